@@ -9,11 +9,12 @@ __all__ = []
 from .losses import *
 from .scores import *
 from .policies import *
-from .window import *
-from .scoring import *
-from .items import *
-from .report import *
+from .window import Window
+from .scoring import ScoringPass, untouched
+from .report import SelectionReport
 from .callback import *
 from .methods.batch_loss_filter import *
 from .methods.selective_backprop import *
 from .methods.top_loss import *
+
+__all__ = [o for o in globals() if not o.startswith('_')]

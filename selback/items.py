@@ -12,7 +12,7 @@ import torch
 from fastcore.all import L
 from torch import Tensor
 
-from .losses import batch_size
+from .losses import n_items
 
 # %% ../nbs/10_items.ipynb #a79a407f
 def map_tensors(
@@ -40,7 +40,7 @@ def take(
     idx, # Rows to take: an index tensor or a slice
 ): # The same structure with these items only; raises a `ValueError` if a tensor has another number of items
     "The items `idx` of a batch"
-    n = batch_size(batch)
+    n = n_items(batch)
     def rows(t):
         if not t.ndim: return t
         if len(t)!=n: raise ValueError(f'take: got tensors of {n} and of {len(t)} items (shape {tuple(t.shape)}) in one batch, '
@@ -63,7 +63,7 @@ def join(
 class ItemPool:
     "Chosen items that wait until a batch is full"
     def __init__(self): self.items = None
-    def __len__(self): return 0 if self.items is None else batch_size(self.items)
+    def __len__(self): return 0 if self.items is None else n_items(self.items)
 
     def add(self,
         items, # A batch of chosen items

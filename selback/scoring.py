@@ -13,7 +13,7 @@ import numpy as np, torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .policies import in_range
+from .policies import check_range
 
 # %% ../nbs/04_scoring.ipynb #45608442
 @contextmanager
@@ -67,7 +67,7 @@ class ScoringPass:
     def __init__(self,
         scale_factor:float=1., # Resolution of the pass as a share of that of training, above 0 and at most 1
     ):
-        self.scale_factor = in_range('scale_factor', scale_factor, 0, 1, above=True)
+        self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
 
     def __call__(self,
         model:torch.nn.Module, # Its predictions are wanted

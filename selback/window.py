@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Window']
 
-# %% ../nbs/03_window.ipynb #729724c3
-from .policies import in_range
+# %% ../nbs/03_window.ipynb #7d6d3898
+from .policies import check_range
 
 # %% ../nbs/03_window.ipynb #0df74039
 class Window:
@@ -17,12 +17,12 @@ class Window:
         warmup:int=1, # Epochs of full batches, counted since the callback was attached
         interrupt:int=0, # Every how many batches a full one comes in between; 0: never
     ):
-        in_range('start', start, 0, 1)
-        in_range('end', end, 0, 1)
+        check_range('start', start, 0, 1)
+        check_range('end', end, 0, 1)
         if start>=end: raise ValueError(f'start and end: got {start} and {end}, wanted start below end.')
         if interrupt==1: raise ValueError('interrupt: got 1, which makes every batch full; wanted 0 (no interruption) or at least 2.')
-        self.start,self.end,self.interrupt = start,end,in_range('interrupt', interrupt, 0)
-        self.warmup = in_range('warmup', warmup, 0)
+        self.start,self.end,self.interrupt = start,end,check_range('interrupt', interrupt, 0)
+        self.warmup = check_range('warmup', warmup, 0)
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done

@@ -11,7 +11,7 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, attach
+from ..callback import SelectionCallback, set_selection
 from ..policies import loss_share
 
 # %% ../../nbs/methods/30_batch_loss_filter.ipynb #d993c73f
@@ -32,7 +32,7 @@ class BatchLossFilterCallback(SelectionCallback):
         loss_share(torch.ones(1), min_loss_perc, min_sample_perc)
         self.min_loss_perc,self.min_sample_perc = min_loss_perc,min_sample_perc
 
-    def choose(self, scores): return loss_share(scores, self.min_loss_perc, self.min_sample_perc, self.multiple)
+    def choose(self, scores): return loss_share(scores, self.min_loss_perc, self.min_sample_perc, self.round_to)
 
 # %% ../../nbs/methods/30_batch_loss_filter.ipynb #0e67cbc1
 @patch
@@ -44,4 +44,4 @@ def batch_loss_filter(self:Learner,
     **kwargs
 )->Learner: # The learner
     "Train on the highest-loss items that make up `min_loss_perc` of each batch's loss"
-    return attach(self, BatchLossFilterCallback(min_loss_perc, min_sample_perc, mixed_precision_batch, **kwargs))
+    return set_selection(self, BatchLossFilterCallback(min_loss_perc, min_sample_perc, mixed_precision_batch, **kwargs))

@@ -10,8 +10,8 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, attach
-from ..policies import History, cdf_power, in_range, rank_sample
+from ..callback import SelectionCallback, set_selection
+from ..policies import History, cdf_power, check_range, rank_sample
 
 # %% ../../nbs/methods/31_selective_backprop.ipynb #7b35a009
 class SelectiveBackpropCallback(SelectionCallback):
@@ -24,15 +24,15 @@ class SelectiveBackpropCallback(SelectionCallback):
         gather:bool=True, # Let kept items wait for a full batch? If not, a fixed count is drawn by rank (Composer)
         **kwargs
     ):
-        super().__init__(**kwargs)
+        super().__init__(gather=gather, **kwargs)
         if keep is not None:
-            if beta not in (2., 1/in_range('keep', keep, 0, 1, above=True)-1):
+            if beta not in (2., 1/check_range('keep', keep, 0, 1, above=True)-1):
                 raise ValueError(f'beta and keep: got {beta} and {keep}, which is beta={1/keep-1:.4g}; give one of them.')
             beta = 1/keep-1
-        self.beta,self.gather,self.history = in_range('beta', beta, 0),gather,History(hist_size)
+        self.beta,self.history = check_range('beta', beta, 0),History(hist_size)
 
     def choose(self, scores):
-        if not self.gather: return rank_sample(scores, 1/(self.beta+1), self.generator, self.multiple)
+        if not self.gather: return rank_sample(scores, 1/(self.beta+1), self.generator, self.round_to)
         return cdf_power(scores, self.history.push(scores), self.beta, self.generator)
 
 # %% ../../nbs/methods/31_selective_backprop.ipynb #df312d48
@@ -46,4 +46,4 @@ def selective_backprop(self:Learner,
     **kwargs
 )->Learner: # The learner
     "Train on items drawn with probability CDF(loss)^beta"
-    return attach(self, SelectiveBackpropCallback(beta, keep, hist_size, gather, **kwargs))
+    return set_selection(self, SelectiveBackpropCallback(beta, keep, hist_size, gather, **kwargs))

@@ -10,8 +10,8 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, attach
-from ..policies import in_range, random_k, top_k
+from ..callback import SelectionCallback, set_selection
+from ..policies import check_range, random_k, top_k
 
 # %% ../../nbs/methods/33_top_loss.ipynb #a70256f9
 class TopLossCallback(SelectionCallback):
@@ -22,14 +22,14 @@ class TopLossCallback(SelectionCallback):
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.keep = in_range('keep', keep, 0, 1, above=True)
+        self.keep = check_range('keep', keep, 0, 1, above=True)
 
-    def choose(self, scores): return top_k(scores, self.keep, self.multiple)
+    def choose(self, scores): return top_k(scores, self.keep, self.round_to)
 
 class RandomSubsetCallback(TopLossCallback):
     "Keep random items of each batch: the control, which scores nothing"
     scored = False
-    def choose(self, scores): return random_k(scores, self.keep, self.generator, self.multiple)
+    def choose(self, scores): return random_k(scores, self.keep, self.generator, self.round_to)
 
 # %% ../../nbs/methods/33_top_loss.ipynb #1e8d8c3b
 @patch
@@ -39,7 +39,7 @@ def top_loss(self:Learner,
     **kwargs
 )->Learner: # The learner
     "Train on the hardest items of each batch"
-    return attach(self, TopLossCallback(keep, **kwargs))
+    return set_selection(self, TopLossCallback(keep, **kwargs))
 
 @patch
 @delegates(RandomSubsetCallback.__init__)
@@ -48,4 +48,4 @@ def random_subset(self:Learner,
     **kwargs
 )->Learner: # The learner
     "Train on random items of each batch"
-    return attach(self, RandomSubsetCallback(keep, **kwargs))
+    return set_selection(self, RandomSubsetCallback(keep, **kwargs))
