@@ -174,6 +174,7 @@ def before_batch(self:SelectionCallback):
     if not is_on or (self.gather and not self._began): return self.report.step(n, n, n)
     scores,losses = self.score_items() if self.scored else (torch.empty(n, device=self.generator.device),None)
     chosen = self.choose(scores)
+    if not self._began and len(chosen.idx)<2: return self.report.step(n, n, n)
     trained = self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
     if not trained: self._skip_batch()
@@ -181,25 +182,22 @@ def before_batch(self:SelectionCallback):
 @patch
 def _hand_over(self:SelectionCallback, chosen, n):
     "Put the chosen items, or a full batch of gathered ones, in the place of the batch; the number of them"
-    items = *take((self.xb, self.yb), chosen.idx),chosen.weight
-    if self.gather:
-        self.waiting.add(items)
-        self._source,count = id(self.dls.train),self._ready(n)
-        if not count: return 0
-        items = self.waiting.pop(count)
-    elif not len(chosen.idx): return 0 if self._began else n
-    self.learn.xb,self.learn.yb,self.item_weight = items
-    return n_items(items[0])
+    self.waiting.add((*take((self.xb, self.yb), chosen.idx), chosen.weight))
+    self._source,count = id(self.dls.train),self._ready(n)
+    if count: self.learn.xb,self.learn.yb,self.item_weight = self.waiting.pop(count)
+    return count
 
 # %% ../nbs/20_callback.ipynb #6a49cf9f
 @patch
 def _ready(self:SelectionCallback, n):
-    "How many of the waiting items train now: a full batch, or what is left where the loader keeps a ragged last batch"
-    bs,waiting = getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None) or n,len(self.waiting)
+    "How many of the waiting items train now"
+    waiting = len(self.waiting)
+    if not self.gather: return waiting if waiting>1 or n==1 else 0 # BatchNorm and MixUp can't take one item alone: it waits
+    bs = getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None) or n
     if waiting>=bs: return bs
     if self.iter<self.n_iter-1 or getattr(self.dl, 'drop_last', False): return 0
     if waiting>self.multiple: waiting -= waiting%self.multiple
-    return waiting if waiting>1 else 0 # BatchNorm and MixUp can't take one item alone
+    return waiting if waiting>1 else 0
 
 @patch
 def _skip_batch(self:SelectionCallback):

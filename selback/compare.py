@@ -115,16 +115,24 @@ def get_model(
 def _subclasses(cls):
     for c in cls.__subclasses__(): yield from (c, *_subclasses(c))
 
+def _parse(spec):
+    "The name, arguments and keywords of a call"
+    try:
+        call = ast.parse(spec.strip(), mode='eval').body
+        if isinstance(call, ast.Name): return call.id,[],{}
+        return call.func.id,[ast.literal_eval(o) for o in call.args],{k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, AttributeError, ValueError) as e:
+        raise ValueError(f"method: got {spec!r}, wanted a name or a call such as 'selective_backprop(beta=1)'.") from e
+
 def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
 ): # A function that returns a new callback, or None for plain training; raises a `ValueError` for an unknown name
     "The selection that `spec` writes as a call"
     known = {camel2snake(c.__name__.removesuffix('Callback')): c for c in _subclasses(SelectionCallback)}
-    call = ast.parse(spec.strip(), mode='eval').body
-    name,keywords = (call.func.id,call.keywords) if isinstance(call, ast.Call) else (call.id,[])
+    name,args,kwargs = _parse(spec)
     if name=='none': return lambda: None
     if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
-    return lambda: known[name](**{k.arg: ast.literal_eval(k.value) for k in keywords})
+    return lambda: known[name](*args, **kwargs)
 
 def split_methods(
     methods:str, # Methods with commas between them

@@ -49,10 +49,13 @@ class SelectionReport(Callback):
 # %% ../nbs/13_report.ipynb #9ba08c98
 _columns = ['fit', 'epoch', 'step', 'seen', 'kept', 'trained', 'scored']
 
+def _ratio(a, b): return float(a/b) if b else float('nan')
+
 def _summary(steps):
     "The columns of the training table for some steps"
     scored = steps[steps.scored] if steps.scored.any() else steps
-    return [steps.kept.sum()/steps.seen.sum(), steps.kept_loss.sum(skipna=False)/steps.loss.sum(), scored.loss.sum()/scored.known.sum()]
+    return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(steps.kept_loss.sum(skipna=False), steps.loss.sum()),
+        _ratio(scored.loss.sum(), scored.known.sum())]
 
 @torch.no_grad()
 def _frame(rows, sums):

@@ -1,0 +1,24 @@
+# make demo: plain and selective training race on real data. make test: all tests. Both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONWARNINGS := ignore::FutureWarning
+
+.PHONY: demo test readme clean
+
+demo: $(BIN)/.installed
+	$(BIN)/selback-compare --data digits --out runs/digits
+
+test: $(BIN)/.installed
+	$(BIN)/nbdev-test --n-workers 2
+	$(BIN)/python -m pytest
+
+readme: $(BIN)/.installed
+	$(BIN)/python nbs/_readme.py
+
+clean:
+	rm -rf .venv runs _proc _docs build *.egg-info
+
+$(BIN)/.installed: settings.ini setup.py pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' || $(BIN)/pip install --quiet -e '.[dev]'
+	touch $@

@@ -1,0 +1,86 @@
+"Small learners that train in milliseconds, and the methods under test"
+import random, warnings
+from functools import partial
+
+import numpy as np, torch
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import MixUp
+from fastai.data.core import DataLoaders, TfmdDL
+from fastai.learner import Learner
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
+from fastai.torch_core import TensorCategory, TensorImage, set_seed
+from fastai.vision.augment import aug_transforms
+from fastcore.basics import camel2snake
+from fastcore.foundation import L
+from selback.all import *
+from selback.compare import TensorItems
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def subclasses(cls):
+    for c in cls.__subclasses__(): yield from (c, *subclasses(c))
+
+def methods():
+    "Every method of the package"
+    return [c for c in subclasses(SelectionCallback) if c.__module__.startswith('selback.')]
+
+def one_liner(cls): return camel2snake(cls.__name__.removesuffix('Callback'))
+
+# each method set to keep every item of a batch
+KEEP_ALL = dict(BatchLossFilterCallback=[dict(min_loss_perc=1.), dict(min_loss_perc=0, min_sample_perc=1.), dict(min_loss_perc=1., gather=True)],
+    SelectiveBackpropCallback=[dict(beta=0), dict(keep=1., gather=False)],
+    TopLossCallback=[dict(keep=1.), dict(keep=1., gather=True)], RandomSubsetCallback=[dict(keep=1.)])
+
+def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
+    with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
+    return learn
+
+def dls_of(x, y, bs=16, n_valid=32, shuffle=True, drop_last=False, **kwargs):
+    train,valid = TensorDataset(x[n_valid:], y[n_valid:]),TensorDataset(x[:n_valid], y[:n_valid])
+    return DataLoaders(TfmdDL(train, bs=bs, shuffle=shuffle, drop_last=drop_last, num_workers=0, **kwargs),
+        TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
+
+def class_data(n=132, classes=3):
+    x = torch.randn(n, 4)
+    return x,(x[:,0]+.5*torch.randn(n)).mul(2).round().long().clamp(-1, classes-2)+1
+
+def mlp(n_out=3, n_in=4): return nn.Sequential(nn.Linear(n_in, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(.3), nn.Linear(8, n_out))
+
+def table_learner(seed=0, cbs=None, bs=16, drop_last=False, loss_func=None, n=132, **kwargs):
+    "BatchNorm, dropout, and (without `drop_last`) a last batch of 4 items"
+    set_seed(seed)
+    return Learner(dls_of(*class_data(n), bs=bs, drop_last=drop_last), mlp(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+
+def mixup_learner(seed=0): return table_learner(seed, cbs=MixUp(.4))
+
+def image_learner(seed=0, cbs=None, n=52, **kwargs):
+    "`TensorImage` and fastai augmentation"
+    set_seed(seed)
+    x,y = torch.rand(n, 3, 12, 12),torch.randint(0, 3, (n,))
+    dls = DataLoaders.from_dsets(TensorItems(x[16:], y[16:], 0), TensorItems(x[:16], y[:16], 1), bs=8, num_workers=0,
+        after_batch=aug_transforms(max_rotate=5.), drop_last=False)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+
+def regression_learner(seed=0):
+    from fastai.test_utils import synth_learner
+    set_seed(seed)
+    return synth_learner()
+
+LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, regression=regression_learner)
+
+class CpuAmp(MixedPrecision):
+    "fastai's mixed precision with autocast for the CPU"
+    name = 'mixed_precision'
+    def __init__(self): super().__init__('bf16')
+    def before_fit(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore') # it speaks of CUDA
+            super().before_fit()
+        self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+
+def weights(learn): return {k: v.clone() for k,v in learn.model.state_dict().items()}
+
+def random_states(): return random.getstate(),np.random.get_state()[1].tolist(),torch.get_rng_state().tolist()
+
+def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)

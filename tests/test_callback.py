@@ -1,0 +1,429 @@
+"What every method has: warm-up, columns, precision, neighbours, errors"
+import pickle, warnings
+
+import numpy as np, pandas as pd, pytest, torch
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.progress import CSVLogger, ShowGraphCallback
+from fastai.callback.schedule import SchedLin
+from fastai.data.core import Datasets
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner, load_learner
+from fastcore.basics import camel2snake
+from helpers import *
+
+def steps(learn, **where):
+    stats = learn.selection.stats
+    for k,v in where.items(): stats = stats[stats[k]==v]
+    return stats
+
+# a method of one's own
+def hardest_and_easiest(scores):
+    order = scores.argsort()
+    return Chosen(torch.cat([order[:2], order[-2:]]).sort().values, torch.full((4,), .5))
+
+class BothTails(SelectionCallback):
+    "The two easiest and the two hardest items, at half weight"
+    def choose(self, scores): return hardest_and_easiest(scores)
+
+def test_a_new_method_trains_and_reports():
+    learn = quiet_fit(set_selection(table_learner(), BothTails()), 3)
+    assert steps(learn, epoch=0).kept.eq(16).sum()==6 and (learn.selection.stats.query('epoch>0').kept==4).all()
+    assert 0<learn.selection.stats.query('epoch>0').loss_share.mean()<1
+    assert not same(weights(learn), weights(table_learner()))
+
+def test_weights_of_a_method_scale_the_gradient():
+    def grads(cb):
+        learn = table_learner(cbs=cb)
+        seen = []
+        class Grad(Callback):
+            order = 60
+            def after_backward(self): seen.append(next(self.model.parameters()).grad.clone())
+        learn.add_cb(Grad())
+        quiet_fit(learn, 1)
+        return seen
+    class Unweighted(BothTails):
+        def choose(self, scores): return Chosen(super().choose(scores).idx)
+    torch.testing.assert_close(grads(BothTails(warmup=0))[0]*2, grads(Unweighted(warmup=0))[0])
+
+# one-liners
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_one_liners_return_the_learner_and_replace(cls, capsys):
+    learn = table_learner()
+    assert getattr(learn, one_liner(cls))() is learn and type(learn.selection) is cls and capsys.readouterr().out==''
+    first = learn.selection
+    assert learn.top_loss(keep=.25) is learn and type(learn.selection) is TopLossCallback
+    assert capsys.readouterr().out==f'TopLossCallback replaces {cls.__name__}.\n'
+    assert first not in learn.cbs and first.report not in learn.cbs and len([cb for cb in learn.cbs if isinstance(cb, SelectionReport)])==1
+    assert learn.full_batches() is learn and not hasattr(learn, 'selection')
+
+def test_selection_in_fit_suspends_the_other():
+    learn = table_learner().top_loss(keep=.25, warmup=0)
+    usual,guest = learn.selection,RandomSubsetCallback(keep=.5, warmup=0)
+    quiet_fit(learn, 1, cbs=guest)
+    assert learn.selection is usual and usual.stats.empty and (guest.stats.kept[:6]==8).all()
+    assert list(learn.recorder.metric_names).count('samp_perc')==1
+    quiet_fit(learn, 1)
+    assert (usual.stats.kept[:6]==4).all() and len(guest.stats)==7
+
+def test_selection_among_the_learners_callbacks():
+    learn = quiet_fit(table_learner(cbs=[SelectiveBackpropCallback]), 2)
+    assert isinstance(learn.selection, SelectiveBackpropCallback) and 'samp_perc' in learn.recorder.metric_names
+
+# when
+def test_warm_up_counts_epochs_over_fits_and_fills_no_history(capsys):
+    learn = table_learner().selective_backprop(beta=2, warmup=2)
+    quiet_fit(learn, 1)
+    assert capsys.readouterr().out.count('all warm-up')==1 and learn.selection.history.values is None
+    quiet_fit(learn, 1)
+    quiet_fit(learn, 2)
+    assert 'all warm-up' not in capsys.readouterr().out
+    stats = learn.selection.stats
+    assert [stats[stats.fit==f].scored.all() for f in (1,2,3)]==[False,False,True]
+    assert (stats[stats.fit<3].kept==stats[stats.fit<3].seen).all()
+
+def test_fine_tune_warms_up_once(capsys):
+    learn = table_learner(splitter=lambda m: [list(m[0].parameters()), list(m[1:].parameters())]).batch_loss_filter()
+    quiet_fit(learn, 2, 'fine_tune')
+    stats = learn.selection.stats
+    assert stats.groupby(['fit','epoch']).scored.all().tolist()==[False,True,True]
+
+def test_cancelled_epochs_do_not_warm_up():
+    learn = quiet_fit(table_learner().top_loss(), 4, start_epoch=2)
+    assert learn.selection.stats.groupby('epoch').scored.all().to_dict()=={2:False, 3:True}
+
+def test_composers_window():
+    learn = table_learner().top_loss(keep=.5, warmup=0, start=.5, end=.75, interrupt=3)
+    quiet_fit(learn, 4)
+    scored = learn.selection.stats.scored.tolist()
+    assert scored==[False]*14+[True,True,False,True,True,False,True]+[False]*7
+
+# columns
+def test_columns_are_what_they_say():
+    learn = quiet_fit(table_learner().top_loss(keep=.25), 3)
+    names = list(learn.recorder.metric_names)
+    for epoch,values in enumerate(learn.recorder.values):
+        row,stats = dict(zip(names[1:], values)),steps(learn, epoch=epoch)
+        assert row['samp_perc']==pytest.approx(stats.kept.sum()/stats.seen.sum())
+        share = (stats.loss_share*stats.full_loss*stats.seen).sum()/(stats.full_loss*stats.seen).sum()
+        assert row['loss_perc']==pytest.approx(share, rel=1e-5)
+        assert row['full_loss']==pytest.approx((stats.full_loss*stats.seen).sum()/stats.seen.sum(), rel=1e-5)
+        assert (row['samp_perc'],row['loss_perc'])==(1,1) if epoch==0 else .25==row['samp_perc']<row['loss_perc']<1
+    assert learn.recorder.values[2][0]>learn.recorder.values[2][-1] # the hard items look worse than all
+
+def test_full_loss_without_scores_is_the_training_loss():
+    losses = []
+    class Watch(Callback):
+        run_valid = False
+        def after_loss(self): losses.append((self.loss.item(), len(self.y)))
+    learn = quiet_fit(table_learner(cbs=Watch()).random_subset(keep=.5, warmup=0), 1)
+    assert learn.recorder.values[0][-1]==pytest.approx(sum(l*n for l,n in losses)/sum(n for _,n in losses), rel=1e-5)
+    assert learn.recorder.values[0][-2]!=learn.recorder.values[0][-2] # unknown: nan
+
+def test_recorder_counts_emitted_batches_only():
+    learn = table_learner(n=432).selective_backprop(beta=2, seed=0)
+    quiet_fit(learn, 4, 'fit_one_cycle')
+    emitted = (learn.selection.stats.trained>0).sum()
+    rec = learn.recorder
+    assert emitted<len(learn.selection.stats)*.7
+    assert len(rec.losses)==len(rec.lrs)==emitted==rec.iters[-1]
+    assert learn.pct_train==pytest.approx(1) and learn.train_iter==4*len(learn.dls.train)
+    hps = rec.hps['lr']
+    assert hps[-1]==pytest.approx(rec.lrs[-1]) and rec.lrs[-1]<max(rec.lrs)/50
+
+def test_neighbours_that_read_the_table(tmp_path, monkeypatch):
+    graphs = []
+    learn = table_learner(path=tmp_path).top_loss(keep=.5)
+    learn.add_cbs([CSVLogger(), SaveModelCallback(monitor='full_loss'), ShowGraphCallback()])
+    class Bar:
+        def update_graph(self, lines, *args): graphs.append([list(y) for _,y in lines])
+        def __getattr__(self, _): return lambda *args,**kwargs: None
+    learn.progress.after_fit = lambda: None
+    class Graph(Callback):
+        order = 61
+        def before_fit(self): self.learn.progress.mbar = Bar()
+    learn.add_cb(Graph())
+    with learn.no_logging(): learn.fit(3)
+    log = pd.read_csv(tmp_path/'history.csv')
+    assert list(log.columns)==list(learn.recorder.metric_names) and log.samp_perc.round(2).tolist()==[1,.5,.5]
+    assert graphs[-1][1]==[v[1] for v in learn.recorder.values] and learn.save_model.best==min(v[-1] for v in learn.recorder.values)
+
+def test_early_stopping_on_a_column(capsys):
+    learn = table_learner(cbs=EarlyStoppingCallback(monitor='samp_perc', comp=np.less, patience=1)).top_loss(keep=.5)
+    quiet_fit(learn, 9)
+    assert len(learn.recorder.values)==3
+
+def test_tensorboard_reads_the_loss_after_every_batch(tmp_path):
+    pytest.importorskip('tensorboard', reason='TensorBoard is not installed')
+    from fastai.callback.tensorboard import TensorBoardCallback
+    learn = table_learner(cbs=TensorBoardCallback(tmp_path, trace_model=False, log_preds=False)).selective_backprop(beta=9, warmup=0)
+    quiet_fit(learn, 1)
+    assert learn.selection.stats.trained.tolist()[0]==16 and 0 in learn.selection.stats.trained.tolist()
+
+# neighbours in a batch
+@pytest.mark.parametrize('ours_first', [True, False])
+@pytest.mark.parametrize('mixer', [MixUp, CutMix])
+def test_clean_items_are_chosen_then_mixed(mixer, ours_first):
+    seen = []
+    class Spy(TopLossCallback):
+        def choose(self, scores):
+            seen.append((self.x.clone(), self.y.clone(), scores.clone(), self.model.state_dict()['5.weight'].clone()))
+            return super().choose(scores)
+    cbs = [Spy(keep=.5, warmup=0), mixer()]
+    learn = image_learner(cbs=cbs if ours_first else cbs[::-1])
+    mixed = []
+    class After(Callback):
+        order,run_valid = 5,False
+        def before_batch(self): mixed.append((self.x.clone(), self.y.clone(), type(self.loss_func.__self__) if hasattr(self.loss_func, '__self__') else None))
+    learn.add_cb(After())
+    loss_func = learn.loss_func
+    quiet_fit(learn, 2)
+    assert learn.loss_func is loss_func and len(seen)==len(mixed)==10
+    for (x,y,scores,_),(mx,my,lf) in zip(seen, mixed):
+        idx = scores.topk(max(1, len(y)//2)).indices.sort().values
+        if len(x)==8: assert lf is mixer and torch.equal(my, y[idx]) and mx.shape==x[idx].shape and not torch.equal(mx, x[idx])
+    x,y,scores,_ = seen[0]
+    fresh = image_learner()
+    fresh.model.eval()
+    torch.testing.assert_close(scores, torch.nn.functional.cross_entropy(fresh.model(x.as_subclass(torch.Tensor)), y.as_subclass(torch.Tensor), reduction='none'))
+
+def test_gradient_accumulation_counts_kept_items():
+    class Steps(Callback):
+        n = 0
+        def after_step(self): self.n += 1
+    learn = table_learner(n=160, cbs=[GradientAccumulation(32), Steps()]).top_loss(keep=.5, warmup=0)
+    quiet_fit(learn, 1)
+    assert learn.steps.n==8*8//32
+
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
+    sizes,autocast = [],[]
+    class Spy(Callback):
+        run_valid = False
+        order = SelectionCallback.order+1
+        def after_pred(self): sizes.append((len(self.y), torch.is_autocast_enabled('cpu')))
+        def after_batch(self): autocast.append(torch.is_autocast_enabled('cpu'))
+    learn = table_learner(bs=32, cbs=[CpuAmp(), Spy(), cls(warmup=0, seed=0)])
+    quiet_fit(learn, 4)
+    assert all(inside and (n%8==0 or n<8) for n,inside in sizes) and not any(autocast) and min(n for n,_ in sizes[:-1])<32
+    assert len(autocast)==4*len(learn.dls.train)
+
+def test_scores_have_the_precision_of_training():
+    class Spy(nn.Module):
+        def __init__(self): super().__init__(); self.net,self.seen = mlp(),[]
+        def forward(self, x):
+            out = self.net(x)
+            self.seen.append((self.training, out.dtype))
+            return out
+    learn = Learner(dls_of(*class_data()), Spy(), loss_func=CrossEntropyLossFlat(), cbs=CpuAmp()).top_loss(warmup=0)
+    quiet_fit(learn, 1)
+    assert set(learn.model.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
+
+@pytest.mark.parametrize('kwargs,wanted', [(dict(), 1), (dict(multiple_of=4), 4), (dict(mixed_precision_batch=True), 8), (dict(mixed_precision_batch=False), 1)])
+def test_multiple_of(kwargs, wanted):
+    learn = table_learner().batch_loss_filter(.01, **kwargs)
+    assert learn.selection.multiple==wanted
+    learn.add_cb(CpuAmp())
+    assert learn.selection.multiple==(wanted if kwargs else 8)
+
+# resolution and scores
+def sized_learner(n_out=3, dense=False):
+    set_seed(0)
+    sizes = []
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv,self.head = nn.Conv2d(3, 4, 3, padding=1),nn.Conv2d(4, n_out, 1)
+        def forward(self, x):
+            sizes.append((self.training, tuple(x.shape[2:])))
+            x = self.head(self.conv(x).relu())
+            return x if dense else x.mean((2,3))
+    x = torch.rand(48, 3, 16, 16)
+    y = torch.randint(0, n_out, (48,16,16) if dense else (48,))
+    return Learner(dls_of(x, y, bs=8, n_valid=16), Net(), loss_func=CrossEntropyLossFlat(axis=1 if dense else -1)),sizes
+
+@pytest.mark.parametrize('dense', [False, True])
+def test_scale_factor(dense):
+    learn,sizes = sized_learner(dense=dense)
+    quiet_fit(learn.top_loss(keep=.5, scale_factor=.5, warmup=0), 2)
+    assert sizes[0]==(False, (8,8)) and {s for training,s in sizes if training}=={(16,16)}
+    assert sum(s==(8,8) for _,s in sizes)==1+2*len(learn.dls.train)
+
+def test_scale_factor_look_ahead_does_not_disturb():
+    runs = []
+    for scale in (1.,.5):
+        learn,_ = sized_learner()
+        quiet_fit(learn.top_loss(keep=1., scale_factor=scale, warmup=0), 2)
+        runs.append(weights(learn))
+    assert same(*runs)
+
+@pytest.mark.parametrize('make,match', [(lambda: table_learner(), r'torch.float32 of shape \(16, 4\).*3 to 5 dimensions'),
+    (lambda: Learner(dls_of(torch.randn(64,3,8,8), torch.randint(0,3,(64,))), nn.Sequential(nn.Flatten(), nn.Linear(192,3)), loss_func=CrossEntropyLossFlat()),
+        'takes no inputs of a lower resolution')])
+def test_scale_factor_is_refused_before_training(make, match):
+    learn = make().top_loss(scale_factor=.5)
+    before = weights(learn)
+    with pytest.raises(ValueError, match=match): quiet_fit(learn, 1)
+    assert same(before, weights(learn))
+
+def test_entropy_selects_without_labels():
+    seen = []
+    class Spy(TopLossCallback):
+        def choose(self, scores):
+            seen.append((scores, self.x, self.y, {k: v.clone() for k,v in self.model.state_dict().items()}))
+            return super().choose(scores)
+    learn = quiet_fit(table_learner(cbs=Spy(keep=.5, score='entropy', warmup=0)), 1)
+    scores,x,y,state = seen[-1]
+    model = mlp()
+    model.load_state_dict(state)
+    torch.testing.assert_close(scores, torch.distributions.Categorical(logits=model.eval()(x)).entropy())
+    assert 0<learn.recorder.values[0][-2]<1
+
+def test_a_score_of_ones_own():
+    learn = quiet_fit(table_learner().top_loss(keep=.25, warmup=0, score=lambda pred,y: -y.float()), 1)
+    assert steps(learn, seen=16).kept.eq(4).all()
+    learn.top_loss(score=lambda pred,y: pred)
+    with pytest.raises(ValueError, match=r'score: .* returned Tensor of shape \(16, 3\), wanted one number for each of 16 items'): quiet_fit(learn, 2)
+    assert learn.selection.stats.query('scored').empty # in the warm-up already
+
+# randomness
+@pytest.mark.parametrize('make', [lambda seed: SelectiveBackpropCallback(seed=seed, warmup=0), lambda seed: RandomSubsetCallback(seed=seed, warmup=0),
+    lambda seed: SelectiveBackpropCallback(gather=False, seed=seed, warmup=0)])
+def test_seeds(make):
+    def kept(seed, fit_seed=0): return quiet_fit(table_learner(fit_seed, cbs=make(seed)), 2).selection.stats[['kept','trained','full_loss']].values.tolist()
+    assert kept(3)==kept(3)!=kept(4)
+    assert kept(None)==kept(None)
+
+# bad days
+class BadLoss(nn.Module):
+    "Cross-entropy with some losses that are not finite"
+    reduction = 'mean'
+    def __init__(self, bad=float('nan')): super().__init__(); self.bad = bad
+    def forward(self, pred, y):
+        losses = torch.nn.functional.cross_entropy(pred, y, reduction='none')
+        if not pred.requires_grad: losses = torch.cat([losses[:-1], torch.full_like(losses[:1], self.bad)])
+        return losses if self.reduction=='none' else losses.mean()
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf')])
+@pytest.mark.parametrize('make,kept', [(lambda: BatchLossFilterCallback(.5, warmup=0), 16), (lambda: SelectiveBackpropCallback(warmup=0), 16),
+    (lambda: TopLossCallback(.25, warmup=0), 4), (lambda: SelectiveBackpropCallback(keep=.25, gather=False, warmup=0), 4)])
+def test_losses_that_are_not_finite(make, kept, bad):
+    learn = table_learner(n=32+96, loss_func=BadLoss(bad), cbs=make())
+    with pytest.warns(UserWarning, match='Epoch [01]: [56] of (80|96) losses were NaN or infinite') as record: quiet_fit(learn, 2)
+    assert len([w for w in record if 'NaN' in str(w.message)])==2
+    assert steps(learn, scored=True).kept.eq(kept).all()
+    assert all(v==v for v in learn.recorder.values[-1][-3:])
+
+def test_batches_without_targets_train_in_full():
+    set_seed(0)
+    x = torch.randn(64, 4)
+    dls = DataLoaders(*[TfmdDL(TensorDataset(x), bs=16, num_workers=0) for _ in range(2)])
+    learn = Learner(dls, mlp(), loss_func=CrossEntropyLossFlat()).top_loss(warmup=0)
+    learn.dls.n_inp = 1
+    quiet_fit(learn, 1)
+    assert (learn.selection.stats.kept==16).all()
+
+def test_a_lone_item_waits_for_company():
+    class One(SelectionCallback):
+        def choose(self, scores): return Chosen(scores.topk(1).indices)
+    learn = quiet_fit(table_learner(n=160, cbs=One(warmup=0)), 1)
+    assert learn.selection.stats.trained.tolist()==[16,0,2,0,2,0,2,0] # the first batch is never skipped
+
+def test_an_empty_choice_trains_nothing():
+    class Nothing(SelectionCallback):
+        def choose(self, scores): return Chosen(torch.arange(0))
+    learn = quiet_fit(table_learner(cbs=Nothing()), 2)
+    assert learn.selection.stats.query('epoch==1').trained.sum()==0 and len(learn.recorder.losses)==7
+    assert learn.recorder.values[1][2]==0
+
+@pytest.mark.parametrize('call', [lambda l: l.top_loss(keep=0), lambda l: l.top_loss(keep=2), lambda l: l.random_subset(keep=-.1),
+    lambda l: l.batch_loss_filter(0), lambda l: l.batch_loss_filter(1.2), lambda l: l.batch_loss_filter(min_sample_perc=-1),
+    lambda l: l.batch_loss_filter(mixed_precision_batch=True, multiple_of=8), lambda l: l.selective_backprop(beta=-1), lambda l: l.selective_backprop(keep=0),
+    lambda l: l.selective_backprop(beta=1, keep=.25), lambda l: l.selective_backprop(hist_size=0), lambda l: l.selective_backprop(interrupt=1),
+    lambda l: l.selective_backprop(start=.9, end=.5), lambda l: l.selective_backprop(warmup=-1), lambda l: l.top_loss(scale_factor=0),
+    lambda l: l.top_loss(scale_factor=1.5), lambda l: l.top_loss(score='luck'), lambda l: l.top_loss(multiple_of=0), lambda l: l.top_loss(seed=-1)])
+def test_numbers_are_checked_when_the_callback_is_made(call):
+    learn = table_learner()
+    with pytest.raises(ValueError, match='got'): call(learn)
+    assert not hasattr(learn, 'selection')
+
+def test_wrong_types_and_words():
+    learn = table_learner()
+    with pytest.raises(TypeError, match="keep: got 'half'"): learn.top_loss(keep='half')
+    with pytest.raises(TypeError): learn.top_loss(kep=.5)
+
+def scalar_loss(pred, y): return torch.nn.functional.cross_entropy(pred, y)
+class NotPerItem(nn.Module):
+    reduction = 'mean'
+    def forward(self, pred, y): return torch.nn.functional.cross_entropy(pred, y)
+
+@pytest.mark.parametrize('loss,error,match', [(scalar_loss, TypeError, 'scalar_loss gives no loss per item'), (NotPerItem(), ValueError, 'wanted 16 items')])
+def test_losses_that_cannot_be_scored_fail_at_once(loss, error, match):
+    learn = table_learner(loss_func=loss).top_loss()
+    with pytest.raises(error, match=match): quiet_fit(learn, 3)
+    assert learn.selection.epochs_done==0
+    quiet_fit(table_learner(loss_func=loss).random_subset(warmup=0), 1) # the control scores nothing
+
+def test_items_of_unequal_number_are_refused():
+    class Odd(Callback):
+        order,run_valid = SelectionCallback.order-1,False
+        def before_batch(self): self.learn.xb = (*self.xb, torch.zeros(3))
+    class Net(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x, extra): return self.net(x)
+    learn = table_learner(cbs=Odd()).top_loss(warmup=0)
+    learn.model = Net()
+    with pytest.raises(ValueError, match='got tensors of 16 and of 3 items'): quiet_fit(learn, 1)
+
+# multi-label and segmentation
+def test_multi_label():
+    set_seed(0)
+    x = torch.randn(96, 4)
+    learn = Learner(dls_of(x, (x[:,:3]>0).float()), mlp(), loss_func=BCEWithLogitsLossFlat()).batch_loss_filter(.8, warmup=0)
+    quiet_fit(learn, 2)
+    assert (learn.selection.stats.loss_share>=.8*(1-1e-6)).all() and learn.selection.stats.kept.mean()<15
+
+def test_segmentation():
+    learn,_ = sized_learner(dense=True)
+    quiet_fit(learn.selective_backprop(beta=1, warmup=0), 3)
+    assert 0<learn.recorder.values[-1][2]<1
+
+# saving
+def to_input(i): return torch.randn(4, generator=torch.Generator().manual_seed(i))
+def to_label(i): return i%3
+
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_pickle_and_export(cls, tmp_path):
+    set_seed(0)
+    dls = Datasets(list(range(64)), [[to_input], [to_label]], splits=[range(48), range(48, 64)]).dataloaders(bs=16, num_workers=0)
+    learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, cbs=cls(warmup=0)), 1)
+    copy = pickle.loads(pickle.dumps(learn))
+    quiet_fit(copy, 1)
+    assert type(copy.selection) is cls and copy.selection is not learn.selection
+    learn.export('x.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        loaded = load_learner(tmp_path/'x.pkl')
+    x,_ = learn.dls.valid.one_batch()
+    torch.testing.assert_close(loaded.model.eval()(x), learn.model.eval()(x))
+
+def test_pytorch_loaders():
+    from torch.utils.data import DataLoader
+    from fastai.data.core import DataLoaders
+    set_seed(0)
+    ds = TensorDataset(*class_data(100))
+    dls = DataLoaders(DataLoader(ds, batch_size=16, shuffle=True), DataLoader(ds, batch_size=16))
+    learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat()).selective_backprop(warmup=0), 3)
+    full = learn.selection.stats.query('trained>0 and step<6')
+    assert (full.trained==16).all() and len(full)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@pytest.mark.parametrize('precision', ['to_fp16', 'to_bf16'])
+def test_gpu(precision):
+    learn = table_learner(bs=32)
+    learn.dls.to(torch.device('cuda'))
+    getattr(learn, precision)().selective_backprop(gather=False, warmup=0)
+    quiet_fit(learn, 2)
+    stats = learn.selection.stats
+    assert (stats.kept%8==0).mean()>.5 and not torch.is_autocast_enabled('cuda')

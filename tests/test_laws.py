@@ -1,0 +1,262 @@
+"The laws: nothing is added, lost, left behind or changed"
+import contextlib, gc
+
+import pytest, torch
+from fastai.callback.schedule import LRFinder
+from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException
+from fastai.learner import Learner
+from helpers import *
+
+cases = [(cls,kwargs) for cls in methods() for kwargs in KEEP_ALL[cls.__name__]]
+def case_id(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else ','.join(f'{k}={o}' for k,o in v.items()) if isinstance(v, dict) else v
+
+def test_every_method_has_a_setting_that_keeps_all(): assert set(KEEP_ALL)=={c.__name__ for c in methods()}
+
+# law 1
+@pytest.mark.parametrize('kind', LEARNERS)
+@pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
+def test_selecting_everything_is_plain_training(cls, kwargs, kind):
+    plain = quiet_fit(LEARNERS[kind]())
+    learn = LEARNERS[kind]().add_cb(cls(**kwargs, warmup=0))
+    quiet_fit(learn)
+    assert learn.selection.stats.kept.sum()==learn.selection.stats.seen.sum()>0
+    assert same(weights(plain), weights(learn))
+    assert [float(o) for o in plain.recorder.losses]==[float(o) for o in learn.recorder.losses]
+    assert [v[:2] for v in plain.recorder.values]==[v[:2] for v in learn.recorder.values]
+    assert plain.recorder.lrs==learn.recorder.lrs and plain.recorder.iters==learn.recorder.iters
+
+@pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
+def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
+    plain,learn = quiet_fit(table_learner(drop_last=True)),quiet_fit(table_learner(drop_last=True, cbs=cls(**kwargs, warmup=0)))
+    assert same(weights(plain), weights(learn))
+
+# law 2 lives in test_policies.py; here: the chosen items are the ones that reach the model
+class Spy(Callback):
+    "Notes, behind the selection, which items train"
+    order,run_valid = 20,False
+    def before_fit(self): self.batches = []
+    def after_loss(self): self.batches.append((self.x[:,-1].long().tolist() if self.x.ndim==2 else None, len(self.x)))
+
+class ScoreSpy(TopLossCallback):
+    "Notes what it is given and what it chooses"
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+    def choose(self, scores):
+        chosen = super().choose(scores)
+        self.seen.append((self.x[:,-1].long().tolist(), scores.clone(), chosen.idx.tolist()))
+        return chosen
+
+def numbered_learner(seed=0, n=132, bs=16, drop_last=False, cbs=None):
+    "The last input column is the item's number, which the model does not look at"
+    set_seed(seed)
+    x,y = class_data(n)
+    x = torch.cat([x, torch.arange(n)[:,None].float()], 1)
+    class Head(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x): return self.net(x[:,:4])
+    return Learner(dls_of(x, y, bs=bs, drop_last=drop_last), Head(), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
+
+def test_exactly_the_hardest_items_train():
+    learn = quiet_fit(numbered_learner(n=128+32, cbs=[ScoreSpy(keep=.25, warmup=0), Spy()]), 2)
+    assert len(learn.spy.batches)==len(learn.selection.seen)==16
+    for (trained,_),(numbers,scores,idx) in zip(learn.spy.batches, learn.selection.seen):
+        hardest = scores.argsort(descending=True)[:len(numbers)//4].sort().values.tolist()
+        assert idx==hardest and trained==[numbers[i] for i in hardest]
+
+def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
+    learn = numbered_learner(cbs=ScoreSpy(keep=.5, warmup=0))
+    x,y = learn.dls.train.one_batch()
+    learn.model.eval()
+    wanted = F.cross_entropy(learn.model(x), y, reduction='none') if (F := torch.nn.functional) else None
+    learn.model.train()
+    learn.xb,learn.yb = (x,),(y,)
+    learn.selection.before_fit()
+    torch.testing.assert_close(learn.selection.score_items()[0], wanted.detach())
+
+# law 4
+@pytest.mark.parametrize('drop_last', [True, False])
+@pytest.mark.parametrize('make', [lambda: SelectiveBackpropCallback(beta=2, seed=1), lambda: SelectiveBackpropCallback(beta=.3, seed=2),
+    lambda: SelectiveBackpropCallback(beta=9, seed=3), lambda: BatchLossFilterCallback(.7, gather=True), lambda: RandomSubsetCallback(.4, gather=True, seed=4)])
+def test_gathered_batches_are_full_and_nothing_is_lost(make, drop_last):
+    cb = make()
+    chosen,n_epoch = [],6
+    choose = cb.choose
+    def note(scores):
+        picked = choose(scores)
+        chosen.extend((cb.epoch, number) for number in cb.x[:,-1].long()[picked.idx].tolist())
+        return picked
+    cb.choose = note
+    spy = Spy()
+    learn = quiet_fit(numbered_learner(n=400, drop_last=drop_last, cbs=[cb, spy]), n_epoch)
+    warm = len(learn.dls.train)
+    trained = [i for numbers,_ in spy.batches[warm:] for i in numbers]
+    waiting = cb.waiting.items[0][0][:,-1].long().tolist() if len(cb.waiting) else []
+    assert trained+waiting==[number for _,number in chosen] and cb.report.left==len(waiting)<16
+    steps = cb.stats.query('trained>0 and epoch>0')
+    full = steps if drop_last else steps[steps.step<warm-1]
+    assert (full.trained==16).all() and (steps.trained>=2).all() and (steps.trained<=16).all() and len(full)>0
+    assert cb.stats.query('epoch>0').kept.sum()==len(chosen) and steps.trained.sum()==len(trained)
+    if not drop_last: assert len(waiting)<=1 or cb.stats.trained.iloc[-1]==16 # a full batch went first, its surplus waits on
+
+def test_one_item_left_over_waits_on():
+    class OneOfLast(SelectionCallback):
+        def choose(self, scores): return Chosen(torch.arange(1 if self.iter==self.n_iter-1 else 0))
+    learn = quiet_fit(numbered_learner(cbs=OneOfLast(warmup=1, gather=True)), 4)
+    assert learn.selection.stats.query('trained>0 and epoch>0').trained.tolist()==[2] and len(learn.selection.waiting)==1
+
+def test_waiting_items_go_on_into_the_next_fit_but_not_to_another_loader(capsys):
+    learn = quiet_fit(numbered_learner(drop_last=True, cbs=SelectiveBackpropCallback(warmup=0, seed=0)), 3)
+    left = len(learn.selection.waiting)
+    assert left>0
+    quiet_fit(learn, 1)
+    assert 'waited' not in capsys.readouterr().out
+    learn.dls = dls_of(torch.randn(64, 5), torch.randint(0, 3, (64,)))
+    left = len(learn.selection.waiting)
+    quiet_fit(learn, 1)
+    assert f'{left} items that waited come from another loader' in capsys.readouterr().out
+
+# law 5
+class Nosy(nn.Module):
+    "Draws random numbers of all kinds in its forward pass, and may fail"
+    def __init__(self): super().__init__(); self.net,self.fail = mlp(),False
+    def forward(self, x):
+        import numpy as np, random
+        random.random(); np.random.rand(); torch.rand(1)
+        if self.fail: raise RuntimeError('model failed')
+        return self.net(x)
+
+@pytest.mark.parametrize('fail', [False, True])
+def test_scoring_leaves_no_trace(fail):
+    model = Nosy()
+    model.net[1].eval()
+    model.fail = fail
+    before,flags = {k: v.clone() for k,v in model.state_dict().items()},[m.training for m in model.modules()]
+    states = random_states()
+    with pytest.raises(RuntimeError, match='model failed') if fail else contextlib.nullcontext():
+        with torch.autocast('cpu', enabled=False): pred = ScoringPass()(model, (torch.randn(8,4),), (), torch.autocast('cpu', dtype=torch.bfloat16))
+        assert pred.dtype==torch.float32 and not pred.requires_grad
+    now = random_states() if not fail else None
+    assert same(before, model.state_dict()) and flags==[m.training for m in model.modules()]
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled('cpu')
+
+def test_scoring_restores_the_random_states():
+    for fail in (False,True):
+        model = Nosy()
+        model.fail,x = fail,torch.randn(8,4)
+        before = random_states()
+        with contextlib.suppress(RuntimeError): ScoringPass()(model, (x,))
+        assert random_states()==before
+
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_a_batch_is_chosen_without_side_effects(cls):
+    class Before(Callback):
+        order = SelectionCallback.order-1
+        def before_batch(self):
+            if self.training: self.state = weights(self.learn),[m.training for m in self.model.modules()],random_states(),self.loss_func.reduction
+    class After(Callback):
+        order,run_valid,n = SelectionCallback.order+1,False,0
+        def before_batch(self):
+            before,*rest = self.before.state
+            assert same(before, weights(self.learn))
+            assert rest==[[m.training for m in self.model.modules()],random_states(),self.loss_func.reduction] and torch.is_grad_enabled()
+            self.n += 1
+    learn = quiet_fit(table_learner(cbs=[cls(warmup=0), Before(), After()]), 2)
+    assert learn.after.n>3
+
+# law 6
+def state_of(learn):
+    return dict(loss=learn.loss_func, dls=learn.dls, train=learn.dls.train, reduction=learn.loss_func.reduction, metrics=list(learn.metrics),
+        cbs=[type(cb) for cb in learn.cbs], flags=[m.training for m in learn.model.modules()], logger=learn.logger,
+        grad=torch.is_grad_enabled(), autocast=torch.is_autocast_enabled('cpu'), run=[cb.run for cb in learn.cbs])
+
+class Raiser(Callback):
+    def __init__(self, event, ex, at=10): self.event,self.ex,self.at,self.n = event,ex,at,0
+    def __call__(self, event_name):
+        if event_name==self.event and getattr(self, 'training', False):
+            self.n += 1
+            if self.n==self.at: raise self.ex
+        return super().__call__(event_name)
+
+@pytest.mark.parametrize('ex', [CancelFitException, CancelEpochException, CancelTrainException, CancelBatchException, KeyboardInterrupt, ZeroDivisionError], ids=case_id)
+@pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss', 'after_step', 'after_batch'])
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_interrupted_fits_leave_what_fastai_leaves(cls, event, ex):
+    if (event, ex)==('after_batch', CancelBatchException): pytest.skip('fastai itself does not take CancelBatchException in after_batch')
+    def run(cbs):
+        learn = table_learner()
+        learn.add_cbs(cbs)
+        raised = contextlib.suppress(KeyboardInterrupt, ZeroDivisionError)
+        with learn.no_bar(),learn.no_logging(),raised: learn.fit(2, cbs=Raiser(event, ex, 2))
+        after = state_of(learn)
+        quiet_fit(learn, 2)
+        return after,state_of(learn),learn
+    (_,_,plain),(interrupted,again,learn) = run([]),run([cls(warmup=0)])
+    wanted,_,plain = run([])
+    for k in ('flags','grad','autocast','reduction'): assert interrupted[k]==wanted[k], k
+    assert learn.loss_func is interrupted['loss'] and learn.dls is interrupted['dls'] and learn.dls.train is interrupted['train']
+    assert [c for c in again['cbs'] if c not in (cls,SelectionReport)]==[type(cb) for cb in plain.cbs]
+    assert all(again['run']) and len(learn.recorder.values)==2
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','time']
+    assert len(learn.recorder.values[-1])==5
+
+def test_columns_once_and_gone():
+    learn = table_learner(metrics=[accuracy_of]).selective_backprop()
+    for _ in range(3): quiet_fit(learn, 2)
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','samp_perc','loss_perc','full_loss','time']
+    assert len(learn.metrics)==1
+    quiet_fit(learn.full_batches())
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3
+    assert not hasattr(learn, 'selection_report') and not hasattr(learn, 'selection')
+
+def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
+
+# law 7
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_evaluation_is_unchanged(cls, tmp_path):
+    def results(cb):
+        learn = table_learner(metrics=accuracy_of, path=tmp_path)
+        if cb: learn.add_cb(cb)
+        set_seed(3)
+        with learn.no_bar(),learn.no_logging():
+            found = learn.lr_find(num_it=12, show_plot=False)
+            losses = [float(o) for o in learn.recorder.losses]
+            preds = [o.tolist() for o in learn.get_preds(with_loss=True)]
+            train_preds = [o.tolist() for o in learn.get_preds(ds_idx=0)]
+            values = list(learn.validate())
+        return found,losses,preds,train_preds,values,weights(learn)
+    plain,ours = results(None),results(cls(warmup=0))
+    assert plain[:5]==ours[:5] and same(plain[5], ours[5])
+
+def test_show_results_is_unchanged():
+    def shown(cb):
+        learn = image_learner()
+        if cb: learn.add_cb(cb)
+        calls = []
+        learn.dls.valid.show_results = lambda b,out,**kwargs: calls.append((b[0].tolist(), [o.tolist() for o in out]))
+        dl = learn.dls.valid
+        set_seed(1)
+        with learn.no_bar():
+            b = dl.one_batch()
+            _,_,preds = learn.get_preds(dl=[b], with_decoded=True)
+            dl.show_results(b, preds)
+        return calls
+    assert shown(None)==shown(TopLossCallback(warmup=0))
+
+def test_fit_after_an_interrupted_lr_find_selects():
+    learn = table_learner(cbs=TopLossCallback(keep=.25, warmup=0))
+    class Stop(Callback):
+        def after_batch(self): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=[LRFinder(num_it=6), Stop()])
+    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (LRFinder, Stop))])
+    quiet_fit(learn, 1)
+    assert (learn.selection.stats.query('seen==16').kept==4).all() and len(learn.selection.stats)
+
+def test_nothing_keeps_a_learner_alive():
+    import weakref
+    learn = quiet_fit(table_learner().selective_backprop(warmup=0))
+    learn.full_batches()
+    ref = weakref.ref(learn.model)
+    del learn
+    gc.collect()
+    assert ref() is None

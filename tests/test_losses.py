@@ -1,0 +1,112 @@
+"`item_losses` and the scores against float64 computations written out by hand"
+from functools import partial
+
+import pytest, torch
+from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
+    LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from selback.losses import item_losses, n_items, unreduced
+from selback.scores import entropy_score, get_score
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+n,classes = 5,4
+logits,label = torch.randn(n, classes),torch.randint(0, classes, (n,))
+labels = (torch.rand(n, classes)>.5).float()
+maps,mask = torch.randn(n, classes, 6, 7),torch.randint(0, classes, (n, 6, 7))
+mask[0,:3],mask[1] = 255,255
+weight = torch.tensor([.5,1.,2.,4.])
+
+def by_hand_ce(pred, target, weight=None, ignore=None):
+    "Cross-entropy of each item, element by element in float64"
+    res = []
+    for p,t in zip(pred.double(), target):
+        p = p.reshape(classes, -1).T
+        losses = [-(p[i,c]-p[i].exp().sum().log())*(weight[c].double() if weight is not None else 1)
+            for i,c in enumerate(t.reshape(-1).tolist()) if c!=ignore]
+        res.append(sum(losses)/len(losses) if losses else torch.tensor(0.).double())
+    return torch.stack(res)
+
+def by_hand_bce(pred, target):
+    p = 1/(1+(-pred.double()).exp())
+    return -(target*p.log()+(1-target)*(1-p).log()).mean(1)
+
+@pytest.mark.parametrize('loss,pred,y,wanted', [
+    (CrossEntropyLossFlat(), logits, label, by_hand_ce(logits, label)),
+    (nn.CrossEntropyLoss(weight=weight), logits, label, by_hand_ce(logits, label, weight)),
+    (CrossEntropyLossFlat(weight=weight), logits, label, by_hand_ce(logits, label, weight)),
+    (F.cross_entropy, logits, label, by_hand_ce(logits, label)),
+    (partial(F.cross_entropy, weight=weight), logits, label, by_hand_ce(logits, label, weight)),
+    (BCEWithLogitsLossFlat(), logits, labels, by_hand_bce(logits, labels)),
+    (nn.BCEWithLogitsLoss(reduction='sum'), logits, labels, by_hand_bce(logits, labels)),
+    (CrossEntropyLossFlat(axis=1, ignore_index=255), maps, mask, by_hand_ce(maps, mask, ignore=255)),
+    (nn.CrossEntropyLoss(ignore_index=255, weight=weight), maps, mask, by_hand_ce(maps, mask, weight, 255)),
+    (partial(F.cross_entropy, ignore_index=255), maps, mask, by_hand_ce(maps, mask, ignore=255)),
+    (MSELossFlat(), logits, labels, ((logits-labels).double()**2).mean(1)),
+    (L1LossFlat(), logits, labels, (logits-labels).double().abs().mean(1)),
+    (nn.KLDivLoss(reduction='batchmean'), logits.log_softmax(1), labels.softmax(1),
+        (labels.softmax(1).double()*(labels.softmax(1).double().log()-logits.double().log_softmax(1))).mean(1)),
+    (partial(CrossEntropyLossFlat()), logits, label, by_hand_ce(logits, label)),
+], ids=lambda o: str(o) if not isinstance(o, torch.Tensor) else '')
+def test_item_losses_by_hand(loss, pred, y, wanted):
+    got = item_losses(loss, pred, y)
+    assert got.dtype==torch.float32 and got.shape==(n,)
+    torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-6)
+
+def test_losses_whose_mean_is_the_batch_loss():
+    for f in LabelSmoothingCrossEntropyFlat(),FocalLossFlat(),nn.CrossEntropyLoss(label_smoothing=.1):
+        torch.testing.assert_close(item_losses(f, logits, label).mean(), torch.as_tensor(f(logits, label)), check_dtype=False)
+
+def test_dice_is_the_mean_over_classes():
+    target = torch.randint(0, classes, (n, 6, 7))
+    p,one_hot = maps.double().softmax(1),F.one_hot(target, classes).permute(0,3,1,2).double()
+    wanted = 1-(2*(p*one_hot).sum((2,3))+1e-6)/((p+one_hot).sum((2,3))+1e-6)
+    torch.testing.assert_close(item_losses(DiceLoss(), maps, target), wanted.mean(1).float())
+
+def test_half_precision_is_summed_in_float32():
+    got = item_losses(nn.MSELoss(), torch.full((2,4096), 200.).half(), torch.zeros(2,4096).half())
+    torch.testing.assert_close(got, torch.full((2,), 40000.))
+
+def test_gradient_of_the_mean_is_that_of_the_loss():
+    a,b = logits.clone().requires_grad_(),logits.clone().requires_grad_()
+    item_losses(CrossEntropyLossFlat(), a, label).mean().backward()
+    F.cross_entropy(b, label).backward()
+    torch.testing.assert_close(a.grad, b.grad)
+
+@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), nn.CrossEntropyLoss(reduction='sum')], ids=str)
+def test_reduction_is_restored_also_after_an_error(loss):
+    before = loss.reduction
+    item_losses(loss, logits, label)
+    assert loss.reduction==before
+    with pytest.raises(Exception): item_losses(loss, logits, labels[:2])
+    assert loss.reduction==before
+
+class HasNone(nn.Module):
+    def forward(self, pred, targ): return (pred-targ).mean()
+class Ignores(HasNone): reduction = 'mean'
+def has_none(pred, targ): return (pred-targ).mean()
+
+@pytest.mark.parametrize('loss', [HasNone(), has_none])
+def test_loss_without_reduction_is_refused(loss):
+    with pytest.raises(TypeError, match='(?i)has_?none.*no loss per item.*reduction'): item_losses(loss, logits, labels)
+
+@pytest.mark.parametrize('loss', [Ignores(), lambda p,t,reduction='mean': (p-t).mean(), lambda p,t,reduction: torch.zeros(7)])
+def test_losses_that_are_not_one_per_item_are_refused_with_shapes(loss):
+    with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items'): item_losses(loss, logits, labels)
+
+def test_n_items():
+    assert n_items(((torch.zeros(3,2),),{'a':torch.zeros(3)}))==3
+    with pytest.raises(ValueError, match='no tensor'): n_items(('text', 3.))
+
+def test_entropy_by_hand():
+    p = logits.double().softmax(1)
+    torch.testing.assert_close(entropy_score(logits), -(p*p.log()).sum(1).float())
+    q = logits.double().sigmoid()
+    torch.testing.assert_close(entropy_score(logits, multi_label=True), -(q*q.log()+(1-q)*(1-q).log()).mean(1).float())
+    p = maps.double().softmax(1)
+    torch.testing.assert_close(get_score('entropy', CrossEntropyLossFlat(axis=1))(maps, mask), -(p*p.log()).sum(1).mean((1,2)).float())
+    assert entropy_score(torch.tensor([[1e4,-1e4]])).isfinite().all()
+
+def test_scores_refuse():
+    with pytest.raises(ValueError, match="'loss', 'entropy'"): get_score('luck', CrossEntropyLossFlat())
+    with pytest.raises(ValueError, match='no classes'): get_score('entropy', MSELossFlat())

@@ -1,0 +1,165 @@
+"Policies: which items, with which chance; oracles from the papers"
+import math
+
+import pytest, torch
+from scipy import stats
+from selback.policies import *
+from selback.window import Window
+
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+def ids(chosen): return chosen.idx.tolist()
+
+LOSSES = torch.tensor([.5,.3,.15,.05])
+
+@pytest.mark.parametrize('share,n', [(.7,2), (.8,2), (.81,3), (1.,4), (.5,1), (.01,1)])
+@pytest.mark.parametrize('order', [[0,1,2,3], [3,2,1,0], [2,0,3,1]])
+def test_loss_share_keeps_the_hardest_until_the_share_is_crossed(share, n, order):
+    kept = loss_share(LOSSES[order], share).idx
+    assert sorted(LOSSES[order][kept].tolist(), reverse=True)==LOSSES[:n].tolist()
+    assert ids(loss_share(LOSSES[order], share))==sorted(kept.tolist())
+
+def test_loss_share_of_one_keeps_all_of_heavy_tailed_batches():
+    generator = gen()
+    for _ in range(500): assert len(loss_share((torch.randn(64, generator=generator)*3).exp(), 1.).idx)==64
+
+@pytest.mark.parametrize('losses', [torch.zeros(6), torch.tensor([1.,float('nan'),2,3,4,5]), torch.tensor([1.,math.inf,2,3,4,5]), -torch.ones(6)])
+def test_loss_share_keeps_whole_a_batch_that_has_no_shares(losses): assert ids(loss_share(losses))==[0,1,2,3,4,5]
+
+def test_loss_share_floor_and_rounding():
+    losses = torch.tensor([100.]+[1.]*19)
+    assert len(loss_share(losses, .5).idx)==1
+    assert len(loss_share(losses, .5, min_sample_perc=.3).idx)==6
+    assert len(loss_share(losses, 0, min_sample_perc=.31).idx)==7
+    assert len(loss_share(losses, 0, min_sample_perc=.07).idx)==2
+    assert [len(loss_share(losses, .5, m, multiple_of=8).idx) for m in (0, .5, .9)]==[8,16,20]
+    assert 0 in ids(loss_share(losses, .5, multiple_of=8))
+
+def test_loss_share_is_monotone_in_the_share():
+    losses = torch.rand(64, generator=gen()).exp()
+    counts = [len(loss_share(losses, p/20).idx) for p in range(1, 21)]
+    assert counts==sorted(counts) and counts[-1]==64
+
+@pytest.mark.parametrize('beta', [.5, 1., 2., 4.])
+def test_cdf_power_probabilities(beta):
+    "History 0..1023 in any order: the loss k has P = ((k+.5)/1024)^beta"
+    history = torch.randperm(1024, generator=gen()).float()
+    k = torch.arange(1024).float()
+    torch.testing.assert_close(mid_rank(k, history).double()**beta, ((k.double()+.5)/1024)**beta, rtol=0, atol=1e-6)
+    n,draws = 400,torch.zeros(1024)
+    for s in range(n): draws[cdf_power(k, history, beta, gen(s)).idx] += 1
+    p = ((k+.5)/1024)**beta
+    sigma = (p*(1-p)/n).sqrt()
+    assert ((draws/n-p).abs()<=5*sigma+1e-3).all()
+
+@pytest.mark.parametrize('beta', [0, 1, 2, 4])
+def test_cdf_power_mean_share(beta):
+    "A share of 1/(beta+1) is kept on average, within 4 sigma"
+    n,p = 200,((torch.arange(1024).double()+.5)/1024)**beta
+    generator,scores = gen(1),torch.rand(1024, generator=gen(2))
+    kept = sum(len(cdf_power(scores, scores, beta, generator).idx) for _ in range(n))/(n*1024)
+    sigma = (p*(1-p)).sum().sqrt()/(1024*n**.5)
+    assert abs(kept-p.mean())<=4*sigma+1e-12 and abs(p.mean()-1/(beta+1))<1e-3
+
+def test_cdf_power_of_equal_losses_is_one_half_to_beta():
+    generator = gen()
+    kept = sum(len(cdf_power(torch.ones(64), torch.ones(1024), 2., generator).idx) for _ in range(200))/(64*200)
+    assert abs(kept-.25)<4*(.25*.75/(64*200))**.5
+
+def test_cdf_power_keeps_whole_a_batch_with_bad_losses_and_rounds_up():
+    scores = torch.rand(32, generator=gen())
+    for bad in (float('nan'), math.inf): assert len(cdf_power(torch.cat([scores, torch.tensor([bad])]), scores, 9.).idx)==33
+    for s in range(20):
+        plain,rounded = cdf_power(scores, scores, 2., gen(s)),cdf_power(scores, scores, 2., gen(s), multiple_of=8)
+        assert set(ids(plain))<=set(ids(rounded)) and len(rounded.idx)==round_up(len(plain.idx), 8, 32)
+
+def test_mid_rank_matches_scipy():
+    history,scores = torch.randint(0, 9, (50,), generator=gen()).float(),torch.arange(-1., 10.)
+    wanted = [stats.percentileofscore(history.numpy(), s, kind='mean')/100 for s in scores.tolist()]
+    torch.testing.assert_close(mid_rank(scores, history).double(), torch.tensor(wanted).double(), rtol=0, atol=1e-6)
+    with_gaps = torch.cat([history, torch.tensor([math.inf,float('nan')])])
+    torch.testing.assert_close(mid_rank(scores, with_gaps), mid_rank(scores, history))
+
+def test_history_is_a_ring_of_the_last_scores():
+    history,seen = History(10),[]
+    for n in (3,4,0,5,12,2,10,1):
+        new = torch.rand(n, generator=gen(n))
+        seen += new.tolist()
+        values = history.push(new)
+        assert values.shape==(10,)
+        assert sorted(v for v in values.tolist() if v<math.inf)==sorted(seen[-10:])
+    assert history.push(torch.tensor([float('nan')])).isfinite().sum()==9
+
+def test_rank_sample_is_composers_draw():
+    "Without replacement, p ~ ((i+.5)/N)^(1/keep-1): inclusion rates against NumPy's `choice`"
+    import numpy as np
+    n,keep,draws = 16,.25,4000
+    p = ((np.arange(n)+.5)/n)**(1/keep-1)
+    rng,wanted,got,generator = np.random.default_rng(0),np.zeros(n),torch.zeros(n),gen()
+    for _ in range(draws):
+        wanted[rng.choice(n, int(keep*n), replace=False, p=p/p.sum())] += 1
+        got[rank_sample(torch.arange(n).float(), keep, generator).idx] += 1
+    sigma = (np.maximum(wanted/draws*(1-wanted/draws), 1e-3)*2/draws)**.5
+    assert (np.abs(wanted-got.numpy())/draws<5*sigma).all()
+
+def test_rank_sample_counts():
+    assert ids(rank_sample(torch.rand(9), 1.))==list(range(9))
+    assert [len(rank_sample(torch.rand(n), .5).idx) for n in (1,3,64)]==[1,1,32]
+    assert len(rank_sample(torch.rand(1000), .01).idx)==10
+
+def test_top_k_keeps_the_highest():
+    scores = torch.rand(40, generator=gen())
+    assert ids(top_k(scores, .25))==sorted(scores.argsort(descending=True)[:10].tolist())
+    assert len(top_k(scores, .29).idx)==11 and len(top_k(torch.rand(100), .29).idx)==29
+    assert len(top_k(scores, .1, multiple_of=8).idx)==8 and len(top_k(scores[:5], .5, multiple_of=8).idx)==5
+    for bad in (float('nan'), math.inf, -math.inf): assert 3 in ids(top_k(torch.tensor([1.,9.,2.,bad]), .25))
+
+def test_random_k_is_uniform():
+    counts,generator = torch.zeros(20),gen()
+    for _ in range(2000): counts[random_k(counts, .3, generator).idx] += 1
+    assert counts.sum()==2000*6
+    sigma = (.3*.7/2000)**.5
+    assert ((counts/2000-.3).abs()<5*sigma).all()
+
+def test_every_policy_returns_sorted_rows_without_repeats():
+    scores = torch.rand(33, generator=gen())
+    for c in (loss_share(scores), cdf_power(scores, scores, 1.), rank_sample(scores, .4), top_k(scores, .4), random_k(scores, .4)):
+        assert c.idx.dtype==torch.int64 and c.weight is None
+        assert ids(c)==sorted(set(ids(c))) and 0<=min(ids(c)) and max(ids(c))<33
+
+def test_same_generator_same_draw():
+    scores = torch.rand(64)
+    for f in (lambda g: cdf_power(scores, scores, 1., g), lambda g: rank_sample(scores, .5, g), lambda g: random_k(scores, .5, g)):
+        assert ids(f(gen(5)))==ids(f(gen(5))) and ids(f(gen(5)))!=ids(f(gen(6)))
+
+@pytest.mark.parametrize('call', [lambda: top_k(LOSSES, 0), lambda: top_k(LOSSES, 1.1), lambda: random_k(LOSSES, -1), lambda: rank_sample(LOSSES, 2),
+    lambda: cdf_power(LOSSES, LOSSES, -.1), lambda: cdf_power(LOSSES, LOSSES, float('nan')), lambda: loss_share(LOSSES, 1.5),
+    lambda: loss_share(LOSSES, 0, 0), lambda: loss_share(LOSSES, -.5), lambda: top_k(LOSSES, .5, multiple_of=0), lambda: History(0),
+    lambda: Window(start=.5, end=.5), lambda: Window(end=1.5), lambda: Window(start=-.1), lambda: Window(warmup=-1), lambda: Window(interrupt=1),
+    lambda: Window(interrupt=-2)])
+def test_numbers_out_of_range(call):
+    with pytest.raises(ValueError, match='got .*wanted'): call()
+
+def test_window_table():
+    on = lambda w,**kwargs: [w.is_on(.6, epochs=1, batch=b, **kwargs) for b in range(6)]
+    assert on(Window(interrupt=0))==[True]*6
+    assert on(Window(interrupt=2))==[True,False]*3
+    assert on(Window(interrupt=3))==[True,True,False]*2
+    w = Window(start=.5, end=.9, warmup=0)
+    assert [w.is_on(p) for p in (.49,.5,.89,.9,1.)]==[False,True,True,False,False]
+    assert Window(warmup=0).is_on(1.0000001)
+    assert Window(warmup=3).never_on(n_epoch=2) and not Window(warmup=3).never_on(n_epoch=2, epochs=2)
+    assert Window(end=.3).never_on(n_epoch=3) and not Window(end=.5).never_on(n_epoch=3)
+
+def test_weighted_gradient_is_that_of_the_weighted_loss():
+    F = torch.nn.functional
+    w = torch.rand(6, generator=gen())*3
+    cases = [(torch.randn(6,3), torch.randint(0,3,(6,)), F.cross_entropy), (torch.randn(6,3,4,4), torch.randint(0,3,(6,4,4)), F.cross_entropy),
+        (torch.randn(6,3), torch.rand(6,3).round(), F.binary_cross_entropy_with_logits), (torch.randn(6,2), torch.randn(6,2), F.mse_loss)]
+    for x,y,f in cases:
+        x = x.double().requires_grad_()
+        y = y.double() if y.is_floating_point() else y
+        unreduced = f(x, y, reduction='none')
+        wanted, = torch.autograd.grad((unreduced.reshape(6,-1).mean(1)*w).mean(), x)
+        pred = x*1
+        weigh_grads(pred, w)
+        torch.testing.assert_close(torch.autograd.grad(f(pred, y), x)[0], wanted, rtol=1e-6, atol=1e-9)
