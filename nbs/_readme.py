@@ -10,7 +10,8 @@ def _cell(cell):
     if cell['cell_type']=='markdown': return [source]
     if re.search(r'^#\|\s*hide\s*$', source, re.M): return []
     shown = [] if re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M) else [f'```python\n{source}\n```']
-    return shown + [''.join(o['data']['text/markdown']) for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
+    outputs = [''.join(o['data']['text/markdown']) for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
+    return shown + [re.sub(r'^\s*```html\n|```\s*$|^ +', '', o, flags=re.M) for o in outputs] # fastai's training table is HTML
 
 def readme():
     "The text of README.md"
