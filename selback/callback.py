@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['base_loss', 'peek_batch', 'SelectionCallback', 'set_selection']
 
-# %% ../nbs/20_callback.ipynb #cf4ddd3f
+# %% ../nbs/20_callback.ipynb #0397a1ba
+import math
 from contextlib import nullcontext
 from copy import deepcopy
 
@@ -15,9 +16,9 @@ from fastai.callback.mixup import MixHandler
 from fastai.learner import Learner
 from fastcore.basics import patch
 
-from .items import ItemPool, n_items, plain, take
-from .losses import item_losses, unreduced
-from .policies import check_range, weigh_grads
+from .items import ItemPool, plain, take
+from .losses import item_losses, n_items, unreduced
+from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
 from .scoring import ScoringPass, fixed_random
@@ -36,9 +37,11 @@ def peek_batch(
     dl, # A fastai or PyTorch DataLoader
 ): # A batch of it
     "A batch of `dl`, drawn so that the next epoch does not notice"
-    rng = deepcopy(getattr(dl, 'rng', None))
+    rng,generator = deepcopy(getattr(dl, 'rng', None)),getattr(dl, 'generator', None)
+    state = generator.get_state() if isinstance(generator, torch.Generator) else None
     with fixed_random(): batch = dl.one_batch() if hasattr(dl, 'one_batch') else next(iter(dl))
     if rng is not None: dl.rng = rng
+    if state is not None: generator.set_state(state)
     return batch
 
 # %% ../nbs/20_callback.ipynb #349c2900
@@ -46,6 +49,7 @@ class SelectionCallback(Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored = True # does `choose` look at the scores?
+    _stateattrs = ('waiting','item_weight','_generator','_source')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -59,16 +63,19 @@ class SelectionCallback(Callback):
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
     ):
         super().__init__()
+        self._init_state()
         self.window,self.scoring,self.report = Window(start, end, warmup, interrupt),ScoringPass(scale_factor),SelectionReport()
         get_score(score, None)
-        self.score,self.gather,self.seed = score,gather,None if seed is None else check_range('seed', seed, 0)
-        self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1)
-        self.epochs_done,self.waiting,self.item_weight,self.score_func = 0,ItemPool(),None,None
-        self._generator = self._source = None
-        self._began = self._checked = self._said = False
+        self.score,self.gather,self.seed = score,gather,None if seed is None else check_range('seed', seed, 0, whole=True)
+        self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
+        self.epochs_done,self._began,self._checked,self._said,self._new_fit = 0,False,False,False,False
+
+    def _init_state(self): # what is not pickled: it belongs to one learner and its data
+        super()._init_state()
+        self.waiting,self.item_weight,self._generator,self._source = ItemPool(),None,None,None
 
     def choose(self,
-        scores, # One score per item, shape (bs,); only its length and device count for a method that scores nothing
+        scores, # One score per item, shape (bs,); random ones for a method that scores nothing
     ): # `Chosen`
         "Which items train"
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
@@ -78,7 +85,7 @@ def _get_learn(self): return self.__dict__.get('_learn')
 
 def _set_learn(self, learn):
     if self.learn is not None: self.learn.remove_cb(self.report)
-    self.__dict__['_learn'] = learn
+    self.__dict__.update(_learn=learn, _began=False)
     if learn is not None: learn.add_cb(self.report)
 
 SelectionCallback.learn = property(_get_learn, _set_learn)
@@ -86,10 +93,8 @@ SelectionCallback.learn = property(_get_learn, _set_learn)
 # %% ../nbs/20_callback.ipynb #ac2ea47a
 @patch(as_prop=True)
 def selection(self:Learner):
-    "The active selection: the one that was attached last"
-    found = [cb for cb in self.cbs if isinstance(cb, SelectionCallback)]
-    if not found: raise AttributeError('This learner has no selection; attach one, as in `learn.selective_backprop()`.')
-    return found[-1]
+    "The active selection, which is the one that was attached last, or None"
+    return next((cb for cb in reversed(self.cbs) if isinstance(cb, SelectionCallback)), None)
 
 @patch
 def __call__(self:SelectionCallback, event_name):
@@ -104,22 +109,26 @@ def before_fit(self:SelectionCallback):
     self._new_fit,self._checked = True,not self.scored
     if not self.scored: return
     loss_func = base_loss(self.learn)
-    with unreduced(loss_func): self.score_func = get_score(self.score, loss_func)
+    with unreduced(loss_func): get_score(self.score, loss_func)
     if self.scoring.scale_factor<1: self._try_resolution()
 
 @patch
 def _try_resolution(self:SelectionCallback):
     "Score one batch, so that a model or an input that has no lower resolution is refused before training"
     self.learn._split(self.learn._set_device(peek_batch(self.dls.train)))
-    try: self.score_items()
-    except (RuntimeError,IndexError) as e: raise ValueError(f'scale_factor: got {self.scoring.scale_factor}, but the model takes '
-        f'no inputs of a lower resolution ({e}); use scale_factor=1.') from e
+    if not len(self.yb): return
+    try: pred = self.scoring(self.model, plain(self.xb), plain(self.yb))
+    except torch.cuda.OutOfMemoryError: raise
+    except (RuntimeError,IndexError,AssertionError) as e: raise ValueError(f'scale_factor: got {self.scoring.scale_factor}, but the '
+        f'model takes no inputs of a lower resolution ({e}); use scale_factor=1.') from e
+    self._scores_of(pred, plain(self.yb))
 
+# %% ../nbs/20_callback.ipynb #cb7ef790
 @patch
 def before_train(self:SelectionCallback):
     if not self._new_fit: return
     self._new_fit = False
-    if not self._said and self.window.never_on(self.n_epoch-self.epoch, self.epochs_done):
+    if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
         print(f'{type(self).__name__}: this fit is all warm-up, so nothing is selected; {self.window.warmup} epoch(s) of full batches '
             'come first (warmup=0 selects at once).')
@@ -130,7 +139,7 @@ def before_train(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #94527e0d
 @patch
 def score_items(self:SelectionCallback):
-    "The score and the loss of each item of the batch, at its own precision"
+    "The score and the loss of each item of the batch, at the precision of training and the resolution of the scoring pass"
     xb,yb = plain(self.xb),plain(self.yb)
     autocast = getattr(getattr(self.learn, 'mixed_precision', None), 'autocast', None) or nullcontext()
     return self._scores_of(self.scoring(self.model, xb, yb, autocast), yb)
@@ -138,9 +147,10 @@ def score_items(self:SelectionCallback):
 @patch
 @torch.no_grad()
 def _scores_of(self:SelectionCallback, pred, yb):
-    losses = item_losses(base_loss(self.learn), pred, *yb)
+    loss_func,self._checked = base_loss(self.learn),True
+    losses = item_losses(loss_func, pred, *yb)
     if self.score=='loss': return losses,losses
-    scores = self.score_func(pred, *yb)
+    scores = get_score(self.score, loss_func)(pred, *yb)
     if getattr(scores, 'shape', None)!=losses.shape:
         raise ValueError(f"score: {getattr(self.score, '__name__', self.score)} returned {type(scores).__name__} of shape "
             f'{tuple(getattr(scores, "shape", ()))}, wanted one number for each of {len(losses)} items.')
@@ -172,31 +182,41 @@ def before_batch(self:SelectionCallback):
     self.item_weight,n = None,n_items(self.xb)
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.iter) and len(self.yb)
     if not is_on or (self.gather and not self._began): return self.report.step(n, n, n)
-    scores,losses = self.score_items() if self.scored else (torch.empty(n, device=self.generator.device),None)
+    scores,losses = self.score_items() if self.scored else (torch.rand(n, generator=self.generator, device=self.generator.device),None)
     chosen = self.choose(scores)
-    if not self._began and len(chosen.idx)<2: return self.report.step(n, n, n)
+    if len(chosen.idx)==1 and n>1 and not self.gather: chosen = _with_company(chosen, scores)
+    if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
     trained = self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
     if not trained: self._skip_batch()
 
+def _with_company(chosen, scores):
+    "A single chosen item, and the hardest of the others"
+    company = scores.index_fill(0, chosen.idx, -math.inf).argmax()[None]
+    weight = None if chosen.weight is None else torch.cat([2*chosen.weight, 0*chosen.weight]) # of a mean over two
+    return Chosen(torch.cat([chosen.idx, company]), weight)
+
+# %% ../nbs/20_callback.ipynb #008f3fc4
 @patch
 def _hand_over(self:SelectionCallback, chosen, n):
     "Put the chosen items, or a full batch of gathered ones, in the place of the batch; the number of them"
-    self.waiting.add((*take((self.xb, self.yb), chosen.idx), chosen.weight))
-    self._source,count = id(self.dls.train),self._ready(n)
-    if count: self.learn.xb,self.learn.yb,self.item_weight = self.waiting.pop(count)
+    items,count = (*take((self.xb, self.yb), chosen.idx), chosen.weight),len(chosen.idx)
+    if self.gather:
+        if len(self.waiting) and (self.waiting.items[-1] is None)!=(chosen.weight is None):
+            raise ValueError('choose: got weights for some batches and none for others; with gather=True, wanted either.')
+        self.waiting.add(items)
+        self._source,count = id(self.dls.train),self._ready(n)
+        items = self.waiting.pop(count) if count else None
+    if count: self.learn.xb,self.learn.yb,self.item_weight = items
     return count
 
-# %% ../nbs/20_callback.ipynb #6a49cf9f
 @patch
 def _ready(self:SelectionCallback, n):
     "How many of the waiting items train now"
-    waiting = len(self.waiting)
-    if not self.gather: return waiting if waiting>1 or n==1 else 0 # BatchNorm and MixUp can't take one item alone: it waits
-    bs = getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None) or n
+    waiting,bs = len(self.waiting),getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None) or n
     if waiting>=bs: return bs
     if self.iter<self.n_iter-1 or getattr(self.dl, 'drop_last', False): return 0
-    if waiting>self.multiple: waiting -= waiting%self.multiple
+    waiting -= waiting%self.multiple
     return waiting if waiting>1 else 0
 
 @patch
@@ -213,9 +233,9 @@ def after_pred(self:SelectionCallback):
 def after_loss(self:SelectionCallback):
     if not len(self.yb): return
     self._began = True
-    self.report.note_loss(self.loss)
+    is_sum = getattr(base_loss(self.learn), 'reduction', 'mean')=='sum'
+    self.report.note_loss(self.loss/n_items(self.yb) if is_sum else self.loss)
     if not self._checked: self._scores_of(self.pred, plain(self.yb)) # a loss that can't be scored fails now, not after the warm-up
-    self._checked = True
 
 @patch
 def after_train(self:SelectionCallback): self.epochs_done += 1

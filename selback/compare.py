@@ -20,7 +20,7 @@ from fastai.data.transforms import Normalize
 from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
-from fastai.torch_core import TensorCategory, TensorImage, set_seed
+from fastai.torch_core import TensorCategory, TensorImage, default_device, set_seed
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.data import ImageDataLoaders, imagenet_stats
 from fastcore.basics import camel2snake
@@ -45,7 +45,7 @@ def _in_memory(train, valid, flip, bs):
     dsets = [TensorItems(*xy, split_idx=i) for i,xy in enumerate((train, valid))]
     mean,std = train[0].mean((0,2,3)),train[0].std((0,2,3))
     tfms = [*aug_transforms(do_flip=flip, max_rotate=10., max_zoom=1.1, max_warp=0.), Normalize.from_stats(mean, std, cuda=False)]
-    dls = DataLoaders.from_dsets(*dsets, bs=bs, after_batch=tfms, num_workers=0)
+    dls = DataLoaders.from_dsets(*dsets, bs=bs, after_batch=tfms, num_workers=0, device=default_device())
     dls.c = int(train[1].max())+1
     return dls
 
@@ -128,7 +128,7 @@ def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
 ): # A function that returns a new callback, or None for plain training; raises a `ValueError` for an unknown name
     "The selection that `spec` writes as a call"
-    known = {camel2snake(c.__name__.removesuffix('Callback')): c for c in _subclasses(SelectionCallback)}
+    known = {camel2snake(c.__name__.removesuffix('Callback')): c for c in _subclasses(SelectionCallback) if c.__name__[0]!='_'}
     name,args,kwargs = _parse(spec)
     if name=='none': return lambda: None
     if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
@@ -150,8 +150,7 @@ class CostLog(Callback):
     def after_train(self): self._seconds += _now()-self._start
 
     def after_epoch(self):
-        selection = getattr(self.learn, 'selection', None)
-        scored = selection.stats.query('scored').seen.sum() if selection else 0
+        scored = self.learn.selection.stats.query('scored').seen.sum() if self.learn.selection else 0
         loss,error = self.recorder.values[-1][1:3]
         self.rows.append(dict(epoch=self.epoch+1, seconds=self._seconds, forwarded=self._trained+int(scored),
             backpropagated=self._trained, valid_loss=loss, error=error))
@@ -224,12 +223,12 @@ _costs = dict(seconds='time', backpropagated='items')
 
 def _row(run, plain, random, factor, n_valid):
     "What one run cost, reached, and won against the runs of plain training and of the random control with its seed"
-    row = {**run.iloc[-1][['seconds','forwarded','backpropagated']], **run[['valid_loss','error']].min()}
+    row = {**run.iloc[-1][['seconds','forwarded','backpropagated']], 'best loss': run.valid_loss.min(), 'best error': run.error.min()}
     if plain is not None:
         for c,name in _costs.items(): row[f'{name} to target'] = reach(run, factor*plain.valid_loss.min(), c)
         if n_valid>=2000: row['time to error target'] = reach(run.assign(valid_loss=run.error), factor*plain.error.min(), 'seconds')
     for name,control in dict(plain=plain, random=random).items():
-        if control is not None: row |= {f'vs {name}, equal {equal}': against(run, control, c) for c,equal in _costs.items()}
+        if control is not None and control is not run: row |= {f'vs {name}, equal {equal}': against(run, control, c) for c,equal in _costs.items()}
     return row
 
 # %% ../nbs/50_compare.ipynb #c27f14fc
@@ -265,7 +264,7 @@ def verdict(
     means = table(summary)
     chosen = [m for m in means.index if not m.startswith(('none','random_subset'))]
     if 'none' not in means.index or not chosen: return 'There is nothing to compare: that takes none and a method that chooses by loss.'
-    best = means.loc[chosen].sort_values(['time to target','valid_loss']).index[0]
+    best = means.loc[chosen].sort_values(['time to target','best loss']).index[0]
     row,plain,runs = means.loc[best],means.loc['none'],summary[summary.method==best]
     goal = f"{factor:g} times plain training's best validation loss"
     if np.isnan(row['time to target']): said = f"{best} did not reach {goal} in every run"
@@ -301,8 +300,8 @@ def plot_runs(
 # %% ../nbs/50_compare.ipynb #4e1e1396
 _default = 'none,batch_loss_filter,selective_backprop,random_subset(keep=.33,gather=True)'
 
-def _device():
-    if torch.cuda.is_available(): return torch.cuda.get_device_name()
+def _device(dls):
+    if dls.device.type=='cuda': return torch.cuda.get_device_name(dls.device)
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') \
         if Path('/proc/cpuinfo').exists() else platform.processor()
     return f'{cpu or platform.machine()}, {torch.get_num_threads()} threads'
@@ -332,7 +331,7 @@ def main(
     def get_learner(): return Learner(get_dls(data, bs), get_model(arch, dls.c), CrossEntropyLossFlat(), metrics=error_rate)
     runs = compare(get_learner, names, epochs, seeds, lr)
     summary = summarize(runs, n_valid=len(dls.valid_ds))
-    about = dict(data=Path(data).name, arch=arch, bs=bs, lr=lr, seeds=seeds, device=_device(), python=platform.python_version(),
+    about = dict(data=Path(data).name, arch=arch, bs=bs, lr=lr, seeds=seeds, device=_device(dls), python=platform.python_version(),
         torch=torch.__version__, fastai=fastai.__version__)
     _save(runs, summary, about, Path(out))
     print('\n\n'+table(summary).T.to_string(float_format='{:.4g}'.format, na_rep='-'))

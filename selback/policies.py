@@ -36,12 +36,14 @@ def check_range(
     low, # Smallest number allowed
     high=math.inf, # Largest number allowed
     above:bool=False, # Must it be greater than `low`?
-): # `value`; raises a `ValueError` if it is outside the range, a `TypeError` if it is no number
+    whole:bool=False, # Must it be a whole number?
+): # `value`; raises a `ValueError` if it is outside the range or not finite, a `TypeError` if it is no number
     "Check that a number is in its range"
-    wanted = f"a number {'above' if above else 'of at least'} {low}" + (f' and at most {high}' if high<math.inf else '')
+    wanted = f"a {'whole ' if whole else ''}number {'above' if above else 'of at least'} {low}" + (f' and at most {high}' if high<math.inf else '')
     if not isinstance(value, Real): raise TypeError(f'{name}: got {value!r}, wanted {wanted}.')
-    if not (low<value if above else low<=value) or not value<=high: raise ValueError(f'{name}: got {value!r}, wanted {wanted}.')
-    return value
+    inside = (low<value if above else low<=value) and value<=high and math.isfinite(value) and (not whole or value==int(value))
+    if not inside: raise ValueError(f'{name}: got {value!r}, wanted {wanted}.')
+    return int(value) if whole else value
 
 # %% ../nbs/02_policies.ipynb #fadd0b8d
 def round_up(
@@ -58,7 +60,7 @@ def _share_of(n, share): return max(1, int(n*share+1e-9)) # .29*100 is 28.999999
 # %% ../nbs/02_policies.ipynb #43b82b95
 def _first(order, count, multiple_of):
     "The first `count` of the items in `order`, rounded up, in batch order"
-    return Chosen(order[:round_up(count, check_range('multiple_of', multiple_of, 1), len(order))].sort().values)
+    return Chosen(order[:round_up(count, check_range('multiple_of', multiple_of, 1, whole=True), len(order))].sort().values)
 
 def _hardest_first(scores): return torch.where(scores.isfinite(), scores, math.inf)
 
@@ -116,7 +118,7 @@ class History:
     def __init__(self,
         size:int=1024, # Number of scores kept
     ):
-        self.size,self.at,self.values = int(check_range('hist_size', size, 1)),0,None
+        self.size,self.at,self.values = check_range('hist_size', size, 1, whole=True),0,None
 
     def push(self,
         scores:Tensor, # New scores, shape (n,)

@@ -20,8 +20,8 @@ class SelectionReport(Callback):
     columns = L('samp_perc', 'loss_perc', 'full_loss')
 
     def __init__(self):
-        self._rows,self._sums,self._frames,self._fit,self._log = [],[],[],0,None
-        self.left = 0
+        self._rows,self._sums,self._frames,self._log = [],[],[],None
+        self._fit,self._new_fit,self.left = 0,True,0
 
     def step(self,
         seen:int, # Items in the loader's batch
@@ -74,14 +74,16 @@ def before_fit(self:SelectionReport):
     self.recorder.metric_names = names[:at] + self.columns + names[at:]
 
 @patch
+def before_epoch(self:SelectionReport): self._log = None
+
+@patch
 def before_train(self:SelectionReport):
-    self._collect()
-    self._log = None
+    self._collect() # an interrupted epoch
     if self._new_fit: self._fit,self._new_fit = self._fit+1,False
 
 @patch
 def _collect(self:SelectionReport):
-    "Turn the steps noted so far into a DataFrame"
+    "Turn the steps of an epoch into a DataFrame"
     if self._rows: self._frames.append(_frame(self._rows, self._sums))
     self._rows,self._sums = [],[]
 
@@ -106,8 +108,8 @@ def after_validate(self:SelectionReport):
 @patch(as_prop=True)
 def stats(self:SelectionReport):
     "A DataFrame with a row for each training step since the selection was attached"
-    self._collect()
-    if not self._frames: return pd.DataFrame(columns=_columns+['loss_share','full_loss'])
-    steps = pd.concat(self._frames, ignore_index=True)
+    frames = self._frames + ([_frame(self._rows, self._sums)] if self._rows else [])
+    if not frames: return pd.DataFrame(columns=_columns+['loss_share','full_loss'])
+    steps = pd.concat(frames, ignore_index=True)
     shares = dict(loss_share=steps.kept_loss/steps.loss, full_loss=steps.loss/steps.known)
     return steps[_columns].assign(**shares)

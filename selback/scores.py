@@ -31,13 +31,15 @@ def entropy_score(
         entropy = -(log_p.exp()*log_p).sum(axis)
     return entropy.reshape(len(pred), -1).mean(1)
 
-# %% ../nbs/01_scores.ipynb #17e328f2
-_regression = nn.MSELoss,nn.L1Loss,nn.SmoothL1Loss,nn.HuberLoss
+# %% ../nbs/01_scores.ipynb #8d350549
+_no_logits = nn.MSELoss,nn.L1Loss,nn.SmoothL1Loss,nn.HuberLoss,nn.BCELoss
+_no_logit_functions = F.mse_loss,F.l1_loss,F.smooth_l1_loss,F.huber_loss,F.binary_cross_entropy
 
 def _entropy_of(loss_func):
     "`entropy_score` as the predictions that `loss_func` takes want it"
     func = getattr(loss_func, 'func', loss_func)
-    if isinstance(func, _regression): raise ValueError(f"score='entropy': {func} has no classes; use score='loss'.")
+    if isinstance(func, _no_logits) or func in _no_logit_functions:
+        raise ValueError(f"score='entropy': {getattr(func, '__name__', func)} takes no logits of classes; use score='loss'.")
     multi_label = isinstance(func, nn.BCEWithLogitsLoss) or func is F.binary_cross_entropy_with_logits
     return partial(entropy_score, axis=getattr(loss_func, 'axis', 1), multi_label=multi_label)
 

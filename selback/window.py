@@ -21,8 +21,8 @@ class Window:
         check_range('end', end, 0, 1)
         if start>=end: raise ValueError(f'start and end: got {start} and {end}, wanted start below end.')
         if interrupt==1: raise ValueError('interrupt: got 1, which makes every batch full; wanted 0 (no interruption) or at least 2.')
-        self.start,self.end,self.interrupt = start,end,check_range('interrupt', interrupt, 0)
-        self.warmup = check_range('warmup', warmup, 0)
+        self.start,self.end,self.interrupt = start,end,check_range('interrupt', interrupt, 0, whole=True)
+        self.warmup = check_range('warmup', warmup, 0, whole=True)
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done
@@ -36,6 +36,7 @@ class Window:
     def never_on(self,
         n_epoch:int, # Epochs of the fit
         epochs:int=0, # Epochs trained since the callback was attached
+        epoch:int=0, # Epoch in which the fit starts
     )->bool: # Is the fit over, or the window closed, before the warm-up ends?
         "Does the warm-up take the whole window of a fit?"
-        return self.warmup-epochs >= self.end*n_epoch
+        return self.warmup-epochs >= self.end*n_epoch-epoch

@@ -22,7 +22,7 @@ def subclasses(cls):
 
 def methods():
     "Every method of the package"
-    return [c for c in subclasses(SelectionCallback) if c.__module__.startswith('selback.')]
+    return [c for c in subclasses(SelectionCallback) if c.__module__.startswith('selback.') and c.__name__[0]!='_']
 
 def one_liner(cls): return camel2snake(cls.__name__.removesuffix('Callback'))
 

@@ -56,7 +56,7 @@ def test_one_liners_return_the_learner_and_replace(cls, capsys):
     assert learn.top_loss(keep=.25) is learn and type(learn.selection) is TopLossCallback
     assert capsys.readouterr().out==f'TopLossCallback replaces {cls.__name__}.\n'
     assert first not in learn.cbs and first.report not in learn.cbs and len([cb for cb in learn.cbs if isinstance(cb, SelectionReport)])==1
-    assert learn.full_batches() is learn and not hasattr(learn, 'selection')
+    assert learn.full_batches() is learn and learn.selection is None
 
 def test_selection_in_fit_suspends_the_other():
     learn = table_learner().top_loss(keep=.25, warmup=0)
@@ -88,6 +88,7 @@ def test_fine_tune_warms_up_once(capsys):
     quiet_fit(learn, 2, 'fine_tune')
     stats = learn.selection.stats
     assert stats.groupby(['fit','epoch']).scored.all().tolist()==[False,True,True]
+    assert capsys.readouterr().out.count('all warm-up')==1
 
 def test_cancelled_epochs_do_not_warm_up():
     learn = quiet_fit(table_learner().top_loss(), 4, start_epoch=2)
@@ -101,7 +102,7 @@ def test_composers_window():
 
 # columns
 def test_columns_are_what_they_say():
-    learn = quiet_fit(table_learner().top_loss(keep=.25), 3)
+    learn = quiet_fit(table_learner(n=160).top_loss(keep=.25), 3)
     names = list(learn.recorder.metric_names)
     for epoch,values in enumerate(learn.recorder.values):
         row,stats = dict(zip(names[1:], values)),steps(learn, epoch=epoch)
@@ -206,7 +207,8 @@ def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
         def after_batch(self): autocast.append(torch.is_autocast_enabled('cpu'))
     learn = table_learner(bs=32, cbs=[CpuAmp(), Spy(), cls(warmup=0, seed=0)])
     quiet_fit(learn, 4)
-    assert all(inside and (n%8==0 or n<8) for n,inside in sizes) and not any(autocast) and min(n for n,_ in sizes[:-1])<32
+    whole = {32, 100%32} # a batch that is kept whole
+    assert all(inside and (n%8==0 or n in whole) for n,inside in sizes) and not any(autocast) and min(n for n,_ in sizes)<32
     assert len(autocast)==4*len(learn.dls.train)
 
 def test_scores_have_the_precision_of_training():
@@ -324,11 +326,63 @@ def test_batches_without_targets_train_in_full():
     quiet_fit(learn, 1)
     assert (learn.selection.stats.kept==16).all()
 
-def test_a_lone_item_waits_for_company():
+def test_a_lone_item_gets_company():
+    seen = []
     class One(SelectionCallback):
-        def choose(self, scores): return Chosen(scores.topk(1).indices)
-    learn = quiet_fit(table_learner(n=160, cbs=One(warmup=0)), 1)
-    assert learn.selection.stats.trained.tolist()==[16,0,2,0,2,0,2,0] # the first batch is never skipped
+        def choose(self, scores):
+            seen.append((self.x.clone(), scores.clone()))
+            return Chosen(scores.argmin()[None])
+    trained = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def after_loss(self): trained.append(self.x.clone())
+    learn = quiet_fit(table_learner(n=160, cbs=[One(warmup=0), Spy()]), 1)
+    assert learn.selection.stats.trained.tolist()==[2]*8
+    for (x,scores),got in zip(seen, trained): assert torch.equal(got, x[torch.stack([scores.argmin(), scores.argmax()])])
+
+def test_weighted_company_adds_no_gradient():
+    class One(SelectionCallback):
+        def choose(self, scores): return Chosen(scores.argmax()[None], torch.tensor([3.]))
+    grads = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def after_backward(self): grads.append((self.x.clone(), self.y.clone(), self.model.weight.grad.clone()))
+    learn = table_learner(cbs=[One(warmup=0), Spy()])
+    learn.model = nn.Linear(4, 3)
+    before = [p.clone().detach() for p in learn.model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error') # attributes of ours must not shadow a model's `weight`
+        quiet_fit(learn, 1)
+    x,y,grad = grads[0]
+    w,bias = (p.requires_grad_() for p in before)
+    wanted, = torch.autograd.grad(3*torch.nn.functional.cross_entropy(x[:1]@w.T+bias, y[:1]), w)
+    torch.testing.assert_close(grad, wanted)
+
+def test_weights_for_some_batches_only_are_refused_when_gathering():
+    class Some(SelectionCallback):
+        def choose(self, scores): return Chosen(torch.arange(3), torch.ones(3) if self.iter%2 else None)
+    with pytest.raises(ValueError, match='weights for some batches'): quiet_fit(table_learner(cbs=Some(gather=True, warmup=0)), 1)
+
+def test_stats_may_be_read_at_any_time():
+    rows = []
+    class Nosy(Callback):
+        def after_batch(self): rows.append(len(self.learn.selection.stats))
+    plain,learn = quiet_fit(table_learner().top_loss(seed=0), 2),quiet_fit(table_learner(cbs=Nosy()).top_loss(seed=0), 2)
+    assert [v[2:] for v in plain.recorder.values]==[v[2:] for v in learn.recorder.values] and max(rows)==14
+    pd.testing.assert_frame_equal(plain.selection.stats, learn.selection.stats)
+
+def test_gathered_items_wait_while_the_window_is_closed():
+    learn = quiet_fit(table_learner(n=32+160).random_subset(keep=.3, gather=True, warmup=0, interrupt=5), 2)
+    stats = learn.selection.stats
+    assert stats[~stats.scored & (stats.kept==16)].index.tolist()==[0,4,9,14,19] # the first of all, and every fifth
+    assert (stats[stats.kept==16].trained==16).all()
+    gathered = stats[stats.kept<16]
+    assert gathered.kept.sum()==gathered.trained.sum()+learn.selection.report.left and set(gathered.trained)=={0,16}
+
+def test_random_controls_and_top_loss_are_told_apart():
+    learn = table_learner().random_subset(warmup=0)
+    quiet_fit(learn, 1, cbs=TopLossCallback(warmup=0))
+    assert type(learn.selection) is RandomSubsetCallback
 
 def test_an_empty_choice_trains_nothing():
     class Nothing(SelectionCallback):
@@ -346,7 +400,7 @@ def test_an_empty_choice_trains_nothing():
 def test_numbers_are_checked_when_the_callback_is_made(call):
     learn = table_learner()
     with pytest.raises(ValueError, match='got'): call(learn)
-    assert not hasattr(learn, 'selection')
+    assert learn.selection is None
 
 def test_wrong_types_and_words():
     learn = table_learner()
@@ -398,6 +452,7 @@ def test_pickle_and_export(cls, tmp_path):
     set_seed(0)
     dls = Datasets(list(range(64)), [[to_input], [to_label]], splits=[range(48), range(48, 64)]).dataloaders(bs=16, num_workers=0)
     learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, cbs=cls(warmup=0)), 1)
+    assert '_generator' not in learn.selection.__getstate__() and 'waiting' not in learn.selection.__getstate__() # no pixels in an exported model
     copy = pickle.loads(pickle.dumps(learn))
     quiet_fit(copy, 1)
     assert type(copy.selection) is cls and copy.selection is not learn.selection
@@ -419,11 +474,13 @@ def test_pytorch_loaders():
     assert (full.trained==16).all() and len(full)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@pytest.mark.parametrize('gather', [False, True])
 @pytest.mark.parametrize('precision', ['to_fp16', 'to_bf16'])
-def test_gpu(precision):
-    learn = table_learner(bs=32)
+def test_gpu(precision, gather):
+    learn = table_learner(bs=32, drop_last=True)
     learn.dls.to(torch.device('cuda'))
-    getattr(learn, precision)().selective_backprop(gather=False, warmup=0)
-    quiet_fit(learn, 2)
+    getattr(learn, precision)().selective_backprop(gather=gather, warmup=0)
+    quiet_fit(learn, 4)
     stats = learn.selection.stats
-    assert (stats.kept%8==0).mean()>.5 and not torch.is_autocast_enabled('cuda')
+    assert (stats.trained%8==0).all() and not torch.is_autocast_enabled('cuda') and stats.trained.sum()<stats.seen.sum()
+    assert next(learn.model.parameters()).is_cuda and (not gather or learn.selection.history.values.is_cuda)

@@ -18,7 +18,7 @@ def test_summary_by_hand():
     s = summarize(RUNS).set_index(['method','seed'])
     row = s.loc['top_loss',0]
     assert row['time to target']==3 and row['items to target']==300 # .58 <= 1.2*.5
-    assert row.valid_loss==.57 and row.seconds==4 and s.loc['none',0]['time to target']==4
+    assert row['best loss']==.57 and row.seconds==4 and s.loc['none',0]['time to target']==4
     assert row['vs random, equal time']==pytest.approx(.57/.8-1) and row['vs plain, equal items']==pytest.approx(.57/.6-1)
     assert s.loc['random_subset(keep=.5)',1][['time to target','items to target']].isna().all()
     assert 'time to error target' not in s and 'time to error target' in summarize(RUNS, n_valid=2000)

@@ -130,23 +130,14 @@ class Nosy(nn.Module):
 def test_scoring_leaves_no_trace(fail):
     model = Nosy()
     model.net[1].eval()
-    model.fail = fail
-    before,flags = {k: v.clone() for k,v in model.state_dict().items()},[m.training for m in model.modules()]
-    states = random_states()
+    model.fail,x = fail,torch.randn(8,4)
+    autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+    def state(): return [m.training for m in model.modules()],random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
+    weights,before = {k: v.clone() for k,v in model.state_dict().items()},state()
     with pytest.raises(RuntimeError, match='model failed') if fail else contextlib.nullcontext():
-        with torch.autocast('cpu', enabled=False): pred = ScoringPass()(model, (torch.randn(8,4),), (), torch.autocast('cpu', dtype=torch.bfloat16))
+        pred = ScoringPass()(model, (x,), (), autocast)
         assert pred.dtype==torch.float32 and not pred.requires_grad
-    now = random_states() if not fail else None
-    assert same(before, model.state_dict()) and flags==[m.training for m in model.modules()]
-    assert torch.is_grad_enabled() and not torch.is_autocast_enabled('cpu')
-
-def test_scoring_restores_the_random_states():
-    for fail in (False,True):
-        model = Nosy()
-        model.fail,x = fail,torch.randn(8,4)
-        before = random_states()
-        with contextlib.suppress(RuntimeError): ScoringPass()(model, (x,))
-        assert random_states()==before
+    assert state()==before and same(weights, model.state_dict())
 
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_a_batch_is_chosen_without_side_effects(cls):
@@ -207,7 +198,7 @@ def test_columns_once_and_gone():
     assert len(learn.metrics)==1
     quiet_fit(learn.full_batches())
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3
-    assert not hasattr(learn, 'selection_report') and not hasattr(learn, 'selection')
+    assert not hasattr(learn, 'selection_report') and learn.selection is None
 
 def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
 
@@ -223,25 +214,33 @@ def test_evaluation_is_unchanged(cls, tmp_path):
             losses = [float(o) for o in learn.recorder.losses]
             preds = [o.tolist() for o in learn.get_preds(with_loss=True)]
             train_preds = [o.tolist() for o in learn.get_preds(ds_idx=0)]
-            values = list(learn.validate())
-        return found,losses,preds,train_preds,values,weights(learn)
+            values,state = list(learn.validate()),weights(learn)
+            learn.fit(2)
+            last = list(learn.recorder.values[-1][1:3])
+            assert list(learn.validate())==last # no columns of a fit
+        return found,losses,preds,train_preds,values,state
     plain,ours = results(None),results(cls(warmup=0))
     assert plain[:5]==ours[:5] and same(plain[5], ours[5])
 
 def test_show_results_is_unchanged():
     def shown(cb):
-        learn = image_learner()
+        learn,calls = image_learner(),[]
         if cb: learn.add_cb(cb)
-        calls = []
-        learn.dls.valid.show_results = lambda b,out,**kwargs: calls.append((b[0].tolist(), [o.tolist() for o in out]))
-        dl = learn.dls.valid
+        learn.dls.valid.new = lambda **kwargs: learn.dls.valid # its own copy would not have the spy below
+        learn.dls.valid.show_results = lambda b,out,**kwargs: calls.append((b[0].tolist(), [str(o) for o in out]))
         set_seed(1)
-        with learn.no_bar():
-            b = dl.one_batch()
-            _,_,preds = learn.get_preds(dl=[b], with_decoded=True)
-            dl.show_results(b, preds)
+        with learn.no_bar(): learn.show_results()
         return calls
-    assert shown(None)==shown(TopLossCallback(warmup=0))
+    assert shown(None)==shown(TopLossCallback(warmup=0))!=[]
+
+@pytest.mark.parametrize('event', ['after_train', 'before_validate', 'after_batch'])
+def test_validate_after_an_interrupted_validation(event):
+    class Stop(Callback):
+        def __call__(self, name):
+            if name==event and self.epoch==1 and (name!='after_batch' or not self.training): raise KeyboardInterrupt
+    learn = table_learner(metrics=accuracy_of).top_loss(warmup=0)
+    with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging(): learn.fit(2, cbs=Stop())
+    with learn.no_bar(): assert len(learn.validate())==2
 
 def test_fit_after_an_interrupted_lr_find_selects():
     learn = table_learner(cbs=TopLossCallback(keep=.25, warmup=0))

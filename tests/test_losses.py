@@ -109,4 +109,6 @@ def test_entropy_by_hand():
 
 def test_scores_refuse():
     with pytest.raises(ValueError, match="'loss', 'entropy'"): get_score('luck', CrossEntropyLossFlat())
-    with pytest.raises(ValueError, match='no classes'): get_score('entropy', MSELossFlat())
+    with pytest.raises(ValueError, match='no logits'): get_score('entropy', MSELossFlat())
+    for f in (F.mse_loss, nn.BCELoss(), F.binary_cross_entropy):
+        with pytest.raises(ValueError, match='no logits'): get_score('entropy', f)

@@ -135,7 +135,8 @@ def test_same_generator_same_draw():
     lambda: cdf_power(LOSSES, LOSSES, -.1), lambda: cdf_power(LOSSES, LOSSES, float('nan')), lambda: loss_share(LOSSES, 1.5),
     lambda: loss_share(LOSSES, 0, 0), lambda: loss_share(LOSSES, -.5), lambda: top_k(LOSSES, .5, multiple_of=0), lambda: History(0),
     lambda: Window(start=.5, end=.5), lambda: Window(end=1.5), lambda: Window(start=-.1), lambda: Window(warmup=-1), lambda: Window(interrupt=1),
-    lambda: Window(interrupt=-2)])
+    lambda: Window(interrupt=-2), lambda: Window(interrupt=2.5), lambda: Window(warmup=.5), lambda: cdf_power(LOSSES, LOSSES, math.inf),
+    lambda: top_k(LOSSES, .5, multiple_of=2.5), lambda: History(1.5)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()
 
@@ -148,6 +149,7 @@ def test_window_table():
     assert [w.is_on(p) for p in (.49,.5,.89,.9,1.)]==[False,True,True,False,False]
     assert Window(warmup=0).is_on(1.0000001)
     assert Window(warmup=3).never_on(n_epoch=2) and not Window(warmup=3).never_on(n_epoch=2, epochs=2)
+    assert Window(end=.8, warmup=3).never_on(n_epoch=10, epoch=5) and not Window(end=.8, warmup=2).never_on(n_epoch=10, epoch=5)
     assert Window(end=.3).never_on(n_epoch=3) and not Window(end=.5).never_on(n_epoch=3)
 
 def test_weighted_gradient_is_that_of_the_weighted_loss():

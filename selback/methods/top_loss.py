@@ -13,9 +13,9 @@ from fastcore.meta import delegates
 from ..callback import SelectionCallback, set_selection
 from ..policies import check_range, random_k, top_k
 
-# %% ../../nbs/methods/33_top_loss.ipynb #a70256f9
-class TopLossCallback(SelectionCallback):
-    "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
+# %% ../../nbs/methods/33_top_loss.ipynb #d08c5ace
+class _KeepCallback(SelectionCallback):
+    "Keep a fixed share of each batch"
     @delegates(SelectionCallback.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
@@ -24,10 +24,12 @@ class TopLossCallback(SelectionCallback):
         super().__init__(**kwargs)
         self.keep = check_range('keep', keep, 0, 1, above=True)
 
+class TopLossCallback(_KeepCallback):
+    "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
     def choose(self, scores): return top_k(scores, self.keep, self.round_to)
 
-class RandomSubsetCallback(TopLossCallback):
-    "Keep random items of each batch: the control, which scores nothing"
+class RandomSubsetCallback(_KeepCallback):
+    "Keep random items of each batch: the control, which scores nothing (`score` and `scale_factor` are not used)"
     scored = False
     def choose(self, scores): return random_k(scores, self.keep, self.generator, self.round_to)
 
