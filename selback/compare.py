@@ -4,19 +4,22 @@
 
 # %% auto #0
 __all__ = ['datasets', 'TensorItems', 'get_dls', 'small_resnet', 'get_model', 'get_method', 'split_methods', 'CostLog', 'compare',
-           'reach', 'loss_at', 'against', 'summarize', 'table', 'verdict', 'plot_runs', 'main']
+           'reach', 'loss_at', 'against', 'summarize', 'table', 'show_table', 'verdict', 'plot_runs', 'main']
 
-# %% ../nbs/50_compare.ipynb #542e1b99
-import ast, platform, re
+# %% ../nbs/50_compare.ipynb #4f1259f4
+import ast, platform, re, sys, time, warnings
 from functools import lru_cache
 from pathlib import Path
 
+with warnings.catch_warnings(): # of PyTorch's, about fastai's code
+    warnings.simplefilter('ignore', FutureWarning)
+    import fastai.vision.all
 import fastai, numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from fastai.callback.progress import progress_bar
 from fastai.data.core import DataLoaders
 from fastai.data.external import URLs, untar_data
-from fastai.data.transforms import Normalize
+from fastai.data.transforms import Normalize, image_extensions
 from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
@@ -27,6 +30,7 @@ from fastcore.basics import camel2snake
 from fastcore.script import call_parse
 
 from .all import SelectionCallback, n_items
+from .policies import check_range
 
 # %% ../nbs/50_compare.ipynb #2112e829
 class TensorItems:
@@ -39,6 +43,7 @@ class TensorItems:
         self.images,self.labels,self.split_idx = images,labels,split_idx
     def __len__(self): return len(self.labels)
     def __getitem__(self, i): return TensorImage(self.images[i]),TensorCategory(self.labels[i])
+    def new_empty(self): return TensorItems(self.images[:0], self.labels[:0], self.split_idx) # as `Learner.export` wants it
 
 def _in_memory(train, valid, flip, bs):
     "`DataLoaders` with fastai's augmentation for `(images, labels)` in memory"
@@ -77,6 +82,7 @@ def _cifar10():
 # %% ../nbs/50_compare.ipynb #81c80fba
 def _folder(path, bs):
     "`DataLoaders` for a folder of class folders, with its own split if it has one"
+    if not any(f.suffix.lower() in image_extensions for f in path.rglob('*')): raise ValueError(f'data: got {str(path)!r}, a folder without images.')
     valid = next((o for o in ('valid','val','test') if (path/o).is_dir()), None)
     split = dict(train='train', valid=valid) if valid and (path/'train').is_dir() else dict(valid_pct=.2, seed=0)
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
@@ -89,9 +95,13 @@ def get_dls(
     bs:int=64, # Batch size
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
-    if data in datasets: return _in_memory(*datasets[data](), bs)
-    if Path(data).is_dir(): return _folder(Path(data), bs)
-    raise ValueError(f"data: got {data!r}, wanted one of {', '.join(datasets)} or a folder of class folders.")
+    check_range('bs', bs, 1, whole=True)
+    if data not in datasets and not Path(data).is_dir():
+        raise ValueError(f"data: got {data!r}, wanted one of {', '.join(datasets)} or a folder of class folders.")
+    dls = _in_memory(*datasets[data](), bs) if data in datasets else _folder(Path(data), bs)
+    if dls.c<2 or not len(dls.train): raise ValueError(f'data: got {dls.c} class(es) and {len(dls.train_ds)} items to train on, wanted at least '
+        f'2 classes and a batch of {bs}.')
+    return dls
 
 # %% ../nbs/50_compare.ipynb #eb10912b
 def small_resnet(
@@ -157,7 +167,6 @@ class CostLog(Callback):
 
 def _now():
     "Seconds, once the GPU has finished what it was given"
-    import time
     if torch.cuda.is_available(): torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -170,14 +179,15 @@ def compare(
     lr:float=1e-3, # Learning rate, constant
 )->pd.DataFrame: # A row for each epoch of each run
     "Train with each method and seed, one after the other"
-    made,runs = {m: get_method(m) for m in methods},[(s,m) for s in range(seeds) for m in methods]
+    made = {m: get_method(m) for m in methods}
     for make in made.values(): make() # a bad number fails before the first run
+    runs = [(s,m) for s in range(seeds) for m in made]
     rows,bar = [],progress_bar(range(len(runs)*epochs))
     steps = iter(bar)
     for seed,method in [(0,None)]+runs: # the first, untimed one wakes up the machine
         set_seed(seed, reproducible=True)
         log = CostLog()
-        learn = get_learner().add_cbs([log, _Tick(steps, bar, f'{method} seed {seed}')] if method else [log])
+        learn = get_learner().add_cbs([log, _Tick(steps, bar, f'{method[:18]}, seed {seed}')] if method else [log])
         if method and (selection := made[method]()): learn.add_cb(selection)
         with learn.no_bar(),learn.no_logging(): learn.fit(epochs if method else 1, lr)
         if method: rows += [dict(method=method, seed=seed, **r) for r in log.rows]
@@ -189,7 +199,7 @@ class _Tick(Callback):
     order = CostLog.order+1
     def __init__(self, steps, bar, run): self.steps,self.bar,self.run_name = steps,bar,run
     def before_epoch(self): next(self.steps, None)
-    def after_epoch(self): self.bar.comment = f'{self.run_name}: validation loss {self.cost_log.rows[-1]["valid_loss"]:.4f}'
+    def after_epoch(self): self.bar.comment = f'{self.run_name}: {self.cost_log.rows[-1]["valid_loss"]:.4f}'
 
 # %% ../nbs/50_compare.ipynb #38b516a1
 def reach(
@@ -247,8 +257,18 @@ def table(
     summary:pd.DataFrame, # As `summarize` returns it
 )->pd.DataFrame: # A row for each method; a time to the target only where every seed reached it
     "Means over the seeds"
-    means = summary.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
-    return means.astype({o: int for o in ('forwarded','backpropagated')})
+    return summary.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
+
+def _cell(name, value):
+    if pd.isna(value): return '-'
+    return f'{value:+.0%}' if name.startswith('vs') else f'{value:,.0f}' if value>=100 else f'{value:.3g}'
+
+def show_table(
+    summary:pd.DataFrame, # As `summarize` returns it
+)->pd.DataFrame: # Strings: a column for each method, and a dash for what does not apply or was not reached by every seed
+    "Means over the seeds, for reading"
+    means = table(summary)
+    return pd.DataFrame({method: {name: _cell(name, v) for name,v in row.items()} for method,row in means.iterrows()})
 
 # %% ../nbs/50_compare.ipynb #e7be4de6
 def _difference(values):
@@ -266,6 +286,7 @@ def verdict(
     if 'none' not in means.index or not chosen: return 'There is nothing to compare: that takes none and a method that chooses by loss.'
     best = means.loc[chosen].sort_values(['time to target','best loss']).index[0]
     row,plain,runs = means.loc[best],means.loc['none'],summary[summary.method==best]
+    if row.backpropagated>=plain.backpropagated: return f'{best} trained on as much as plain training: nothing was left out (the first epoch is a warm-up).'
     goal = f"{factor:g} times plain training's best validation loss"
     if np.isnan(row['time to target']): said = f"{best} did not reach {goal} in every run"
     else: said = f"{best} reached {goal} in {row['time to target']/plain['time to target']:.2f} of its time, with " \
@@ -273,7 +294,8 @@ def verdict(
     for name,control in dict(plain='plain training', random='random choice').items():
         if (column := f'vs {name}, equal ') + 'time' in summary: said += f"; against {control} its loss was " \
             f"{_difference(runs[column+'items'])} at equal back-propagated items and {_difference(runs[column+'time'])} at equal seconds"
-    return said+'.' if 'vs random, equal time' in summary else said+'; without random_subset among the methods there is no control.'
+    if 'vs random, equal time' not in summary: said += '; without random_subset among the methods there is no control'
+    return said+('.' if len(runs)>1 else ' (one seed, which proves little).')
 
 # %% ../nbs/50_compare.ipynb #362007af
 def plot_runs(
@@ -284,11 +306,12 @@ def plot_runs(
     import matplotlib.pyplot as plt
     fig,axes = plt.subplots(1, 2, figsize=(10,3.8), sharey=True, layout='constrained')
     for ax,(cost,label) in zip(axes, dict(seconds='seconds of training', backpropagated='items back-propagated').items()):
-        for i,(method,rs) in enumerate(runs.groupby('method', sort=False)):
+        colours = iter(f'C{i}' for i in range(100))
+        for method,rs in runs.groupby('method', sort=False):
             best = rs.assign(best=rs.groupby('seed').valid_loss.cummin()).groupby('epoch')[[cost,'best']].mean()
             control = method.startswith('random_subset')
             ax.plot(best[cost], best.best, label='plain training' if method=='none' else method,
-                color={'none':'black'}.get(method, 'grey' if control else f'C{i-1}'), ls='--' if control else '-', lw=1.8)
+                color='black' if method=='none' else 'grey' if control else next(colours), ls='--' if control else '-', lw=1.8)
         ax.set(xlabel=label, yscale='log')
         ax.spines[['top','right']].set_visible(False)
         ax.grid(alpha=.3, which='both', lw=.5)
@@ -314,6 +337,16 @@ def _save(runs, summary, about, out):
     title = '{data}, {arch}, {seeds} seed(s), batch size {bs}, {device}'.format(**about)
     plot_runs(runs, title).savefig(out/'compare.png', dpi=110)
 
+# %% ../nbs/50_compare.ipynb #fc87e07e
+def _prepare(data, methods, epochs, seeds, arch, bs, lr):
+    "The `DataLoaders` and what `compare` gets, once all of it makes sense"
+    dls = get_dls(data, bs)
+    get_model(arch, dls.c)
+    def get_learner(): return Learner(get_dls(data, bs), get_model(arch, dls.c), CrossEntropyLossFlat(), metrics=error_rate)
+    names = list(dict.fromkeys(split_methods(methods)))
+    for name in names: get_method(name)()
+    return dls,(get_learner, names, check_range('epochs', epochs, 1, whole=True), check_range('seeds', seeds, 1, whole=True), check_range('lr', lr, 0, above=True))
+
 # %% ../nbs/50_compare.ipynb #86c537e0
 @call_parse
 def main(
@@ -327,12 +360,13 @@ def main(
     out:str='runs', # Folder for runs.csv, summary.csv and compare.png
 ):
     "Train with each method and compare time, cost and quality: a table, a plot, and a plain sentence."
-    names,dls = split_methods(methods),get_dls(data, bs)
-    def get_learner(): return Learner(get_dls(data, bs), get_model(arch, dls.c), CrossEntropyLossFlat(), metrics=error_rate)
-    runs = compare(get_learner, names, epochs, seeds, lr)
+    try: dls,plan = _prepare(data, methods, epochs, seeds, arch, bs, lr)
+    except (TypeError, ValueError) as e:
+        print(f'selback-compare: error: {e}', file=sys.stderr)
+        sys.exit(2)
+    runs = compare(*plan)
     summary = summarize(runs, n_valid=len(dls.valid_ds))
     about = dict(data=Path(data).name, arch=arch, bs=bs, lr=lr, seeds=seeds, device=_device(dls), python=platform.python_version(),
         torch=torch.__version__, fastai=fastai.__version__)
     _save(runs, summary, about, Path(out))
-    print('\n\n'+table(summary).T.to_string(float_format='{:.4g}'.format, na_rep='-'))
-    print(f"\nWrote runs.csv, summary.csv and compare.png to {out}/.\n\n{verdict(summary)}")
+    print(f'\n\n{show_table(summary).to_string()}\n\nWrote runs.csv, summary.csv and compare.png to {out}/.\n\n{verdict(summary)}')

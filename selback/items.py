@@ -8,7 +8,7 @@ __all__ = ['map_tensors', 'plain', 'take', 'join', 'ItemPool']
 # %% ../nbs/10_items.ipynb #13a55f05
 from collections.abc import Mapping
 
-import torch
+import numpy as np, torch
 from fastcore.all import L
 from torch import Tensor
 
@@ -34,13 +34,21 @@ def plain(
     "The batch as plain tensors"
     return map_tensors(lambda t: t.as_subclass(Tensor), batch)
 
-# %% ../nbs/10_items.ipynb #964bd308
+# %% ../nbs/10_items.ipynb #a717281c
+def _refuse_others(batch):
+    "Raise a `TypeError` for parts that may belong to single items, but are no tensors"
+    if isinstance(batch, (str,bytes,np.ndarray)): raise TypeError(f'take: got a {type(batch).__name__} in the batch, wanted tensors: which '
+        'items it belongs to is unknown. Collate it into a tensor, or leave it out of the batch.')
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple,list,L)) else ()
+    for part in parts: _refuse_others(part)
+
 def take(
     batch, # Tensors with items along the first dimension, in tuples, lists and dicts
     idx, # Rows to take: an index tensor or a slice
 ): # The same structure with these items only; raises a `ValueError` if a tensor has another number of items
     "The items `idx` of a batch"
     n = n_items(batch)
+    _refuse_others(batch)
     def rows(t):
         if not t.ndim: return t
         if len(t)!=n: raise ValueError(f'take: got tensors of {n} and of {len(t)} items (shape {tuple(t.shape)}) in one batch, '

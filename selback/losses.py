@@ -49,7 +49,10 @@ def unreduced(
     "Within the context, `loss_func` with `reduction='none'`; its own `reduction` is restored afterwards"
     owner = next((o for o in _layers(loss_func) if hasattr(o, 'reduction')), None)
     if owner is not None:
-        old,owner.reduction = owner.reduction,'none'
+        old = owner.reduction
+        try: owner.reduction = 'none'
+        except (AttributeError,RuntimeError) as e: raise TypeError(f'{loss_func} gives no loss per item: its `reduction` is read-only ({e}). '
+            'Use a loss whose `reduction` can be set, or a function with a keyword `reduction`.') from e
         try: yield loss_func
         finally: owner.reduction = old
     elif _takes_reduction(loss_func): yield partial(loss_func, reduction='none')
@@ -68,6 +71,7 @@ def _ignore_index(loss_func):
 # %% ../nbs/00_losses.ipynb #4bd9d718
 def _per_item(losses, n, loss_func, pred, yb):
     "Unreduced `losses` as a matrix with a row for each of `n` items"
+    if not n: return losses.reshape(0, 1)
     if (len(losses) if losses.ndim else 1) % n or not losses.numel():
         raise ValueError(f"{getattr(loss_func, '__name__', loss_func)} gives no loss per item: for predictions of shape "
             f"{tuple(getattr(pred, 'shape', ()))} and targets of shape {tuple(getattr(yb[0], 'shape', ())) if yb else ()} its "

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Chosen', 'weigh_grads', 'check_range', 'round_up', 'loss_share', 'mid_rank', 'cdf_power', 'History', 'rank_sample',
-           'top_k', 'random_k']
+           'top_k', 'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'prune_easy']
 
 # %% ../nbs/02_policies.ipynb #b35af4d7
 import math
@@ -131,6 +131,17 @@ class History:
         self.at = (self.at+len(new))%self.size
         return self.values
 
+    def state_dict(self):
+        "What to save"
+        return dict(at=self.at, values=self.values)
+
+    def load_state_dict(self,
+        state, # As `state_dict` returned it
+    ):
+        "Go on with saved scores"
+        self.at,self.values = state['at'],state['values']
+        if self.values is not None: self.size = len(self.values)
+
 # %% ../nbs/02_policies.ipynb #096f18f4
 def rank_sample(
     scores:Tensor, # One score per item, shape (bs,); one that is not finite ranks highest
@@ -155,6 +166,21 @@ def top_k(
     count = _share_of(len(scores), check_range('keep', keep, 0, 1, above=True))
     return _first(_hardest_first(scores).argsort(descending=True), count, multiple_of)
 
+# %% ../nbs/02_policies.ipynb #b807aeb8
+def top_and_bottom(
+    scores:Tensor, # One score per item, shape (bs,); one that is not finite ranks highest
+    keep:float, # Share of the items to keep from the top, above 0 and at most 1
+    also_bottom:float, # Share of the items to keep from the bottom, at least 0; at most 1 with `keep`
+    multiple_of:int=1, # The count is rounded up to a multiple of this
+)->Chosen: # A fixed count: `int(keep*bs)`, at least 1, and `int(also_bottom*bs)`
+    "The items with the highest and those with the lowest scores"
+    check_range('keep', keep, 0, 1, above=True)
+    check_range('also_bottom', also_bottom, 0, 1-keep+1e-9)
+    order,n = _hardest_first(scores).argsort(descending=True),len(scores)
+    top,bottom = _share_of(n, keep),int(n*also_bottom+1e-9)
+    from_top = torch.cat([order[:top], order[n-bottom:], order[top:n-bottom]])
+    return _first(from_top, top+bottom, multiple_of)
+
 # %% ../nbs/02_policies.ipynb #e7ef0455
 def random_k(
     scores:Tensor, # Any tensor with a row per item; only its length and device matter
@@ -165,3 +191,45 @@ def random_k(
     "A uniformly random subset"
     order = torch.rand(len(scores), generator=generator, device=scores.device).argsort()
     return _first(order, _share_of(len(scores), check_range('keep', keep, 0, 1, above=True)), multiple_of)
+
+# %% ../nbs/02_policies.ipynb #d7f91d43
+def importance_sample(
+    scores:Tensor, # One score per item, at least 0, shape (n,)
+    count:int, # How many to draw
+    bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
+)->Chosen: # With replacement, so with repeats; uniform where the scores are not positive numbers
+    "Items drawn in proportion to their score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)"
+    check_range('bias', bias, 0)
+    total = scores.sum()
+    usable = total.isfinite() & (total>0) & (scores>=0).all()
+    p = torch.where(usable, scores/total, 1/len(scores))
+    idx = torch.multinomial(p, check_range('count', count, 1, whole=True), replacement=True, generator=generator).sort().values
+    if not bias: return Chosen(idx)
+    weight,drawn = 1/(len(scores)*p[idx]),p[idx]
+    return Chosen(idx, weight if bias==1 else weight**bias * (weight*drawn).sum()/(weight**bias*drawn).sum())
+
+# %% ../nbs/02_policies.ipynb #1d73268b
+def variance_gain(
+    scores:Tensor, # One score per item, at least 0, shape (n,)
+)->Tensor: # A scalar between 1 and sqrt(n); 1 if the scores are not positive numbers
+    "tau, the square root of n times the sum of the squared shares (Katharopoulos and Fleuret 2018, equation 26)"
+    share = scores/scores.sum()
+    return (len(scores)*share.square().sum()).sqrt().nan_to_num(1., 1.)
+
+# %% ../nbs/02_policies.ipynb #10cd66bb
+def prune_easy(
+    scores:Tensor, # One loss per item, shape (n,); items that were never seen (NaN) are kept
+    prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
+)->Chosen: # `int((1-prune)*easy)` of the easy items, with weight 1/(1-prune), and all others, with weight 1
+    "All items but a random share of those below the mean loss (Qin et al. 2024, InfoBatch)"
+    if check_range('prune', prune, 0, 1)==1: raise ValueError('prune: got 1, wanted a number below 1.')
+    known = scores.isfinite()
+    easy = known & (scores<scores[known].double().mean())
+    noise = torch.rand(len(scores), generator=generator, device=scores.device)
+    order = torch.where(easy, noise, 2.).argsort()
+    n_easy = int(easy.sum())
+    idx = order[int((1-prune)*n_easy+1e-9):n_easy]
+    keep = torch.ones_like(easy).index_fill_(0, idx, False)
+    return Chosen(keep.nonzero()[:,0], torch.where(easy, 1/(1-prune), 1.)[keep])

@@ -21,7 +21,7 @@ class SelectionReport(Callback):
 
     def __init__(self):
         self._rows,self._sums,self._frames,self._log = [],[],[],None
-        self._fit,self._new_fit,self.left = 0,True,0
+        self._fit,self._new_fit,self._has_columns,self.left = 0,True,False,0
 
     def step(self,
         seen:int, # Items in the loader's batch
@@ -36,6 +36,14 @@ class SelectionReport(Callback):
         known = losses.isfinite()
         finite = losses.where(known, 0)
         self._sums.append(torch.stack([finite.sum(), finite[idx].sum(), known.sum()]))
+
+    def left_out(self,
+        losses, # What is remembered of the items that are not loaded, shape (n,); NaN where nothing is
+    ):
+        "Note the items of an epoch that were left out before loading"
+        self._rows.append((self._fit, self.epoch, -1, len(losses), 0, 0, False))
+        known = losses.isfinite()
+        self._sums.append(torch.stack([losses.where(known, 0).sum(), losses.new_zeros(()), known.sum()]))
 
     def note_loss(self,
         loss, # Mean loss of the items that were trained
@@ -67,8 +75,8 @@ def _frame(rows, sums):
 # %% ../nbs/13_report.ipynb #58ff1a3e
 @patch
 def before_fit(self:SelectionReport):
-    self._new_fit = True
-    if not hasattr(self.learn, 'recorder'): return
+    self._new_fit,self._has_columns = True,hasattr(self.learn, 'recorder')
+    if not self._has_columns: return
     names = self.recorder.metric_names
     at = names.index('time') if 'time' in names else len(names)
     self.recorder.metric_names = names[:at] + self.columns + names[at:]
@@ -95,12 +103,13 @@ def after_train(self:SelectionReport):
     steps = self._frames[-1]
     self._log = _summary(steps)
     bad = (steps.seen-steps.known)[steps.scored].sum()
+    if not steps.trained.sum(): warnings.warn(f'Epoch {self.epoch}: nothing was trained, since no item was chosen.')
     if bad: warnings.warn(f'Epoch {self.epoch}: {bad:.0f} of {steps.seen[steps.scored].sum()} losses were NaN or infinite. Where the '
         'method has a fixed count they were chosen first, else their whole batch was trained.')
 
 @patch
 def after_validate(self:SelectionReport):
-    if self._log is None or not hasattr(self.learn, 'recorder') or hasattr(self.learn, 'gather_preds'): return
+    if self._log is None or not self._has_columns or hasattr(self.learn, 'gather_preds'): return
     self.recorder.log += self._log
     self._log = None
 

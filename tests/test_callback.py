@@ -75,10 +75,10 @@ def test_selection_among_the_learners_callbacks():
 def test_warm_up_counts_epochs_over_fits_and_fills_no_history(capsys):
     learn = table_learner().selective_backprop(beta=2, warmup=2)
     quiet_fit(learn, 1)
-    assert capsys.readouterr().out.count('all warm-up')==1 and learn.selection.history.values is None
+    assert capsys.readouterr().out.count('this fit is all warm-up')==1 and learn.selection.history.values is None
     quiet_fit(learn, 1)
     quiet_fit(learn, 2)
-    assert 'all warm-up' not in capsys.readouterr().out
+    assert 'this fit is all warm-up' not in capsys.readouterr().out
     stats = learn.selection.stats
     assert [stats[stats.fit==f].scored.all() for f in (1,2,3)]==[False,False,True]
     assert (stats[stats.fit<3].kept==stats[stats.fit<3].seen).all()
@@ -88,7 +88,7 @@ def test_fine_tune_warms_up_once(capsys):
     quiet_fit(learn, 2, 'fine_tune')
     stats = learn.selection.stats
     assert stats.groupby(['fit','epoch']).scored.all().tolist()==[False,True,True]
-    assert capsys.readouterr().out.count('all warm-up')==1
+    assert capsys.readouterr().out.count('this fit is all warm-up')==1
 
 def test_cancelled_epochs_do_not_warm_up():
     learn = quiet_fit(table_learner().top_loss(), 4, start_epoch=2)
@@ -384,6 +384,13 @@ def test_random_controls_and_top_loss_are_told_apart():
     quiet_fit(learn, 1, cbs=TopLossCallback(warmup=0))
     assert type(learn.selection) is RandomSubsetCallback
 
+@pytest.mark.parametrize('wrong', [lambda s: s.argsort()[:5], lambda s: Chosen(s>s.median()), lambda s: Chosen(s[:3]), lambda s: None])
+def test_a_choice_of_another_kind_is_refused(wrong):
+    class Wrong(SelectionCallback):
+        def choose(self, scores): return wrong(scores)
+    with pytest.raises(TypeError, match=r'Wrong.choose: got .*wanted Chosen\(idx\)'): quiet_fit(table_learner(cbs=Wrong(warmup=0)), 1)
+
+@pytest.mark.filterwarnings('ignore:Epoch 1. nothing')
 def test_an_empty_choice_trains_nothing():
     class Nothing(SelectionCallback):
         def choose(self, scores): return Chosen(torch.arange(0))

@@ -61,6 +61,23 @@ def test_bad_words_fail_before_the_first_run():
     with pytest.raises(ValueError, match="arch: got 'resnet0'"): get_model('resnet0', 3)
     with pytest.raises(ValueError, match="data: got 'no/where'"): get_dls('no/where')
 
+def test_the_command_answers_bad_input_in_one_line(tmp_path, capsys):
+    (tmp_path/'empty').mkdir()
+    for kwargs,match in [(dict(methods='ohem'), "got 'ohem'"), (dict(methods='top_loss(keep=2)'), 'keep: got 2'), (dict(methods=''), "got ''"), (dict(epochs=0), 'epochs: got 0'),
+        (dict(seeds=0), 'seeds: got 0'), (dict(bs=0), 'bs: got 0'), (dict(bs=10**5), 'a batch of 100000'), (dict(lr=-1.), 'lr: got -1'),
+        (dict(data=str(tmp_path/'empty')), 'without images'), (dict(data='no/where'), 'no/where'), (dict(arch='resnet0'), 'resnet0')]:
+        with pytest.raises(SystemExit) as e: main(**{'data':'digits', 'out':str(tmp_path/'out'), **kwargs})
+        said = capsys.readouterr().err
+        assert e.value.code==2 and match in said and said.startswith('selback-compare: error:') and said.count('\n')==1
+    assert not (tmp_path/'out').exists()
+
+def test_plots_and_tables_for_any_order_of_methods():
+    plot_runs(RUNS[RUNS.method=='top_loss'])
+    shown = show_table(summarize(RUNS, n_valid=2000).assign(forwarded=22528))
+    assert shown.loc['forwarded','none']=='22,528' and shown.loc['vs random, equal time','top_loss']=='-29%' and shown.loc['vs plain, equal time','none']=='-'
+    assert 'nothing was left out' in verdict(summarize(RUNS.assign(backpropagated=900)))
+    assert 'one seed' in verdict(summarize(RUNS[RUNS.seed==0]))
+
 def test_methods_are_split_outside_of_brackets():
     assert split_methods('none,top_loss(keep=.5, warmup=0) , random_subset')==['none','top_loss(keep=.5, warmup=0)','random_subset']
 

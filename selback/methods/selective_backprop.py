@@ -11,7 +11,8 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
-from ..policies import History, cdf_power, check_range, rank_sample
+from ..policies import History, cdf_power, rank_sample
+from ..window import check_schedule
 
 # %% ../../nbs/methods/31_selective_backprop.ipynb #7b35a009
 class SelectiveBackpropCallback(SelectionCallback):
@@ -26,14 +27,17 @@ class SelectiveBackpropCallback(SelectionCallback):
     ):
         super().__init__(gather=gather, **kwargs)
         if keep is not None:
-            if beta not in (2., 1/check_range('keep', keep, 0, 1, above=True)-1):
-                raise ValueError(f'beta and keep: got {beta} and {keep}, which is beta={1/keep-1:.4g}; give one of them.')
-            beta = 1/keep-1
-        self.beta,self.history = check_range('beta', beta, 0),History(hist_size)
+            if beta!=2.: raise ValueError(f'beta and keep: got {beta} and {keep}, which are two names for one thing; give one of them.')
+            check_schedule('keep', keep, 0, 1, above=True)
+            beta = (lambda pct: 1/keep(pct)-1) if callable(keep) else 1/keep-1
+        self.beta,self.history = check_schedule('beta', beta, 0),History(hist_size)
+
+    stateful = (*SelectionCallback.stateful, 'history')
 
     def choose(self, scores):
-        if not self.gather: return rank_sample(scores, 1/(self.beta+1), self.generator, self.round_to)
-        return cdf_power(scores, self.history.push(scores), self.beta, self.generator)
+        beta = self.now(self.beta)
+        if not self.gather: return rank_sample(scores, 1/(beta+1), self.generator, self.round_to)
+        return cdf_power(scores, self.history.push(scores), beta, self.generator)
 
 # %% ../../nbs/methods/31_selective_backprop.ipynb #df312d48
 @patch
