@@ -10,11 +10,17 @@ from .losses import *
 from .scores import *
 from .policies import *
 from .window import Window
+from .functional import select_batch
 from .scoring import ScoringPass, untouched
+from .memory import ItemMemory
 from .report import SelectionReport
 from .callback import *
 from .methods.batch_loss_filter import *
 from .methods.selective_backprop import *
+from .methods.stale_loss import *
 from .methods.top_loss import *
+from .methods.importance_sampling import *
+from .methods.info_batch import *
+from .methods.reducible_loss import *
 
 __all__ = [o for o in globals() if not o.startswith('_')]

@@ -30,6 +30,7 @@ class SelectionCallback(Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored,remembers = True,False # does `choose` look at the scores? does the method go by what it remembers of the items?
+    before_loading,memory_ema = False,.9 # does the method choose before loading only? how slowly is a smoothed loss remembered?
     _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_lrs')
 
     def __init__(self,
@@ -134,15 +135,21 @@ def _first_look(self:SelectionCallback):
 @patch(as_prop=True)
 def needs_items(self:SelectionCallback):
     "Must the dataset items of a batch be known?"
-    return self.remembers or self.max_quantile is not None or getattr(self.score, 'needs_items', False)
+    return self.remembers or self.before_loading or self.max_quantile is not None or getattr(self.score, 'needs_items', False)
 
 @patch
 def _draw_items(self:SelectionCallback):
     "Draw the items of this epoch, and load the chosen ones only"
     n,device = check_loader(self.dl).n,next(self.model.parameters()).device
-    if self.memory is None or len(self.memory)!=n: self.memory = ItemMemory(n, device, self.max_quantile is not None)
+    if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
+    known = len(getattr(self.score, 'holdout_losses', range(n)))
+    if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
     self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(device)))
     self.idxs = idxs.to(device)
+
+@patch
+def _new_memory(self:SelectionCallback, n):
+    return ItemMemory(n, next(self.model.parameters()).device, self.max_quantile is not None, self.memory_ema)
 
 @patch
 def _to_load(self:SelectionCallback, idxs):
@@ -222,7 +229,17 @@ def before_batch(self:SelectionCallback):
     if self.by_epoch: return self._loaded(n)
     if len(self.yb) and n and not self._looked: self._first_look()
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.iter) and len(self.yb) and n
-    if not is_on or (self.gather and not self._began): return self.report.step(n, n, n)
+    if is_on and self.may_select(): self._select(n)
+    else: self.report.step(n, n, n)
+
+@patch
+def may_select(self:SelectionCallback):
+    "Can the batch be chosen from? Nothing is skipped before one batch has trained"
+    return not self.before_loading and (self._began or not self.gather)
+
+@patch
+def _select(self:SelectionCallback, n):
+    "Score the batch, choose, and hand over"
     scores,losses = self._look(n)
     chosen = self._unsuspected(_checked(self.choose(scores), self))
     if len(chosen.idx)==1 and n>1 and not self.gather: chosen = _with_company(chosen, scores)
@@ -316,12 +333,13 @@ def after_loss(self:SelectionCallback):
     self._began = True
     is_sum = getattr(base_loss(self.learn), 'reduction', 'mean')=='sum'
     self.report.note_loss(self.loss/n_items(self.yb) if is_sum else self.loss)
-    if self.memory is not None: self.memory.note(self.item_idx, trained_losses(self.learn), fresh=not self._chooses, picked=True)
+    if self.memory is None or not (self.scored or self.remembers): return
+    self.memory.note(self.item_idx, trained_losses(self.learn), fresh=not self._chooses, picked=True)
 
 @patch(as_prop=True)
 def _chooses(self:SelectionCallback):
     "Was the batch chosen? If not, it is a look at all items"
-    return self.by_epoch or self.window.is_on(self.pct_train, self.epochs_done, self.iter)
+    return self.by_epoch or (self.window.is_on(self.pct_train, self.epochs_done, self.iter) and self.may_select())
 
 @patch
 def after_train(self:SelectionCallback):
@@ -374,9 +392,8 @@ def load_state_dict(self:SelectionCallback,
     if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
     self.__dict__.update(state['numbers'])
     self.waiting.items,self._source = state['waiting'],None
-    device = next(self.model.parameters()).device
     if 'memory' in state['parts'] and self.memory is None:
-        self.memory = ItemMemory(len(state['parts']['memory']['loss']), device, self.max_quantile is not None)
+        self.memory = self._new_memory(len(state['parts']['memory']['loss']))
     for name,part in state['parts'].items(): getattr(self, name).load_state_dict(part)
     if state['generator'] is not None: self.generator.set_state(state['generator'])
 

@@ -10,16 +10,17 @@ from functools import partial
 
 import torch
 from fastai.data.load import DataLoader
-from fastai.distributed import DistributedDL
 
 from .scoring import fixed_random
 
-# %% ../nbs/11_loader.ipynb #0ddf581b
+# %% ../nbs/11_loader.ipynb #1bb9d04d
+def _is_distributed(dl): return 'world_size' in getattr(dl, '__dict__', {}) # fastai's `DistributedDL`, whose module needs accelerate
+
 def check_loader(
     dl, # A training loader
 )->DataLoader: # The fastai `DataLoader` that draws the indices; raises a `TypeError` if there is none
     "Check that the dataset item behind each row of a batch can be known"
-    inner = dl.dl if isinstance(dl, DistributedDL) else dl
+    inner = dl.dl if _is_distributed(dl) else dl
     said = f'The items of a batch are unknown: the training loader is a {type(inner).__name__}'
     if not isinstance(inner, DataLoader): raise TypeError(f"{said}; use fastai's DataLoader or TfmdDL, which draws indices before an epoch.")
     if not inner.indexed or inner.n is None: raise TypeError(f'{said} over an iterable dataset; use a dataset with `__getitem__` and `__len__`.')
@@ -40,11 +41,22 @@ class _Indices:
     def __init__(self, idxs): self.idxs = idxs
     def __call__(self, *args): return self.idxs
 
-# %% ../nbs/11_loader.ipynb #63c465c5
+# %% ../nbs/11_loader.ipynb #18257127
+def _copy(dl, **kwargs):
+    "`dl.new(**kwargs)`, without a look at the types that `dl` has not learned yet, and with the random states left alone"
+    unknown = [name for name in ('_n_inp','_types') if name not in dl.__dict__]
+    dl.__dict__.update(dict.fromkeys(unknown))
+    try:
+        with fixed_random(): new = dl.new(**kwargs)
+    finally:
+        for name in unknown: del dl.__dict__[name]
+    for name in unknown: new.__dict__.pop(name, None)
+    return new
+
 def _fixed(dl, idxs):
-    "A copy of `dl` for one epoch of the items `idxs`; the random states are left alone"
+    "A copy of `dl` for one epoch of the items `idxs`"
     fake,keep_last = dl.fake_l,dict(drop_last=False) if len(idxs)<dl.bs else {}
-    with fixed_random(): new = dl.new(get_idxs=_Indices(idxs), n=len(idxs), persistent_workers=fake.persistent_workers,
+    new = _copy(dl, get_idxs=_Indices(idxs), n=len(idxs), persistent_workers=fake.persistent_workers,
         pin_memory_device=fake.pin_memory_device, **keep_last)
     new.do_item = partial(_strict_item, new)
     return new
@@ -57,11 +69,11 @@ def epoch_items(
     inner = check_loader(dl)
     dl.randomize() # as the loader itself does when its epoch begins
     idxs = list(inner.get_idxs())
-    if isinstance(dl, DistributedDL): idxs = dl._broadcast(idxs, 0)
+    if _is_distributed(dl): idxs = dl._broadcast(idxs, 0)
     idxs = torch.as_tensor(idxs, dtype=torch.int64)
     if choose is not None: idxs = idxs[choose(idxs)]
     new = _fixed(inner, idxs.tolist())
-    if not isinstance(dl, DistributedDL): return new,idxs
+    if not _is_distributed(dl): return new,idxs
     new = type(dl)(new, dl.rank, dl.world_size)
     return new,torch.as_tensor(new.get_idxs())
 

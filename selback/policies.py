@@ -175,9 +175,10 @@ def top_and_bottom(
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1, and `int(also_bottom*bs)`
     "The items with the highest and those with the lowest scores"
     check_range('keep', keep, 0, 1, above=True)
-    check_range('also_bottom', also_bottom, 0, 1-keep+1e-9)
+    if keep+check_range('also_bottom', also_bottom, 0, 1)>1+1e-9: raise ValueError(f'keep and also_bottom: got {keep} and {also_bottom}, wanted a sum of at most 1.')
     order,n = _hardest_first(scores).argsort(descending=True),len(scores)
     top,bottom = _share_of(n, keep),int(n*also_bottom+1e-9)
+    bottom = min(bottom, n-top)
     from_top = torch.cat([order[:top], order[n-bottom:], order[top:n-bottom]])
     return _first(from_top, top+bottom, multiple_of)
 

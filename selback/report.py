@@ -28,14 +28,15 @@ class SelectionReport(Callback):
         kept:int, # Items of it that were chosen
         trained:int, # Items handed over to training: gathered ones may come from earlier batches
         losses=None, # The loss of each item seen, shape (seen,), if they were scored
-        idx=None, # The chosen ones, shape (kept,)
+        idx=None, # The chosen ones, shape (kept,); None if they come from several batches
     ):
         "Note a training step"
         self._rows.append((self._fit, self.epoch, self.iter, seen, kept, trained, losses is not None))
         if losses is None: return self._sums.append(None)
         known = losses.isfinite()
         finite = losses.where(known, 0)
-        self._sums.append(torch.stack([finite.sum(), finite[idx].sum(), known.sum()]))
+        kept_loss = finite.sum()*float('nan') if idx is None else finite[idx].sum()
+        self._sums.append(torch.stack([finite.sum(), kept_loss, known.sum()]))
 
     def left_out(self,
         losses, # What is remembered of the items that are not loaded, shape (n,); NaN where nothing is
@@ -43,7 +44,8 @@ class SelectionReport(Callback):
         "Note the items of an epoch that were left out before loading"
         self._rows.append((self._fit, self.epoch, -1, len(losses), 0, 0, False))
         known = losses.isfinite()
-        self._sums.append(torch.stack([losses.where(known, 0).sum(), losses.new_zeros(()), known.sum()]))
+        kept_loss = torch.where(known.all(), 0., float('nan')) # unknown losses have no share
+        self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum()]))
 
     def note_loss(self,
         loss, # Mean loss of the items that were trained

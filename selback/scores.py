@@ -97,11 +97,11 @@ def _of_classes(score, loss_func):
 score_names = ['loss', 'entropy', 'margin', 'grad_bound']
 
 def get_score(
-    score, # One of `score_names`, or a function `(pred, *yb)` that returns one number per item
+    score, # One of `score_names`, a function `(pred, *yb)` that returns one number per item, or `ReducibleLoss`
     loss_func, # The loss that `score='loss'` computes, and that tells where the classes are
 ): # A function `(pred, *yb)` that returns one score per item
     "The score function that `score` names"
-    if callable(score): return score
+    if callable(score) or hasattr(score, 'of_items'): return score
     if score=='loss': return partial(item_losses, loss_func)
     if score=='grad_bound': return partial(grad_bound_score, loss_func)
     if score in score_names: return _of_classes(dict(entropy=entropy_score, margin=margin_score)[score], loss_func)

@@ -29,7 +29,10 @@ def one_liner(cls): return camel2snake(cls.__name__.removesuffix('Callback'))
 # each method set to keep every item of a batch
 KEEP_ALL = dict(BatchLossFilterCallback=[dict(min_loss_perc=1.), dict(min_loss_perc=0, min_sample_perc=1.), dict(min_loss_perc=1., gather=True)],
     SelectiveBackpropCallback=[dict(beta=0), dict(keep=1., gather=False)],
-    TopLossCallback=[dict(keep=1.), dict(keep=1., gather=True)], RandomSubsetCallback=[dict(keep=1.)])
+    TopLossCallback=[dict(keep=1.), dict(keep=1., gather=True), dict(keep=.5, also_bottom=.5)],
+    RandomSubsetCallback=[dict(keep=1.), dict(keep=1., before_loading=True)],
+    StaleLossCallback=[dict(beta=0, n=1), dict(beta=0, n=3), dict(beta=0, n=2, gather=False), dict(beta=0, fresh=False)],
+    InfoBatchCallback=[dict(prune=0.)], ImportanceSamplingCallback=[dict(tau=1e9)])
 
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)

@@ -14,7 +14,7 @@ except ModuleNotFoundError: import tomli as tomllib
 
 root = Path(__file__).parents[1]
 notebooks = sorted(p for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
-code = [p for p in notebooks if p.stem[0].isdigit()]
+code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials and the index
 project = tomllib.loads((root/'pyproject.toml').read_text())
 settings = ConfigParser(interpolation=None, delimiters='=')
 settings.read(root/'settings.ini')
@@ -108,8 +108,8 @@ def test_commands_in_the_readme_exist():
 
 # public names
 def public():
-    import selback.all, selback.compare, selback.items
-    for m in (selback.all, selback.compare, selback.items):
+    import importlib
+    for m in map(importlib.import_module, (f'selback.{n}' for n in ('all','compare','functional','loader','learner'))):
         for name in m.__all__:
             o = getattr(m, name)
             if callable(o) and name not in ('Learner',): yield pytest.param(o, id=name)

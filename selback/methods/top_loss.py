@@ -5,49 +5,65 @@
 # %% auto #0
 __all__ = ['TopLossCallback', 'RandomSubsetCallback']
 
-# %% ../../nbs/methods/33_top_loss.ipynb #cb464dc8
+# %% ../../nbs/methods/33_top_loss.ipynb #fcefcf83
+import torch
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
-from ..policies import check_range, random_k, top_k
+from ..policies import random_k, top_and_bottom
+from ..window import check_schedule, value_at
 
-# %% ../../nbs/methods/33_top_loss.ipynb #d08c5ace
-class _KeepCallback(SelectionCallback):
-    "Keep a fixed share of each batch"
+# %% ../../nbs/methods/33_top_loss.ipynb #a70256f9
+class TopLossCallback(SelectionCallback):
+    "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
     @delegates(SelectionCallback.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
+        also_bottom:float=0., # Share of the items to keep from the easiest, too
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.keep = check_range('keep', keep, 0, 1, above=True)
+        self.keep,self.also_bottom = check_schedule('keep', keep, 0, 1, above=True),check_schedule('also_bottom', also_bottom, 0, 1)
+        for pct in (0., .5, 1.): top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
 
-class TopLossCallback(_KeepCallback):
-    "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
-    def choose(self, scores): return top_k(scores, self.keep, self.round_to)
+    def choose(self, scores): return top_and_bottom(scores, self.now(self.keep), self.now(self.also_bottom), self.round_to)
 
-class RandomSubsetCallback(_KeepCallback):
-    "Keep random items of each batch: the control, which scores nothing (`score` and `scale_factor` are not used)"
+# %% ../../nbs/methods/33_top_loss.ipynb #7514393f
+class RandomSubsetCallback(SelectionCallback):
+    "Keep random items: the control, which scores nothing (`score` and `scale_factor` are not used)"
     scored = False
-    def choose(self, scores): return random_k(scores, self.keep, self.generator, self.round_to)
+
+    @delegates(SelectionCallback.__init__)
+    def __init__(self,
+        keep:float=.5, # Share of the items to keep, above 0 and at most 1
+        before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
+        **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.keep,self.before_loading = check_schedule('keep', keep, 0, 1, above=True),before_loading
+
+    def choose(self, scores): return random_k(scores, self.now(self.keep), self.generator, self.round_to)
+    def choose_items(self, idxs): return random_k(idxs, self.now(self.keep), self.generator) if self.before_loading else None
 
 # %% ../../nbs/methods/33_top_loss.ipynb #1e8d8c3b
 @patch
 @delegates(TopLossCallback.__init__)
 def top_loss(self:Learner,
     keep:float=.5, # Share of the items to keep, above 0 and at most 1
+    also_bottom:float=0., # Share of the items to keep from the easiest, too
     **kwargs
 )->Learner: # The learner
     "Train on the hardest items of each batch"
-    return set_selection(self, TopLossCallback(keep, **kwargs))
+    return set_selection(self, TopLossCallback(keep, also_bottom, **kwargs))
 
 @patch
 @delegates(RandomSubsetCallback.__init__)
 def random_subset(self:Learner,
     keep:float=.5, # Share of the items to keep, above 0 and at most 1
+    before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
     **kwargs
 )->Learner: # The learner
-    "Train on random items of each batch"
-    return set_selection(self, RandomSubsetCallback(keep, **kwargs))
+    "Train on random items"
+    return set_selection(self, RandomSubsetCallback(keep, before_loading, **kwargs))

@@ -1,0 +1,149 @@
+"Which item is which: the dataset index of every row"
+import pickle
+
+import pytest, torch
+from fastai.callback.core import Callback
+from fastai.callback.data import PartialDL, WeightedDL
+from fastai.data.load import DataLoader, SkipItemException
+from fastai.distributed import DistributedDL
+from fastai.text.data import LMDataLoader, SortedDL
+from helpers import *
+from selback.loader import batch_items, check_loader, epoch_items
+
+class Numbered:
+    "Each item says its own number; reads are counted"
+    def __init__(self, n=50): self.n,self.reads = n,[]
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        self.reads.append(int(i))
+        return torch.full((4,), float(i)),torch.tensor(int(i)%3)
+
+def rows(dl): return [x[:,0].long().tolist() for x,_ in dl]
+
+@pytest.mark.parametrize('num_workers,persistent', [(0,False), (2,False), (2,True)])
+@pytest.mark.parametrize('drop_last', [True, False])
+@pytest.mark.parametrize('shuffle', [True, False])
+def test_rows_are_the_items(shuffle, drop_last, num_workers, persistent):
+    base = TfmdDL(Numbered(), bs=8, shuffle=shuffle, drop_last=drop_last, num_workers=num_workers, persistent_workers=persistent)
+    for keep in (None, lambda idxs: idxs%3!=0):
+        dl,idxs = epoch_items(base, keep)
+        got = rows(dl)
+        assert got==[batch_items(idxs, i, 8).tolist() for i in range(len(dl))] and len(got)==len(dl)
+        assert dl.fake_l.persistent_workers==persistent and sum(map(len, got))==(len(idxs)//8*8 if drop_last else len(idxs))
+        assert keep is None or not [i for b in got for i in b if i%3==0]
+
+@pytest.mark.parametrize('make', [lambda: WeightedDL(Numbered(), bs=8, wgts=range(1,51), shuffle=True), lambda: PartialDL(Numbered(), bs=8, partial_n=21),
+    lambda: SortedDL(Numbered(), sort_func=lambda o: -o[0][0], bs=8), lambda: DataLoader(Numbered(), bs=8, shuffle=True)], ids=['weighted','partial','sorted','plain'])
+def test_other_loaders(make):
+    dl,idxs = epoch_items(make())
+    assert sum(rows(dl), [])==idxs.tolist()
+
+@pytest.mark.parametrize('make', [lambda: TfmdDL(Numbered(), bs=8, shuffle=True), lambda: WeightedDL(Numbered(), bs=8, wgts=range(1,51), shuffle=True),
+    lambda: SortedDL(Numbered(), sort_func=lambda o: o[0][0], bs=8, shuffle=True)])
+def test_the_copy_draws_what_the_loader_would(make):
+    def epochs(copy):
+        set_seed(0)
+        dl = make()
+        return [rows(epoch_items(dl)[0] if copy else dl) for _ in range(3)],random_states()
+    assert epochs(True)==epochs(False)
+
+class OnCpu(DistributedDL):
+    def _broadcast(self, t, rank): return list(t)
+
+@pytest.mark.parametrize('drop_last', [True, False])
+def test_distributed_loaders(drop_last):
+    def ranks(keep):
+        res = []
+        for rank in (0,1):
+            set_seed(3)
+            res.append(epoch_items(OnCpu(TfmdDL(Numbered(51), bs=8, shuffle=True, drop_last=drop_last, num_workers=0), rank, 2), keep))
+        return res
+    for keep in (None, lambda idxs: idxs%2==0):
+        (a,ia),(b,ib) = ranks(keep)
+        for dl,idxs in ((a,ia),(b,ib)): assert rows(dl)==[batch_items(idxs, i, 8).tolist() for i in range(len(rows(dl)))]
+        assert set(ia.tolist())|set(ib.tolist())==set(range(0, 51, 1 if keep is None else 2)) and len(ia)==len(ib)
+    plain = []
+    for rank in (0,1):
+        set_seed(3)
+        plain.append(rows(OnCpu(TfmdDL(Numbered(51), bs=8, shuffle=True, drop_last=drop_last, num_workers=0), rank, 2)))
+    assert [rows(dl) for dl,_ in ranks(None)]==plain
+
+def skip_thirteen(o):
+    if o.ndim and o[0]==13: raise SkipItemException
+    return o
+
+@pytest.mark.parametrize('num_workers', [0, 2])
+def test_skipped_items_are_refused(num_workers):
+    dl,_ = epoch_items(TfmdDL(Numbered(), bs=8, after_item=skip_thirteen, num_workers=num_workers))
+    with pytest.raises(ValueError, match='Item 13 was skipped'): list(dl)
+
+@pytest.mark.parametrize('make,match', [(lambda: torch.utils.data.DataLoader(Numbered(), batch_size=8), "DataLoader; use fastai's"),
+    (lambda: DataLoader(iter(range(9)), bs=4), 'iterable dataset'), (lambda: DataLoader(list(range(9)), bs=None), 'whole batches'),
+    (lambda: LMDataLoader([torch.arange(99)], bs=2, seq_len=5), 'continue each other')])
+def test_unknown_items_are_refused_when_the_fit_begins(make, match):
+    with pytest.raises(TypeError, match=match): check_loader(make())
+    learn = table_learner().stale_loss()
+    learn.dls.loaders[0] = make()
+    with pytest.raises(TypeError, match=match): quiet_fit(learn, 2)
+
+METHODS = [lambda: StaleLossCallback(beta=2, n=3), lambda: StaleLossCallback(fresh=False), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.3, before_loading=True),
+    lambda: TopLossCallback(.5, max_quantile=.9), lambda: SelectiveBackpropCallback(max_quantile=.9), lambda: SelectiveBackpropCallback(score=ReducibleLoss(torch.zeros(50)))]
+
+def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
+    set_seed(0)
+    ds = Numbered()
+    dls = DataLoaders(TfmdDL(ds, bs=8, shuffle=True, drop_last=drop_last, num_workers=num_workers), TfmdDL(Numbered(16), bs=8, num_workers=0))
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.05, **kwargs),ds
+
+@pytest.mark.parametrize('num_workers', [0, 2])
+@pytest.mark.parametrize('make', METHODS)
+def test_methods_know_the_items_they_train(make, num_workers):
+    seen = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def after_loss(self): seen.append((self.x[:,0].long().tolist(), self.learn.selection.item_idx.tolist()))
+    learn,_ = numbered_learner([make(), Spy()], num_workers)
+    if num_workers: learn.dls.train.fake_l.num_workers = num_workers
+    quiet_fit(learn, 4 if num_workers==0 else 2)
+    assert len(seen)>5 and all(x==idx for x,idx in seen)
+
+@pytest.mark.parametrize('make,share', [(lambda: StaleLossCallback(beta=2, n=100, seed=0), 1/3), (lambda: StaleLossCallback(beta=1, fresh=False, seed=0), 1/2), (lambda: RandomSubsetCallback(.3, before_loading=True), .3)])
+def test_left_out_items_are_not_read(make, share):
+    "An epoch that keeps a third reads a third of the items"
+    learn,ds = numbered_learner(make(), drop_last=False)
+    reads = []
+    class Count(Callback):
+        def before_train(self): ds.reads.clear()
+        def after_train(self): reads.append(len(ds.reads))
+    learn.add_cb(Count())
+    quiet_fit(learn, 41)
+    kept = learn.selection.stats.query('step>=0').groupby('epoch').seen.sum()
+    assert reads[1:]==kept.tolist()[1:] and kept[0]==50 # in the first epoch fastai itself reads one item more, to learn the types
+    sigma = (share*(1-share)/(40*50))**.5
+    assert abs(sum(reads[1:])/(40*50)-share)<4*sigma+1/50 # at most one item an epoch is left out as a lone last one
+
+def test_clocks_are_exact_in_shortened_epochs():
+    pcts = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def before_batch(self): pcts.append((self.epoch, self.pct_train, self.n_iter, self.iter))
+    learn,_ = numbered_learner([RandomSubsetCallback(.5, before_loading=True), Spy()])
+    quiet_fit(learn, 4, 'fit_one_cycle')
+    for epoch,pct,n_iter,i in pcts: assert n_iter==(6 if epoch==0 else 3) and pct==pytest.approx((epoch+i/n_iter)/4)
+    assert learn.pct_train==pytest.approx(1) and learn.train_iter==6+3*3==len(learn.recorder.losses)
+    assert learn.recorder.lrs[-1]<max(learn.recorder.lrs)/5
+
+def test_a_changed_number_of_items_is_refused():
+    class Half(Callback):
+        order,run_valid = SelectionCallback.order-1,False
+        def before_batch(self): self.learn.xb,self.learn.yb = (self.x[:4],),(self.y[:4],)
+    learn,_ = numbered_learner([StaleLossCallback(), Half()])
+    with pytest.raises(ValueError, match='got a batch of 4 items, wanted 8'): quiet_fit(learn, 1)
+
+def test_a_lone_last_item_is_not_loaded():
+    class Nine(SelectionCallback):
+        remembers,before_loading = True,True
+        def choose_items(self, idxs): return Chosen(torch.arange(9))
+    learn,_ = numbered_learner(Nine(warmup=0), drop_last=False)
+    assert quiet_fit(learn, 2).selection.stats.query('step>=0').trained.tolist()==[8,8]

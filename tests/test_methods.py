@@ -1,0 +1,449 @@
+"Every method against its paper"
+import math
+
+import numpy as np, pytest, torch
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.schedule import SchedLin
+from helpers import *
+from selback.learner import trained_losses
+from test_loader import numbered_learner
+from torch.nn import functional as F
+
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+# importance sampling
+def test_tau_of_equal_and_of_one_hot_scores():
+    for n in (2, 9, 100):
+        assert variance_gain(torch.full((n,), 3.)).item()==pytest.approx(1)
+        assert variance_gain(F.one_hot(torch.tensor(1), n).float()).item()==pytest.approx(n**.5)
+    s = torch.rand(50, generator=gen())
+    g,u = s.double()/s.double().sum(),1/50
+    assert variance_gain(s).item()==pytest.approx(float((1-(g-u).square().sum()/g.square().sum())**-.5), rel=1e-5) # the paper's form
+
+def test_importance_weights_are_unbiased():
+    generator = gen(1)
+    scores,x = torch.rand(40, generator=generator)+.05,torch.randn(40, generator=generator)
+    means,weights = [],[]
+    for _ in range(6000):
+        c = importance_sample(scores, 8, generator=generator)
+        means.append((x[c.idx]*c.weight).mean())
+        weights.append(c.weight.mean())
+    for values,wanted in ((means, x.mean()), (weights, torch.tensor(1.))):
+        values = torch.stack(values)
+        assert abs(values.mean()-wanted)<4*values.std()/6000**.5
+    p = scores/scores.sum()
+    torch.testing.assert_close(c.weight, 1/(40*p[c.idx]))
+
+def test_importance_sampling_draws_in_proportion():
+    scores,counts,generator = torch.tensor([0.,1,2,5]),torch.zeros(4),gen()
+    for _ in range(2000): counts += torch.bincount(importance_sample(scores, 8, generator=generator).idx, minlength=4)
+    p = scores/8
+    assert counts[0]==0 and ((counts/16000-p).abs()<=4*(p*(1-p)/16000).sqrt()).all()
+
+def test_bias_softens_the_weights_and_keeps_their_sum_of_scores():
+    scores = torch.rand(30, generator=gen())
+    exact,half = importance_sample(scores, 16, 1., gen(5)),importance_sample(scores, 16, .5, gen(5))
+    assert torch.equal(exact.idx, half.idx) and importance_sample(scores, 16, 0., gen(5)).weight is None
+    s = scores[exact.idx]
+    torch.testing.assert_close((half.weight*s).sum(), (exact.weight*s).sum())
+    torch.testing.assert_close((half.weight/half.weight[0]), (exact.weight/exact.weight[0]).sqrt())
+
+@pytest.mark.parametrize('bad', [torch.zeros(5), torch.tensor([1.,float('nan'),1,1,1]), torch.tensor([1.,-1,1,1,1])])
+def test_scores_that_cannot_be_drawn_by_are_drawn_uniformly(bad):
+    c = importance_sample(bad, 400, generator=gen())
+    assert (torch.bincount(c.idx, minlength=5)>40).all() and torch.equal(c.weight, torch.ones(400))
+
+def test_grad_bound_is_the_distance_of_softmax_and_label():
+    pred,y = torch.randn(9,4),torch.randint(0,4,(9,))
+    got = get_score('grad_bound', CrossEntropyLossFlat())(pred, y)
+    torch.testing.assert_close(got, (pred.softmax(1)-F.one_hot(y, 4)).norm(dim=1))
+    assert not torch.is_inference_mode_enabled() and not got.requires_grad
+    with torch.no_grad(): torch.testing.assert_close(get_score('grad_bound', F.mse_loss)(pred, torch.zeros(9,4)), (2*pred/4).norm(dim=1))
+
+def test_margin_by_hand():
+    pred = torch.tensor([[2.,1,0],[0,0,0]])
+    p = pred.softmax(1)
+    torch.testing.assert_close(margin_score(pred), torch.stack([1-(p[0,0]-p[0,1]), torch.tensor(1.)]))
+    torch.testing.assert_close(margin_score(torch.tensor([[0.,9.]]), multi_label=True), 1-(2*torch.tensor([0.,9.]).sigmoid()-1).abs().mean()[None])
+
+class Grads(Callback):
+    order,run_valid = 60,False
+    def before_fit(self): self.seen = []
+    def after_backward(self): self.seen.append(torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone())
+
+def test_importance_sampling_gradients_are_unbiased():
+    "The mean weighted gradient over many draws is that of the pool"
+    learn = table_learner(n=32+64, bs=16).importance_sampling(tau=0, warmup=1, presample=3)
+    learn.model,learn.opt = nn.Linear(4, 3),None
+    drawn,pools = [],[]
+    cb,select = learn.selection,learn.selection._select
+    def spy(n):
+        pools.append((cb.x.clone(), cb.y.clone()))
+        select(n)
+    cb._select = spy
+    learn.add_cb(Grads())
+    quiet_fit(learn, 301, lr=0.)
+    assert len(pools)==300*4
+    for g,i in zip(learn.grads.seen[4:], range(0, len(pools), 3)):
+        x,y = (torch.cat(o) for o in zip(*pools[i:i+3]))
+        wanted = torch.autograd.grad(F.cross_entropy(learn.model(x), y), list(learn.model.parameters()))
+        drawn.append(g-torch.cat([o.flatten() for o in wanted]))
+    drawn = torch.stack(drawn)
+    assert len(drawn)==400 and (drawn.mean(0).abs()<4.5*drawn.std(0)/400**.5).all() and drawn.std()>.01
+
+def test_importance_sampling_waits_for_its_threshold():
+    learn = quiet_fit(table_learner(n=432).importance_sampling(warmup=0), 3)
+    cb = learn.selection
+    assert cb.tau==2. and ImportanceSamplingCallback(presample=5).tau==pytest.approx(8/3)
+    assert (cb.stats.trained==cb.stats.seen).all() and 0<float(cb.tau_now)<2 # equal scores: nothing to win
+    cb.tau_now = 5.
+    quiet_fit(learn, 1)
+    stats = cb.stats.query('fit==2')
+    assert stats.trained.tolist()[:6]==[0,0,16]*2 and cb.tau_now<5
+
+def test_tau_is_smoothed_as_in_the_paper():
+    learn = table_learner(n=32+48).importance_sampling(warmup=0, tau=99)
+    gains = []
+    cb,note = learn.selection,learn.selection._note_gain
+    def spy(scores): gains.append(float(variance_gain(scores))); note(scores)
+    cb._note_gain = spy
+    quiet_fit(learn, 2)
+    wanted = 0.
+    for g in gains: wanted = .9*wanted+.1*g
+    assert len(gains)==6 and float(cb.tau_now)==pytest.approx(wanted, rel=1e-5)
+
+# InfoBatch
+def test_prune_easy():
+    scores = torch.rand(1000, generator=gen())**2
+    easy = scores<scores.mean()
+    for prune in (.3, .5, .9):
+        c = prune_easy(scores, prune, gen())
+        kept = torch.zeros(1000, dtype=torch.bool).index_fill_(0, c.idx, True)
+        assert kept[~easy].all() and (kept & easy).sum()==int((1-prune)*int(easy.sum())+1e-9)
+        torch.testing.assert_close(c.weight, torch.where(easy[c.idx], 1/(1-prune), 1.))
+        assert abs(c.weight.sum()-1000)<1/(1-prune)+1e-3
+    assert prune_easy(torch.ones(5)).idx.tolist()==[0,1,2,3,4] # nothing is strictly below the mean
+    unseen = torch.tensor([float('nan'),1.,1.,9.])
+    assert 0 in prune_easy(unseen, .99, gen()).idx and torch.equal(prune_easy(torch.full((3,), float('nan'))).weight, torch.ones(3))
+
+def test_pruning_is_unbiased():
+    generator = gen(2)
+    scores,x = torch.rand(60, generator=generator)**2,torch.randn(60, generator=generator)
+    sums = torch.stack([(x[c.idx]*c.weight).sum() for c in (prune_easy(scores, .5, generator) for _ in range(5000))])
+    easy = scores<scores.mean()
+    n = int(easy.sum())
+    wanted = x[~easy].sum()+x[easy].sum()*int(.5*n)/n*2 # the rounding of the count is the one bias
+    assert abs(sums.mean()-wanted)<4*sums.std()/5000**.5
+
+@pytest.mark.parametrize('epochs', [10, 15, 20, 100, 200])
+def test_the_last_epochs_are_full(epochs):
+    learn = table_learner(n=32+24, bs=8).info_batch(prune=.5, delta=.875)
+    weights = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def after_pred(self): weights.append((self.epoch, self.learn.selection.item_weight))
+    learn.add_cb(Spy())
+    quiet_fit(learn, epochs, lr=1e-3)
+    kept,last = learn.selection.stats.groupby('epoch').kept.sum(),epochs-math.floor(.875*epochs)
+    assert (kept[-last:]==24).all() and kept[0]==24 and (kept[1:-last]<24).all()
+    assert all(w is None for e,w in weights if e>=epochs-last) and any(w is not None and (w==2).any() for e,w in weights if e==epochs-last-1)
+
+def test_info_batch_goes_by_training_losses_and_weights_gradients():
+    learn,_ = numbered_learner([InfoBatchCallback(seed=0), Grads()], drop_last=False)
+    noted = {}
+    class Spy(Callback):
+        order,run_valid = 60,False
+        def after_loss(self):
+            for i,l in zip(self.learn.selection.item_idx.tolist(), trained_losses(self.learn).tolist()): noted[i] = l
+    learn.add_cb(Spy())
+    quiet_fit(learn, 1)
+    memory = learn.selection.memory
+    assert memory.loss.tolist()==pytest.approx([noted[i] for i in range(50)]) and (memory.picked==1).all()
+    before = memory.loss.clone()
+    quiet_fit(learn, 8)
+    steps = learn.selection.stats.query('fit==2')
+    assert not steps.scored.any() and steps[steps.epoch==0].kept.sum()==50-int((before<before.mean()).sum())+int(.5*int((before<before.mean()).sum()))
+
+# stale losses
+def passes(learn): return learn.selection.stats.groupby('epoch').scored.any()
+
+@pytest.mark.parametrize('n,epochs', [(1,4), (2,6), (3,7), (4,9)])
+def test_stale_forward_counts(n, epochs):
+    "ceil(E/n)*N forward passes, the priming epoch included"
+    learn = quiet_fit(table_learner().stale_loss(beta=2, n=n), epochs)
+    looks = passes(learn)
+    assert [e for e in range(epochs) if e==0 or looks[e]]==list(range(0, epochs, n)) and int(looks.sum())+1==math.ceil(epochs/n)
+    scored = learn.selection.stats.query('scored').seen.sum()
+    assert scored==(math.ceil(epochs/n)-1)*100
+
+@pytest.mark.parametrize('kwargs', [dict(), dict(gather=False), dict(keep=.5), dict(warmup=0), dict(drop_last=True)])
+def test_stale_with_n_1_is_selective_backprop(kwargs):
+    drop_last = kwargs.pop('drop_last', False)
+    keep = dict(beta=1/kwargs.pop('keep')-1) if 'keep' in kwargs else {}
+    a = quiet_fit(table_learner(drop_last=drop_last).selective_backprop(**keep, **kwargs, seed=1), 4)
+    b = quiet_fit(table_learner(drop_last=drop_last).stale_loss(n=1, **keep, **kwargs, seed=1), 4)
+    assert same(weights(a), weights(b)) and a.selection.stats.equals(b.selection.stats)
+
+def test_stale_without_fresh_looks():
+    learn = quiet_fit(table_learner().stale_loss(fresh=False, n=2), 6)
+    stats = learn.selection.stats
+    assert not stats.scored.any() and stats[stats.epoch==0].kept.sum()==100 and (stats[stats.epoch>0].groupby('epoch').kept.sum()<70).all()
+    learn = quiet_fit(table_learner().stale_loss(fresh=False, warmup=0), 2)
+    assert learn.selection.stats.query('epoch==0').kept.sum()==100 # nothing is known yet
+
+def test_training_refreshes_a_loss_but_not_its_age():
+    learn,_ = numbered_learner(StaleLossCallback(n=4, seed=0), drop_last=False)
+    ages,losses,trained = [],[],[]
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def before_train(self): trained.append(set())
+        def after_loss(self): trained[-1] |= set(self.learn.selection.item_idx.tolist())
+        def after_train(self):
+            ages.append(self.learn.selection.memory.age.tolist())
+            losses.append(self.learn.selection.memory.loss.clone())
+    learn.add_cb(Spy())
+    quiet_fit(learn, 4)
+    assert ages==[[e+1]*50 for e in range(4)] # of all items alike, trained or not
+    for e in (1,2,3):
+        changed = set((losses[e]!=losses[e-1]).nonzero()[:,0].tolist())
+        assert changed<=trained[e] and len(changed)>.9*len(trained[e]) and 0<len(trained[e])<35
+    assert learn.selection.memory.picked.tolist()==[sum(i in t for t in trained) for i in range(50)]
+
+def test_stale_epochs_draw_anew_and_by_loss():
+    learn,_ = numbered_learner(StaleLossCallback(beta=2, n=10**6, seed=0), drop_last=False)
+    picks = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def before_train(self): picks.append(set(self.learn.selection.idxs.tolist()))
+    learn.add_cb(Spy())
+    cb,choose = learn.selection,learn.selection.choose_items
+    def fixed(idxs):
+        cb.memory.loss.copy_(torch.arange(50.))
+        return choose(idxs)
+    cb.choose_items = fixed
+    quiet_fit(learn, 401)
+    rate = torch.tensor([sum(i in p for p in picks[1:])/400 for i in range(50)])
+    p = ((torch.arange(50)+.5)/50)**2
+    assert ((rate-p).abs()<=4.5*(p*(1-p)/400).sqrt()+.01).all() and len(set(map(frozenset, picks[1:])))>390
+
+def test_items_never_seen_are_loaded():
+    learn,_ = numbered_learner(StaleLossCallback(beta=9, n=50, seed=0)) # drop_last: two items of 50 are not seen in the warm-up
+    quiet_fit(learn, 1)
+    unseen = set(learn.selection.memory.loss.isnan().nonzero()[:,0].tolist())
+    loaded = []
+    class Spy(Callback):
+        def before_train(self): loaded.append(set(self.learn.selection.idxs.tolist()))
+    learn.add_cb(Spy())
+    quiet_fit(learn, 1)
+    assert len(unseen)==2 and unseen<=loaded[0]
+
+def test_ema_chooses_by_the_smoothed_loss():
+    learn,_ = numbered_learner(StaleLossCallback(n=9, ema=.5), drop_last=False)
+    quiet_fit(learn, 1)
+    first = learn.selection.memory.loss.clone()
+    quiet_fit(learn, 1)
+    memory = learn.selection.memory
+    trained = memory.picked==2
+    torch.testing.assert_close(memory.ewma[trained], .5*(first+memory.loss)[trained])
+    assert memory.ema==.5
+    with pytest.raises(ValueError, match='ema'): StaleLossCallback(ema=1.)
+
+@pytest.mark.parametrize('mixer', [MixUp, CutMix])
+def test_mixed_losses_count_for_the_first_item(mixer):
+    learn,seen = image_learner(cbs=[mixer(), InfoBatchCallback(warmup=0)]),[]
+    class Spy(Callback):
+        order,run_valid = 60,False
+        def after_loss(self):
+            m = self.loss_func.__self__
+            ce = lambda y: F.cross_entropy(self.pred, y.as_subclass(torch.Tensor), reduction='none')
+            seen.append((self.learn.selection.item_idx, m.lam*ce(self.y)+(1-m.lam)*ce(m.yb1[0]), self.learn.selection.memory.loss.clone()))
+    learn.add_cb(Spy())
+    quiet_fit(learn, 2)
+    for idx,wanted,loss in seen: torch.testing.assert_close(loss[idx], wanted.detach().as_subclass(torch.Tensor))
+
+# scores for noisy data
+def noisy_learner(cb, n=400):
+    set_seed(0)
+    x = torch.randn(n, 6)
+    y = (x[:,0]>0).long()
+    wrong = torch.rand(n)<.1
+    y = torch.where(wrong, 1-y, y)
+    dls = DataLoaders(TfmdDL(TensorDataset(x, y), bs=20, shuffle=True, num_workers=0), TfmdDL(TensorDataset(x[:40], y[:40]), bs=20, num_workers=0))
+    return Learner(dls, nn.Linear(6, 2), loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.1),wrong
+
+@pytest.mark.parametrize('make', [lambda: SelectiveBackpropCallback(beta=1, max_quantile=.9), lambda: StaleLossCallback(beta=1, n=2, max_quantile=.9), lambda: TopLossCallback(keep=.5, max_quantile=.9)])
+def test_noise_guard(make):
+    learn,wrong = noisy_learner(make())
+    trained = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def before_train(self): trained.append((set(self.learn.selection.suspects.tolist()), set()))
+        def after_loss(self): trained[-1][1].update(self.learn.selection.item_idx.tolist())
+    learn.add_cb(Spy())
+    quiet_fit(learn, 10)
+    suspects = learn.selection.suspects
+    assert 20<len(suspects)<=45 and wrong[suspects].float().mean()>.85
+    assert all(not t[0] for t in trained[:3]) and not any(suspected & t for suspected,t in trained) and any(s for s,_ in trained)
+
+def test_noise_guard_needs_three_epochs_in_a_row():
+    memory = ItemMemory(10, guard=True)
+    for top in (3,3,5,3,3,3):
+        memory.note(torch.arange(10), torch.where(torch.arange(10)==top, 9., 1.))
+        memory.next_epoch(.9)
+        assert memory.suspects[5]==False
+    assert memory.suspects.nonzero()[:,0].tolist()==[3]
+    assert sum(getattr(memory, f).element_size() for f in memory.fields)<=24 and sum(getattr(ItemMemory(3), f).element_size() for f in ItemMemory.fields)<=20
+    with pytest.raises(ValueError, match='noise guard is off'): TopLossCallback().suspects
+
+def test_reducible_loss_scores_by_item():
+    il = torch.rand(50, generator=gen())*3
+    seen = []
+    class Spy(TopLossCallback):
+        def choose(self, scores):
+            seen.append((scores.clone(), self.item_idx.clone(), self.x[:,0].long().tolist(), self.score_items()[1]))
+            return super().choose(scores)
+    learn,_ = numbered_learner(Spy(keep=.5, score=ReducibleLoss(il), warmup=0))
+    quiet_fit(learn, 2)
+    for scores,idx,numbers,losses in seen:
+        assert idx.tolist()==numbers
+        torch.testing.assert_close(scores, losses-il[idx])
+    with pytest.raises(ValueError, match='one loss for each item'): ReducibleLoss(torch.rand(3,2))
+    learn,_ = numbered_learner(TopLossCallback(score=ReducibleLoss(torch.rand(7)), warmup=0))
+    with pytest.raises(ValueError, match='got 7 holdout losses, wanted 50'): quiet_fit(learn, 1)
+
+def test_holdout_sets_that_overlap_are_refused():
+    from torch.utils.data import Subset
+    from fastai.data.core import Datasets
+    base = TensorDataset(*class_data(60))
+    def learner(ds): return Learner(DataLoaders(TfmdDL(ds, bs=10, shuffle=True, num_workers=0), TfmdDL(ds, bs=10, num_workers=0)), mlp(), loss_func=CrossEntropyLossFlat())
+    a,b,c = learner(Subset(base, range(30))),learner(Subset(base, range(30, 60))),learner(Subset(base, range(20, 50)))
+    with a.no_bar(),a.no_logging(): score = reducible_loss(a, b.dls, n_epoch=1)
+    x,y = base[30:60]
+    torch.testing.assert_close(score.holdout_losses, F.cross_entropy(a.model.eval()(x), y, reduction='none').detach())
+    with pytest.raises(ValueError, match='shares 10 items'): reducible_loss(a, c.dls)
+    with pytest.raises(ValueError, match='shares 30 items'): reducible_loss(a, a.dls)
+
+# both tails, random, schedules
+def test_both_tails():
+    scores = torch.randperm(20, generator=gen()).float()
+    c = top_and_bottom(scores, .3, .2)
+    assert sorted(scores[c.idx].tolist())==[0,1,2,3,14,15,16,17,18,19] and c.idx.tolist()==sorted(c.idx.tolist())
+    assert top_and_bottom(scores, .3, 0.).idx.tolist()==top_k(scores, .3).idx.tolist() and len(top_and_bottom(scores, .3, .2, 8).idx)==16
+    for bad in (dict(keep=.8, also_bottom=.3), dict(also_bottom=-.1)):
+        with pytest.raises(ValueError, match='also_bottom'): TopLossCallback(**bad)
+
+def test_schedules():
+    learn = quiet_fit(table_learner(n=160).batch_loss_filter(min_loss_perc=SchedLin(1., .3), warmup=0), 5)
+    shares = learn.selection.stats.groupby('epoch').kept.mean().tolist()
+    assert shares==sorted(shares, reverse=True) and shares[0]>14>8>shares[-1]
+    learn = quiet_fit(table_learner(n=160).top_loss(keep=lambda pct: 1. if pct<.5 else .25, warmup=0), 4)
+    assert learn.selection.stats.groupby('epoch').kept.mean().tolist()==[16,16,4,4]
+    a,b = (quiet_fit(table_learner().selective_backprop(**kw, warmup=0, seed=0), 3).selection.stats for kw in (dict(beta=lambda pct: 3*pct), dict(keep=lambda pct: 1/(3*pct+1))))
+    assert a.equals(b) and a.groupby('epoch').kept.sum().iloc[-1]<a.groupby('epoch').kept.sum().iloc[0]
+    pruned = quiet_fit(table_learner().info_batch(prune=SchedLin(0., .9), delta=1.), 6).selection.stats.groupby('epoch').kept.sum()
+    assert pruned.iloc[-1]<pruned.iloc[1]
+
+@pytest.mark.parametrize('call', [lambda: TopLossCallback(keep=lambda pct: 1-pct), lambda: SelectiveBackpropCallback(beta=lambda pct: -pct), lambda: InfoBatchCallback(prune=lambda pct: 2*pct),
+    lambda: BatchLossFilterCallback(min_loss_perc=lambda pct: 1+pct), lambda: InfoBatchCallback(prune=1.), lambda: InfoBatchCallback(delta=1.5), lambda: StaleLossCallback(n=0),
+    lambda: StaleLossCallback(n=1.5), lambda: StaleLossCallback(beta=-1), lambda: ImportanceSamplingCallback(presample=0), lambda: ImportanceSamplingCallback(bias=-1),
+    lambda: ImportanceSamplingCallback(tau=-1), lambda: TopLossCallback(max_quantile=0), lambda: TopLossCallback(max_quantile=2), lambda: RandomSubsetCallback(0, before_loading=True)])
+def test_numbers_and_schedules_are_checked_when_the_callback_is_made(call):
+    with pytest.raises(ValueError, match='got'): call()
+
+def test_lr_scale():
+    def lrs(**kwargs):
+        used = []
+        class Spy(Callback):
+            order = 70
+            def before_step(self): used.append((self.opt.hypers[-1]['lr'], len(self.y)))
+        learn = quiet_fit(table_learner(n=160, cbs=Spy()).top_loss(keep=.25, warmup=1, **kwargs), 2)
+        return used,learn.recorder.lrs,learn.opt.hypers[-1]['lr']
+    used,recorded,after = lrs(lr_scale=True)
+    assert [lr for lr,_ in used]==pytest.approx([.01]*8+[.0025]*8) and [n for _,n in used]==[16]*8+[4]*8
+    assert recorded==[.01]*16 and after==.01 and [lr for lr,_ in lrs()[0]]==[.01]*16
+
+# Composer
+def test_composers_variant():
+    learn,sizes = sized()
+    learn.selective_backprop(keep=.5, start=.5, end=.9, interrupt=2, scale_factor=.5, gather=False, warmup=0)
+    quiet_fit(learn, 10)
+    stats,n = learn.selection.stats,len(learn.dls.train)
+    on = [.5<=(e+i/n)/10+1e-9 and (e+i/n)/10<.9-1e-9 and (i+1)%2!=0 for e in range(10) for i in range(n)]
+    assert stats.scored.tolist()==on and (stats[stats.scored].kept==4).all() and (stats[~stats.scored].kept==8).all()
+    assert sizes.count((8,8))==sum(on)+1 and set(sizes)=={(8,8),(16,16)}
+
+def sized():
+    from test_callback import sized_learner
+    learn,sizes = sized_learner()
+    quiet_fit(learn, 0)
+    class Only(list):
+        def append(self, o): super().append(o[1])
+    only = Only()
+    learn.model.register_forward_pre_hook(lambda m,args: only.append((0, tuple(args[0].shape[2:]))) if learn.training or not m.training and args[0].shape[2]==8 else None)
+    return learn,only
+
+# saving
+class Picks(Callback):
+    "The items that train, in order"
+    order,run_valid = 20,False
+    def before_fit(self): self.picks = []
+    def after_loss(self): self.picks.append((self.epoch, self.x[:,0].long().tolist()))
+
+class StopAfter(Callback):
+    order = 70
+    def __init__(self, epochs): self.epochs = epochs
+    def after_epoch(self):
+        if self.epoch+1==self.epochs: raise CancelFitException
+
+RESUMED = {StaleLossCallback: [dict(n=2), dict(n=3), dict(fresh=False), dict(ema=.5)], SelectiveBackpropCallback: [dict(), dict(gather=False), dict(max_quantile=.8)],
+    ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)], RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)]}
+
+@pytest.mark.parametrize('cls,kwargs', [(c,k) for c in methods() for k in RESUMED.get(c, [dict()])], ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
+def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
+    import random
+    whole,_ = numbered_learner([cls(**kwargs), Picks()])
+    quiet_fit(whole, 6)
+    first,_ = numbered_learner([cls(**kwargs), Picks()], path=tmp_path)
+    quiet_fit(first, 6, cbs=StopAfter(3))
+    first.save('half')
+    torch.save(first.selection.state_dict(), tmp_path/'selection.pth')
+    states = random.getstate(),np.random.get_state(),torch.get_rng_state(),first.dls.train.rng.getstate()
+    then,_ = numbered_learner([cls(**kwargs), Picks()], path=tmp_path)
+    then.load('half')
+    then.selection.load_state_dict(torch.load(tmp_path/'selection.pth', weights_only=False))
+    random.setstate(states[0]); np.random.set_state(states[1]); torch.set_rng_state(states[2]); then.dls.train.rng.setstate(states[3])
+    quiet_fit(then, 6, start_epoch=3)
+    assert first.picks.picks+then.picks.picks==whole.picks.picks and len(then.picks.picks)>3
+    assert same(weights(whole), weights(then))
+
+def test_states_of_another_method_or_dataset_are_refused():
+    learn = quiet_fit(table_learner().stale_loss(), 1)
+    state = learn.selection.state_dict()
+    with pytest.raises(ValueError, match='got the state of StaleLossCallback, wanted TopLossCallback'): table_learner().top_loss().selection.load_state_dict(state)
+    with pytest.raises(ValueError, match='attach it first'): StaleLossCallback().load_state_dict(state)
+    other = quiet_fit(table_learner(n=64).stale_loss(), 1)
+    with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): other.selection.load_state_dict(state)
+
+# plain PyTorch
+def test_select_batch_chooses_as_the_callback_does():
+    seen = []
+    class Spy(TopLossCallback):
+        def choose(self, scores):
+            chosen = super().choose(scores)
+            from selback.functional import select_batch
+            x,y,w = select_batch(self.model, self.loss_func, self.x, self.y, 'top_k', keep=.25)
+            seen.append(w is None and torch.equal(x, self.x[chosen.idx]) and torch.equal(y, self.y[chosen.idx]))
+            return chosen
+    quiet_fit(table_learner(n=160, cbs=Spy(keep=.25, warmup=0)), 1)
+    assert seen==[True]*8
+
+def test_select_batch_keeps_forms_and_refuses_unknown_names():
+    from selback.functional import select_batch
+    class Two(nn.Module):
+        def forward(self, a, b): return a+b
+    xb,yb = (torch.randn(8,3), torch.randn(8,3)),torch.randint(0,3,(8,))
+    x,y,w = select_batch(Two(), F.cross_entropy, xb, yb, 'importance_sample', count=4, score='grad_bound')
+    assert type(x) is tuple and [len(o) for o in x]==[4,4] and len(y)==len(w)==4
+    with pytest.raises(ValueError, match="wanted one of 'loss_share'"): select_batch(Two(), F.cross_entropy, xb, yb, 'hardest')
+    with pytest.raises(ValueError, match="'loss', 'entropy', 'margin', 'grad_bound'"): select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
