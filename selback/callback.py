@@ -16,21 +16,20 @@ from fastcore.basics import patch
 
 from .items import ItemPool, plain, take
 from .learner import base_loss, trained_losses
-from .loader import batch_items, check_loader, epoch_items
 from .losses import item_losses, n_items, unreduced
-from .memory import ItemMemory
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
 from .scoring import ScoringPass, fixed_random
+from .state import Resumable
+from .tracking import TracksItems
 from .window import Window, value_at
 
-# %% ../nbs/20_callback.ipynb #349c2900
-class SelectionCallback(Callback):
+# %% ../nbs/20_callback.ipynb #161c6b28
+class SelectionCallback(TracksItems, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
-    scored,remembers = True,False # does `choose` look at the scores? does the method go by what it remembers of the items?
-    before_loading,memory_ema = False,.9 # does the method choose before loading only? how slowly is a smoothed loss remembered?
+    scored = True # does `choose` look at the scores?
     _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_lrs')
 
     def __init__(self,
@@ -66,11 +65,6 @@ class SelectionCallback(Callback):
     ): # `Chosen`
         "Which items train"
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
-
-    def choose_items(self,
-        idxs, # Dataset indices that the loader drew for this epoch, shape (n,)
-    ): # `Chosen` among them, or None to load all and choose from each batch
-        "Which items are loaded in this epoch: for methods that go by `self.memory`"
 
 # %% ../nbs/20_callback.ipynb #d625014b
 def _get_learn(self): return self.__dict__.get('_learn')
@@ -130,48 +124,6 @@ def _first_look(self:SelectionCallback):
         cure = 'it takes no inputs of a lower resolution; use scale_factor=1' if self.scoring.scale_factor<1 else \
             f'a callback that prepares its inputs needs an order below {self.order}'
         raise ValueError(f'{type(self).__name__}: the model failed in the scoring pass ({e}): {cure}.') from e
-
-# %% ../nbs/20_callback.ipynb #39eef427
-@patch(as_prop=True)
-def needs_items(self:SelectionCallback):
-    "Must the dataset items of a batch be known?"
-    return self.remembers or self.before_loading or self.max_quantile is not None or getattr(self.score, 'needs_items', False)
-
-@patch
-def _draw_items(self:SelectionCallback):
-    "Draw the items of this epoch, and load the chosen ones only"
-    n,device = check_loader(self.dl).n,next(self.model.parameters()).device
-    if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
-    known = len(getattr(self.score, 'holdout_losses', range(n)))
-    if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
-    self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(device)))
-    self.idxs = idxs.to(device)
-
-@patch
-def _new_memory(self:SelectionCallback, n):
-    return ItemMemory(n, next(self.model.parameters()).device, self.max_quantile is not None, self.memory_ema)
-
-@patch
-def _to_load(self:SelectionCallback, idxs):
-    "Positions in `idxs` of the items that are loaded"
-    is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
-    chosen,everything = self.choose_items(idxs) if is_on else None,torch.arange(len(idxs))
-    if chosen is None: return everything
-    keep = chosen.idx[~self.memory.suspects[idxs[chosen.idx]]]
-    if len(keep)%self.dl.bs==1 and len(keep)<len(idxs) and not self.dl.drop_last: keep = keep[:-1]
-    if not len(keep): return everything
-    self.by_epoch = True
-    if chosen.weight is not None: self._item_weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.idx], chosen.weight)
-    left_out = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, keep, False)
-    self.report.left_out(self.memory.loss[idxs[left_out]])
-    return keep.cpu()
-
-# %% ../nbs/20_callback.ipynb #3d106bb7
-@patch(as_prop=True)
-def suspects(self:SelectionCallback):
-    "Dataset indices of suspected label errors: items whose loss stayed above `max_quantile` for three epochs"
-    if self.max_quantile is None: raise ValueError('suspects: the noise guard is off; pass max_quantile, .95 for example.')
-    return torch.zeros(0, dtype=torch.int64) if self.memory is None else self.memory.suspects.nonzero()[:,0].cpu()
 
 # %% ../nbs/20_callback.ipynb #94527e0d
 @patch
@@ -255,21 +207,6 @@ def _look(self:SelectionCallback, n):
     scores,losses = self.score_items()
     if self.memory is not None: self.memory.note(self.item_idx, losses)
     return scores,losses
-
-@patch
-def _unsuspected(self:SelectionCallback, chosen):
-    "The chosen items without suspected label errors"
-    if self.max_quantile is None: return chosen
-    keep = ~self.memory.suspects[self.item_idx[chosen.idx]]
-    return Chosen(chosen.idx[keep], None if chosen.weight is None else chosen.weight[keep])
-
-@patch
-def _rows(self:SelectionCallback, n):
-    "The dataset indices of the batch"
-    idx = batch_items(self.idxs, self.iter, self.dl.bs)
-    if len(idx)!=n: raise ValueError(f'{type(self).__name__}: got a batch of {n} items, wanted {len(idx)}; a callback or transform changes the '
-        'number of items before the selection, so that their dataset indices are unknown.')
-    return idx
 
 @patch
 def _loaded(self:SelectionCallback, n):
@@ -372,30 +309,6 @@ def after_fit(self:SelectionCallback): self.report.left = len(self.waiting)
 def stats(self:SelectionCallback):
     "A DataFrame with a row for each training step: items seen, kept and trained, their share of the loss"
     return self.report.stats
-
-# %% ../nbs/20_callback.ipynb #61484f23
-SelectionCallback.stateful,SelectionCallback.kept_numbers = ('memory',),('epochs_done','_began')
-
-@patch
-def state_dict(self:SelectionCallback):
-    "What a resumed training needs"
-    parts = {name: getattr(self, name).state_dict() for name in self.stateful if getattr(self, name) is not None}
-    return dict(numbers={name: getattr(self, name) for name in self.kept_numbers}, parts=parts, waiting=self.waiting.items,
-        generator=None if self._generator is None else self._generator.get_state(), method=type(self).__name__)
-
-@patch
-def load_state_dict(self:SelectionCallback,
-    state, # As `state_dict` returned it, for the same method, learner and dataset
-):
-    "Go on where `state` was saved; call it once the callback is attached"
-    if state['method']!=type(self).__name__: raise ValueError(f"load_state_dict: got the state of {state['method']}, wanted {type(self).__name__}.")
-    if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
-    self.__dict__.update(state['numbers'])
-    self.waiting.items,self._source = state['waiting'],None
-    if 'memory' in state['parts'] and self.memory is None:
-        self.memory = self._new_memory(len(state['parts']['memory']['loss']))
-    for name,part in state['parts'].items(): getattr(self, name).load_state_dict(part)
-    if state['generator'] is not None: self.generator.set_state(state['generator'])
 
 # %% ../nbs/20_callback.ipynb #97f1b08a
 def set_selection(
