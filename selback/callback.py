@@ -30,13 +30,13 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored = True # does `choose` look at the scores?
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_lrs')
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
         warmup:int=1, # Epochs of full batches since the callback was attached
-        interrupt:int=0, # Every how many batches a full one comes in between; 0: never
+        interrupt:int=0, # Every how many batches a full one comes in between, or epochs for a method that chooses before loading; 0: never
         score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)` that returns one number per item
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
         gather:bool=False, # Let chosen items wait until they fill a batch?
@@ -58,7 +58,8 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     def _init_state(self): # what is not pickled: it belongs to one learner and its data
         super()._init_state()
         self.waiting,self.item_weight,self.item_idx,self.idxs,self.memory = ItemPool(),None,None,None,None
-        self._generator,self._source,self._item_weights,self._lrs = None,None,None,None
+        self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
+        self._chose = False # was the batch that trains chosen?
 
     def choose(self,
         scores, # One score per item, shape (bs,); random ones for a method that scores nothing
@@ -99,13 +100,13 @@ def before_train(self:SelectionCallback):
     if len(self.waiting) and self._source not in (None, id(self.dls.train)):
         print(f'{type(self).__name__}: {len(self.waiting)} items that waited come from another loader and are left out.')
         self.waiting = ItemPool()
-    self.by_epoch,self.idxs,self._item_weights = False,None,None
+    self.by_epoch,self.idxs,self._item_weights,self._left_out = False,None,None,None
     if self.needs_items: self._draw_items()
 
 @patch
 def _begin_fit(self:SelectionCallback):
     self._new_fit,self._looked = False,False
-    if self.scored or self.remembers:
+    if self.scored or self._notes:
         with unreduced(base_loss(self.learn)): get_score(self.score, base_loss(self.learn))
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
@@ -141,21 +142,25 @@ def _scores_of(self:SelectionCallback, pred, yb):
     loss_func = base_loss(self.learn)
     losses = item_losses(loss_func, pred, *yb)
     if self.score=='loss': return losses,losses
-    if hasattr(self.score, 'of_items'): return self.score.of_items(losses, self.item_idx),losses
+    if hasattr(self.score, 'of_batch'): return self.score.of_batch(losses, self.item_idx, loss_func, plain(self.xb), yb),losses
     scores = get_score(self.score, loss_func)(pred, *yb)
     if getattr(scores, 'shape', None)!=losses.shape:
         raise ValueError(f"score: {getattr(self.score, '__name__', self.score)} returned {type(scores).__name__} of shape "
             f'{tuple(getattr(scores, "shape", ()))}, wanted one number for each of {len(losses)} items.')
     return scores.float(),losses
 
-# %% ../nbs/20_callback.ipynb #1252381b
+# %% ../nbs/20_callback.ipynb #947c5e2c
+@patch(as_prop=True)
+def device(self:SelectionCallback):
+    "Where the model trains, also before fastai has moved it there"
+    return torch.device(getattr(self.dls, 'device', None) or next(self.model.parameters()).device)
+
 @patch(as_prop=True)
 def generator(self:SelectionCallback):
     "The method's own source of random numbers: training's is left alone"
-    device = next(self.model.parameters()).device
-    if self._generator is None or self._generator.device!=device:
+    if self._generator is None or self._generator.device!=self.device:
         seed = torch.initial_seed() if self.seed is None else self.seed
-        self._generator = torch.Generator(device).manual_seed(seed ^ 0x5e1bac) # not the stream that training draws from
+        self._generator = torch.Generator(self.device).manual_seed(seed ^ 0x5e1bac) # not the stream that training draws from
     return self._generator
 
 @patch
@@ -178,10 +183,12 @@ def round_to(self:SelectionCallback):
 def before_batch(self:SelectionCallback):
     n = n_items(self.xb)
     self.item_weight,self.item_idx = None,None if self.idxs is None else self._rows(n)
+    self._chose = self.by_epoch
     if self.by_epoch: return self._loaded(n)
     if len(self.yb) and n and not self._looked: self._first_look()
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.iter) and len(self.yb) and n
-    if is_on and self.may_select(): self._select(n)
+    self._chose = bool(is_on and self.may_select())
+    if self._chose: self._select(n)
     else: self.report.step(n, n, n)
 
 @patch
@@ -194,7 +201,8 @@ def _select(self:SelectionCallback, n):
     "Score the batch, choose, and hand over"
     scores,losses = self._look(n)
     chosen = self._unsuspected(_checked(self.choose(scores), self))
-    if len(chosen.idx)==1 and n>1 and not self.gather: chosen = _with_company(chosen, scores)
+    if len(chosen.idx)==1 and n>1 and not self.gather:
+        chosen = _with_company(chosen, scores if self.max_quantile is None else scores.masked_fill(self._suspected(), -math.inf))
     if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
     trained = self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
@@ -212,6 +220,8 @@ def _look(self:SelectionCallback, n):
 def _loaded(self:SelectionCallback, n):
     "A batch of items that were chosen before they were loaded"
     self.item_weight = None if self._item_weights is None else self._item_weights[self.item_idx]
+    if self._left_out is not None: self.report.left_out(self._left_out)
+    self._left_out = None
     everything = Chosen(torch.arange(n, device=self.idxs.device), self.item_weight)
     trained = self._hand_over(everything, n) if self.gather and len(self.waiting) and self._began else n
     self.report.step(n, n, trained)
@@ -270,31 +280,35 @@ def after_loss(self:SelectionCallback):
     self._began = True
     is_sum = getattr(base_loss(self.learn), 'reduction', 'mean')=='sum'
     self.report.note_loss(self.loss/n_items(self.yb) if is_sum else self.loss)
-    if self.memory is None or not (self.scored or self.remembers): return
-    self.memory.note(self.item_idx, trained_losses(self.learn), fresh=not self._chooses, picked=True)
+    if not self._notes: return
+    looked = self._chose and not self.by_epoch and self.scored # in this epoch's scoring pass
+    self.memory.note(self.item_idx, trained_losses(self.learn), fresh=not self._chose, picked=True, again=looked)
 
 @patch(as_prop=True)
-def _chooses(self:SelectionCallback):
-    "Was the batch chosen? If not, it is a look at all items"
-    return self.by_epoch or (self.window.is_on(self.pct_train, self.epochs_done, self.iter) and self.may_select())
+def _notes(self:SelectionCallback):
+    "Are the losses of training remembered?"
+    return self.needs_items and (self.scored or self.remembers or self.max_quantile is not None)
 
 @patch
 def after_train(self:SelectionCallback):
     self.epochs_done += 1
     if self.memory is not None: self.memory.next_epoch(self.max_quantile)
+    if self.max_quantile is not None and len(self.waiting): # what waits may be a suspect by now
+        items = self.waiting.pop(len(self.waiting))
+        if (keep := ~self.memory.suspects[items[2]]).any(): self.waiting.add(take(items, keep))
 
 # %% ../nbs/20_callback.ipynb #40df89c6
 @patch
 def before_step(self:SelectionCallback):
     bs = getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None)
-    if not self.lr_scale or not bs: return
+    if not self.lr_scale or not bs or hasattr(self.learn, 'gradient_accumulation'): return
     self._lrs,share = [h['lr'] for h in self.opt.hypers],min(1., n_items(self.yb)/bs)
-    for h,lr in zip(self.opt.hypers, self._lrs): h['lr'] = lr*share
+    self.opt.set_hyper('lr', [lr*share for lr in self._lrs])
 
 @patch
 def _restore_lr(self:SelectionCallback):
     if not self._lrs: return
-    for h,lr in zip(self.opt.hypers, self._lrs): h['lr'] = lr
+    self.opt.set_hyper('lr', self._lrs)
     self._lrs = None
 
 @patch

@@ -20,8 +20,8 @@ from .losses import item_losses, n_items, unreduced
 from .memory import ItemMemory
 from .policies import (Chosen, History, cdf_power, importance_sample, loss_share, mid_rank, prune_easy, random_k,
     rank_sample, round_up, top_and_bottom, top_k, variance_gain, weigh_grads)
-from .scores import ReducibleLoss, entropy_score, get_score, grad_bound_score, margin_score
-from .scoring import ScoringPass, fixed_random, untouched
+from .scores import entropy_score, get_score, grad_bound_score, margin_score
+from .scoring import ReducibleLoss, ScoringPass, fixed_random, untouched
 from .window import Window, value_at
 
 _all_ = ['Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window', 'cdf_power', 'entropy_score', 'fixed_random',
@@ -48,15 +48,21 @@ def select_batch(
     loss_func, # A loss of PyTorch or fastai, or any other with a `reduction` attribute or keyword
     xb, # Inputs: a tensor, or a tuple of the model's arguments
     yb, # Targets: a tensor, or a tuple of those of `loss_func`
-    policy='top_k', # The name of a policy, or a function of one score per item that returns `Chosen`
+    policy='loss_share', # The name of a policy, or a function of one score per item that returns `Chosen`
     score='loss', # As for `get_score`
     scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
     autocast=nullcontext(), # Context of the scoring pass, `torch.autocast('cuda')` for example
+    idx=None, # Dataset indices of the batch, shape (bs,): for `score=ReducibleLoss(...)`
     **kwargs # What the policy takes, such as `keep=.5`
 ): # Inputs and targets of the chosen items, in the form they came in, and their weights, shape (kept,) or None
     "Score a batch with a cheap forward pass, and take the items that `policy` chooses"
     xs,ys = (tuple(o) if isinstance(o, (tuple,list)) else (o,) for o in (xb, yb))
     pred = ScoringPass(scale_factor)(model, plain(xs), plain(ys), autocast)
-    with fixed_random(),torch.no_grad(): scores = get_score(score, loss_func)(pred, *plain(ys))
+    with fixed_random(),torch.no_grad():
+        if not hasattr(score, 'of_batch'): scores = get_score(score, loss_func)(pred, *plain(ys))
+        elif idx is not None or not score.needs_items: scores = score.of_batch(item_losses(loss_func, pred, *plain(ys)), idx, loss_func, plain(xs), plain(ys))
+        else: raise ValueError(f'idx: got None, wanted the dataset indices of the batch, which {type(score).__name__} needs.')
+    if getattr(scores, 'shape', None)!=(n_items(xb),): raise ValueError(f"score: got {tuple(getattr(scores, 'shape', ()))}, wanted one number "
+        f'for each of {n_items(xb)} items.')
     chosen = get_policy(policy, **kwargs)(scores)
     return *take((xb, yb), chosen.idx),chosen.weight

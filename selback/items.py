@@ -62,7 +62,7 @@ def join(
     "The items of two batches as one batch"
     def cat(s, t):
         if s.shape[1:]!=t.shape[1:]: raise ValueError(f'join: got items of shape {tuple(s.shape[1:])} and {tuple(t.shape[1:])}; '
-            'items that wait for a full batch need one shape; use gather=False.')
+            'items that wait for a full batch need one shape (none wait with gather=False).')
         return torch.cat([s, t]) if s.ndim else t
     return map_tensors(cat, a, b)
 

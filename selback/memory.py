@@ -19,11 +19,11 @@ class ItemMemory:
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
-        guard:bool=False, # Remember how long the loss of an item has been among the highest, in 4 bytes more?
+        guard:bool=False, # Remember how long the loss of an item has been among the highest, in 5 bytes more?
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         if check_range('ema', ema, 0, 1)==1: raise ValueError('ema: got 1, wanted a number below 1.')
-        self.ema,self.fields = ema,self.fields | (dict(streak=torch.int32) if guard else {})
+        self.ema,self.fields = ema,self.fields | (dict(streak=torch.int32, looked=torch.bool) if guard else {})
         for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(check_range('n', n, 1), dtype=dtype, device=device))
         self.loss.fill_(float('nan'))
         self.ewma.fill_(float('nan'))
@@ -35,32 +35,36 @@ class ItemMemory:
         losses:Tensor, # Their losses, shape (n,)
         fresh:bool=True, # Was that a look at all items, which starts the age anew?
         picked:bool=False, # Did they train?
+        again:bool=False, # Was the item noted in this epoch before? It is then neither counted nor smoothed again
     ):
         "Remember the losses of some items"
-        losses = losses.detach().to(self.loss)
-        past = self.ewma[idx]
-        self.ewma[idx] = torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema))
+        losses,one = losses.detach().to(self.loss),torch.ones_like(idx, dtype=torch.int32)
+        if not again:
+            past = self.ewma[idx]
+            self.ewma[idx] = torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema))
+            self.seen.index_add_(0, idx, one)
         self.loss[idx] = losses
-        one = torch.ones_like(idx, dtype=torch.int32)
-        self.seen.index_add_(0, idx, one)
         if picked: self.picked.index_add_(0, idx, one)
         if fresh: self.age[idx] = 0
+        if 'looked' in self.fields: self.looked[idx] = True
 
     def next_epoch(self,
         max_quantile:float|None=None, # Losses above this quantile are among the highest, if the guard is on
     ):
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
-        if max_quantile is None or not hasattr(self, 'streak'): return
+        if max_quantile is None or 'streak' not in self.fields: return
         known = self.loss[self.loss.isfinite()]
         if not len(known): return
         limit = known.kthvalue(max(1, round(max_quantile*len(known)))).values
-        self.streak.copy_(torch.where(self.loss>limit, self.streak+1, 0))
+        streak = torch.where(self.loss>limit, self.streak+1, 0)
+        self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
+        self.looked.zero_()
 
     @property
     def suspects(self)->Tensor: # A mask, shape (n,)
-        "The items whose loss has been among the highest for three epochs"
-        return self.streak>=3 if hasattr(self, 'streak') else torch.zeros_like(self.loss, dtype=torch.bool)
+        "The items whose loss has been among the highest in three epochs that looked at it"
+        return self.streak>=3 if 'streak' in self.fields else torch.zeros_like(self.loss, dtype=torch.bool)
 
     def frame(self)->pd.DataFrame: # One row for each item
         "What is remembered, as a DataFrame"
@@ -68,7 +72,7 @@ class ItemMemory:
 
     def state_dict(self):
         "What to save"
-        return {name: getattr(self, name) for name in self.fields}
+        return {name: getattr(self, name).clone() for name in self.fields}
 
     def load_state_dict(self,
         state, # As `state_dict` returned it, of as many items

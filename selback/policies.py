@@ -27,7 +27,7 @@ def weigh_grads(
 ):
     "Multiply the gradient that flows back through each item's prediction by its weight"
     for p in pred if isinstance(pred, (tuple,list)) else [pred]:
-        p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
+        if p.requires_grad: p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
 
 # %% ../nbs/02_policies.ipynb #4ccb3cd0
 def check_range(
@@ -125,6 +125,7 @@ class History:
     )->Tensor: # All scores, shape (size,); infinity where there is none
         "Add `scores`, which replace the oldest"
         if self.values is None: self.values = scores.new_full((self.size,), math.inf)
+        self.values = self.values.to(scores.device)
         new = _hardest_first(scores.detach()[-self.size:])
         fit = min(len(new), self.size-self.at)
         self.values[self.at:self.at+fit],self.values[:len(new)-fit] = new[:fit],new[fit:]
@@ -133,14 +134,16 @@ class History:
 
     def state_dict(self):
         "What to save"
-        return dict(at=self.at, values=self.values)
+        return dict(at=self.at, values=None if self.values is None else self.values.clone())
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
     ):
         "Go on with saved scores"
-        self.at,self.values = state['at'],state['values']
-        if self.values is not None: self.size = len(self.values)
+        values = state['values']
+        if values is not None and len(values)!=self.size: raise ValueError(f'History: got a state of {len(values)} scores, wanted {self.size}; '
+            'use the same hist_size.')
+        self.at,self.values = state['at'],None if values is None else values.clone()
 
 # %% ../nbs/02_policies.ipynb #096f18f4
 def rank_sample(
@@ -216,7 +219,8 @@ def variance_gain(
 )->Tensor: # A scalar between 1 and sqrt(n); 1 if the scores are not positive numbers
     "tau, the square root of n times the sum of the squared shares (Katharopoulos and Fleuret 2018, equation 26)"
     share = scores/scores.sum()
-    return (len(scores)*share.square().sum()).sqrt().nan_to_num(1., 1.)
+    gain = (len(scores)*share.square().sum()).sqrt()
+    return torch.where(gain.isfinite() & (scores>=0).all(), gain, 1.)
 
 # %% ../nbs/02_policies.ipynb #10cd66bb
 def prune_easy(

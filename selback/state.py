@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['Resumable']
 
-# %% ../nbs/16_state.ipynb #a731d31f
+# %% ../nbs/16_state.ipynb #da644698
+from .loader import check_loader
+
 class Resumable:
     "The part of a selection that is saved and restored"
     stateful,kept_numbers = ('memory',),('epochs_done','_began')
@@ -19,11 +21,18 @@ class Resumable:
         state, # As `state_dict` returned it, for the same method, learner and dataset
     ):
         "Go on where `state` was saved; call it once the callback is attached"
-        if state['method']!=type(self).__name__: raise ValueError(f"load_state_dict: got the state of {state['method']}, wanted {type(self).__name__}.")
-        if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
+        self._check_state(state)
         self.__dict__.update(state['numbers'])
-        self.waiting.items,self._source = state['waiting'],None
-        if 'memory' in state['parts'] and self.memory is None:
-            self.memory = self._new_memory(len(state['parts']['memory']['loss']))
+        self.waiting.items,self._source,self._generator = state['waiting'],None,None
+        memory = state['parts'].get('memory')
+        self.memory = None if memory is None else self._new_memory(len(memory['loss']))
         for name,part in state['parts'].items(): getattr(self, name).load_state_dict(part)
         if state['generator'] is not None: self.generator.set_state(state['generator'])
+
+    def _check_state(self, state):
+        "Refuse a state before anything of it is taken"
+        if state['method']!=type(self).__name__: raise ValueError(f"load_state_dict: got the state of {state['method']}, wanted {type(self).__name__}.")
+        if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
+        if 'memory' not in state['parts']: return
+        got,n = len(state['parts']['memory']['loss']),check_loader(self.dls.train).n
+        if got!=n: raise ValueError(f'load_state_dict: got a state of {got} items, wanted {n}, as in the training set.')

@@ -39,39 +39,54 @@ class TracksItems:
 @patch
 def _draw_items(self:TracksItems):
     "Draw the items of this epoch, and load the chosen ones only"
-    n,device = check_loader(self.dl).n,next(self.model.parameters()).device
+    n = check_loader(self.dl).n
     if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
-    known = len(getattr(self.score, 'holdout_losses', range(n)))
+    known = len(self.score.holdout) if getattr(self.score, 'needs_items', False) else n
     if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
-    self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(device)))
-    self.idxs = idxs.to(device)
+    self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(self.device)))
+    self.idxs = idxs.to(self.device)
 
 @patch
 def _new_memory(self:TracksItems, n):
-    return ItemMemory(n, next(self.model.parameters()).device, self.max_quantile is not None, self.memory_ema)
+    return ItemMemory(n, self.device, self.max_quantile is not None, self.memory_ema)
 
 @patch
 def _to_load(self:TracksItems, idxs):
     "Positions in `idxs` of the items that are loaded"
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
-    chosen,everything = self.choose_items(idxs) if is_on else None,torch.arange(len(idxs))
-    if chosen is None: return everything
-    keep = chosen.idx[~self.memory.suspects[idxs[chosen.idx]]]
-    if len(keep)%self.dl.bs==1 and len(keep)<len(idxs) and not self.dl.drop_last: keep = keep[:-1]
-    if not len(keep): return everything
+    chosen = self.choose_items(idxs) if is_on else None
+    if chosen is None: return torch.arange(len(idxs))
+    if hasattr(self.dl, 'world_size'): raise ValueError(f'{type(self).__name__}: choosing before loading does not work in distributed training, where '
+        'each process remembers its own items only; use a method that chooses from each batch.')
+    suspected = self.memory.suspects[idxs]
+    keep = self._not_alone(chosen.idx[~suspected[chosen.idx]], ~suspected)
     self.by_epoch = True
     if chosen.weight is not None: self._item_weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.idx], chosen.weight)
     left_out = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, keep, False)
-    self.report.left_out(self.memory.loss[idxs[left_out]])
+    self._left_out = self.memory.loss[idxs[left_out]]
     return keep.cpu()
+
+@patch
+def _not_alone(self:TracksItems, keep, allowed):
+    "The positions to `keep`, of those `allowed`, without a single item in a batch: two at least, and none left over"
+    n = len(allowed)
+    if len(keep)<min(2, n):
+        others = (allowed+1e-6).index_fill_(0, keep, 0)
+        return torch.cat([keep, others.multinomial(min(2, n)-len(keep), generator=self.generator)]).sort().values
+    return keep[:-1] if len(keep)%self.dl.bs==1 and len(keep)<n and not self.dl.drop_last else keep
 
 # %% ../nbs/15_tracking.ipynb #e5f90f4d
 @patch
 def _unsuspected(self:TracksItems, chosen):
     "The chosen items without suspected label errors"
     if self.max_quantile is None: return chosen
-    keep = ~self.memory.suspects[self.item_idx[chosen.idx]]
+    keep = ~self._suspected()[chosen.idx]
     return Chosen(chosen.idx[keep], None if chosen.weight is None else chosen.weight[keep])
+
+@patch
+def _suspected(self:TracksItems):
+    "Which rows of the batch are suspects, a mask of shape (bs,)"
+    return self.memory.suspects[self.item_idx]
 
 @patch
 def _rows(self:TracksItems, n):

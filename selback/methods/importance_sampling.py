@@ -26,7 +26,7 @@ class ImportanceSamplingCallback(SelectionCallback):
         presample:int=3, # Batches in a pool
         bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
         tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
-        score='grad_bound', # As for every method; must not be negative
+        score='grad_bound', # As for every method; negative ones never switch it on
         **kwargs
     ):
         if kwargs.get('gather'): raise ValueError('gather: got True, but importance sampling pools batches itself; leave it out.')
@@ -50,6 +50,7 @@ def _select(self:ImportanceSamplingCallback, n):
         self.report.step(n, 0, 0, losses, scores.new_zeros(0, dtype=torch.int64))
         self._skip_batch()
     *items,scores = self.waiting.pop(len(self.waiting))
+    if self.max_quantile is not None: scores = scores.masked_fill(self.memory.suspects[items[2]], 0.)
     drawn = importance_sample(scores, bs, self.now(self.bias), self.generator)
     self.learn.xb,self.learn.yb,self.item_idx = take(tuple(items), drawn.idx)
     self.item_weight = drawn.weight
@@ -58,9 +59,8 @@ def _select(self:ImportanceSamplingCallback, n):
 
 @patch
 def after_loss(self:ImportanceSamplingCallback):
-    sampled = self._chooses
     super(ImportanceSamplingCallback, self).after_loss()
-    if not sampled and len(self.yb): self._note_gain(self._scores_of(self.pred.detach(), plain(self.yb))[0])
+    if not self._chose and len(self.yb): self._note_gain(self._scores_of(self.pred, plain(self.yb))[0])
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #21cac717
 @patch

@@ -7,8 +7,9 @@ __all__ = ['reducible_loss']
 
 # %% ../../nbs/methods/36_reducible_loss.ipynb #25a1c6ec
 from contextlib import nullcontext
+from pathlib import Path
 
-import torch
+import pandas as pd, torch
 from fastai.learner import Learner
 from torch.utils.data import Subset
 
@@ -16,16 +17,16 @@ from ..items import plain
 from ..learner import base_loss
 from ..loader import check_loader
 from ..losses import item_losses
-from ..scores import ReducibleLoss
-from ..scoring import ScoringPass
+from ..scoring import ReducibleLoss, ScoringPass
 
 # %% ../../nbs/methods/36_reducible_loss.ipynb #1846ce08
 def _rows(ds):
-    "What identifies the items of a dataset: the dataset below with its indices, or the items themselves; None if unknown"
+    "What identifies the items of a dataset: the dataset below with its indices, the rows of a table, paths, or the dataset itself"
     if isinstance(ds, Subset): return id(ds.dataset),set(map(int, ds.indices))
     items = getattr(ds, 'items', None)
-    try: return ('items',set(items)) if items is not None else (id(ds),set(range(len(ds))))
-    except TypeError: return id(ds),set(range(len(ds)))
+    if isinstance(items, pd.DataFrame): return 'rows',set(pd.util.hash_pandas_object(items))
+    if items is not None and len(items) and isinstance(items[0], (str,Path)): return 'paths',set(map(str, items))
+    return id(ds),set(range(len(ds)))
 
 def _check_apart(holdout, scored):
     "Raise a `ValueError` if two datasets share items, as far as that can be known"

@@ -14,7 +14,12 @@ from ..callback import SelectionCallback, set_selection
 from ..policies import History, cdf_power, rank_sample
 from ..window import check_schedule
 
-# %% ../../nbs/methods/31_selective_backprop.ipynb #7b35a009
+# %% ../../nbs/methods/31_selective_backprop.ipynb #c96a3750
+class _Beta:
+    "`beta` as it follows from a schedule of `keep`"
+    def __init__(self, keep): self.keep = keep
+    def __call__(self, pct): return 1/self.keep(pct)-1
+
 class SelectiveBackpropCallback(SelectionCallback):
     "Keep each item with probability CDF(loss)^beta, and gather the kept ones into full batches (Jiang et al. 2019)"
     @delegates(SelectionCallback.__init__)
@@ -29,7 +34,7 @@ class SelectiveBackpropCallback(SelectionCallback):
         if keep is not None:
             if beta!=2.: raise ValueError(f'beta and keep: got {beta} and {keep}, which are two names for one thing; give one of them.')
             check_schedule('keep', keep, 0, 1, above=True)
-            beta = (lambda pct: 1/keep(pct)-1) if callable(keep) else 1/keep-1
+            beta = _Beta(keep) if callable(keep) else 1/keep-1
         self.beta,self.history = check_schedule('beta', beta, 0),History(hist_size)
 
     stateful = (*SelectionCallback.stateful, 'history')

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['StaleLossCallback']
 
-# %% ../../nbs/methods/32_stale_loss.ipynb #e62d60cf
+# %% ../../nbs/methods/32_stale_loss.ipynb #c7138675
+import torch
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
@@ -32,22 +33,25 @@ class StaleLossCallback(SelectiveBackpropCallback):
         super().__init__(beta, **kwargs)
         self.n,self.ema,self.fresh,self._since = check_range('n', n, 1, whole=True),ema,fresh,None # epochs since all were seen
         self.before_loading,self._fresh_epoch = not fresh,False
+        if self.score!='loss' and not getattr(self.score, 'needs_items', False): raise ValueError(f'score: got {self.score!r}, but stored losses '
+            "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")
         if ema is not None:
             ItemMemory(1, ema=ema) # checks the number
             self.memory_ema = ema
 
     def choose_items(self, idxs):
-        self._fresh_epoch = self.fresh and (self._since is None or self._since>=self.n)
         if self._fresh_epoch: return
         stored = self.memory.loss if self.ema is None else self.memory.ewma
+        if self.score!='loss': stored = self.score.of_items(stored, torch.arange(len(stored), device=stored.device))
         unseen = ~stored[idxs].isfinite()
         drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.now(self.beta), self.generator)
+        self.history.push(stored[idxs[~unseen]]) # for the CDF of the next scoring epoch
         return Chosen(unseen.index_fill(0, drawn.idx, True).nonzero()[:,0])
 
     def may_select(self): return self._fresh_epoch and super().may_select()
 
     def before_train(self):
-        self._fresh_epoch = False
+        self._fresh_epoch = self.fresh and (self._since is None or self._since>=self.n)
         super().before_train()
 
     def after_train(self):
