@@ -9,7 +9,7 @@ __all__ = ['TracksItems']
 import torch
 from fastcore.basics import patch
 
-from .loader import batch_items, check_loader, epoch_items
+from .loader import batch_items, check_loader, epoch_items, is_distributed
 from .memory import ItemMemory
 from .policies import Chosen
 
@@ -40,6 +40,8 @@ class TracksItems:
 def _draw_items(self:TracksItems):
     "Draw the items of this epoch, and load the chosen ones only"
     n = check_loader(self.dl).n
+    if is_distributed(self.dl): raise ValueError(f'{type(self).__name__}: got distributed training, in which each process remembers its own items '
+        'only and would choose others; wanted one process. Methods that choose from each batch without looking items up do work.')
     if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
     known = len(self.score.holdout) if getattr(self.score, 'needs_items', False) else n
     if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
@@ -56,8 +58,6 @@ def _to_load(self:TracksItems, idxs):
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
     chosen = self.choose_items(idxs) if is_on else None
     if chosen is None: return torch.arange(len(idxs))
-    if hasattr(self.dl, 'world_size'): raise ValueError(f'{type(self).__name__}: choosing before loading does not work in distributed training, where '
-        'each process remembers its own items only; use a method that chooses from each batch.')
     suspected = self.memory.suspects[idxs]
     keep = self._not_alone(chosen.idx[~suspected[chosen.idx]], ~suspected)
     self.by_epoch = True

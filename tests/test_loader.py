@@ -134,6 +134,15 @@ def test_clocks_are_exact_in_shortened_epochs():
     assert learn.pct_train==pytest.approx(1) and learn.train_iter==6+3*3==len(learn.recorder.losses)
     assert learn.recorder.lrs[-1]<max(learn.recorder.lrs)/5
 
+def test_the_progress_bar_counts_the_shortened_epoch(capsys):
+    totals = []
+    class Spy(Callback):
+        order,run_valid = 61,False
+        def before_batch(self): totals.append((self.epoch, self.progress.pbar.total, self.n_iter, len(self.learn.dl)))
+    learn,_ = numbered_learner([RandomSubsetCallback(.5, before_loading=True), Spy()])
+    learn.fit(2)
+    assert set(totals)=={(0,6,6,6), (1,3,3,3)}
+
 def test_a_changed_number_of_items_is_refused():
     class Half(Callback):
         order,run_valid = SelectionCallback.order-1,False
@@ -147,3 +156,10 @@ def test_a_lone_last_item_is_not_loaded():
         def choose_items(self, idxs): return Chosen(torch.arange(9))
     learn,_ = numbered_learner(Nine(warmup=0), drop_last=False)
     assert quiet_fit(learn, 2).selection.stats.query('step>=0').trained.tolist()==[8,8]
+
+@pytest.mark.parametrize('make', [lambda: StaleLossCallback(), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.5, before_loading=True), lambda: TopLossCallback(max_quantile=.9)])
+def test_memories_of_several_processes_are_refused_when_the_fit_begins(make):
+    learn,_ = numbered_learner(make())
+    learn.dls.loaders[0] = OnCpu(learn.dls.train, 0, 2)
+    with pytest.raises(ValueError, match='distributed training'): quiet_fit(learn, 3)
+    assert learn.selection.epochs_done==0
