@@ -99,6 +99,16 @@ def test_gathered_batches_are_full_and_nothing_is_lost(make, drop_last):
     assert cb.stats.query('epoch>0').kept.sum()==len(chosen) and steps.trained.sum()==len(trained)
     if not drop_last: assert len(waiting)<=1 or cb.stats.trained.iloc[-1]==16 # a full batch went first, its surplus waits on
 
+@pytest.mark.parametrize('drop_last', [True, False])
+@pytest.mark.parametrize('cls', [c for c in methods() if c is not ImportanceSamplingCallback], ids=case_id) # it pools batches by itself
+def test_every_method_gathers_full_batches(cls, drop_last):
+    learn = quiet_fit(numbered_learner(n=400, drop_last=drop_last, cbs=cls(gather=True, seed=0)), 8)
+    stats,report = learn.selection.stats,learn.selection.report
+    ends = stats.groupby('epoch').step.transform('max')
+    emitted = stats[(stats.trained>0) & (stats.epoch>0)]
+    assert stats.kept.sum()==stats.trained.sum()+report.left and report.left<16 and len(emitted)
+    assert (emitted[drop_last | (emitted.step<ends[emitted.index])].trained==16).all() and emitted.trained.between(2, 16).all()
+
 def test_one_item_left_over_waits_on():
     class OneOfLast(SelectionCallback):
         def choose(self, scores): return Chosen(torch.arange(1 if self.iter==self.n_iter-1 else 0))

@@ -88,6 +88,7 @@ def test_unknown_items_are_refused_when_the_fit_begins(make, match):
 
 METHODS = [lambda: StaleLossCallback(beta=2, n=3), lambda: StaleLossCallback(fresh=False), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.3, before_loading=True),
     lambda: TopLossCallback(.5, max_quantile=.9), lambda: SelectiveBackpropCallback(max_quantile=.9), lambda: SelectiveBackpropCallback(score=ReducibleLoss(torch.zeros(50)))]
+METHODS += [partial(cls, max_quantile=.95) for cls in methods()] # the guard makes any method track its items
 
 def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     set_seed(0)

@@ -32,7 +32,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
     ):
         super().__init__(beta, **kwargs)
         self.n,self.ema,self.fresh,self._since = check_range('n', n, 1, whole=True),ema,fresh,None # epochs since all were seen
-        self.before_loading,self._fresh_epoch = not fresh,False
+        self._fresh_epoch = False # are all items scored in this epoch?
         if self.score!='loss' and not getattr(self.score, 'needs_items', False): raise ValueError(f'score: got {self.score!r}, but stored losses '
             "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")
         if ema is not None:
