@@ -118,7 +118,8 @@ class History:
     def __init__(self,
         size:int=1024, # Number of scores kept
     ):
-        self.size,self.at,self.values = check_range('hist_size', size, 1, whole=True),0,None
+        self.size = check_range('hist_size', size, 1, whole=True)
+        self.clear()
 
     def push(self,
         scores:Tensor, # New scores, shape (n,)
@@ -131,6 +132,10 @@ class History:
         self.values[self.at:self.at+fit],self.values[:len(new)-fit] = new[:fit],new[fit:]
         self.at = (self.at+len(new))%self.size
         return self.values
+
+    def clear(self):
+        "Forget all scores"
+        self.at,self.values = 0,None
 
     def state_dict(self):
         "What to save"

@@ -45,13 +45,13 @@ class StaleLossCallback(SelectiveBackpropCallback):
         if self.score!='loss': stored = self.score.of_items(stored, torch.arange(len(stored), device=stored.device))
         unseen = ~stored[idxs].isfinite()
         drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.now(self.beta), self.generator)
-        self.history.push(stored[idxs[~unseen]]) # for the CDF of the next scoring epoch
         return Chosen(unseen.index_fill(0, drawn.idx, True).nonzero()[:,0])
 
     def may_select(self): return self._fresh_epoch and super().may_select()
 
     def before_train(self):
         self._fresh_epoch = self.fresh and (self._since is None or self._since>=self.n)
+        if self._fresh_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
         super().before_train()
 
     def after_train(self):
