@@ -20,7 +20,7 @@ from .losses import item_losses, n_items, unreduced
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
-from .scoring import ScoringPass, fixed_random
+from .scoring import ScoringPass, batch_scores, fixed_random
 from .state import Resumable
 from .tracking import TracksItems
 from .window import Window, value_at
@@ -134,20 +134,13 @@ def score_items(self:SelectionCallback):
     autocast = getattr(getattr(self.learn, 'mixed_precision', None), 'autocast', None) or nullcontext()
     pred = self.scoring(self.model, xb, yb, autocast)
     if hasattr(self.learn, 'rnn'): pred = pred[0] # `RNNCallback` keeps the raw outputs for itself
-    with fixed_random(): return self._scores_of(pred, yb)
+    with fixed_random(),torch.no_grad(): losses = item_losses(base_loss(self.learn), pred, *yb)
+    return self.scores_of(pred, yb, losses),losses
 
 @patch
-@torch.no_grad()
-def _scores_of(self:SelectionCallback, pred, yb):
-    loss_func = base_loss(self.learn)
-    losses = item_losses(loss_func, pred, *yb)
-    if self.score=='loss': return losses,losses
-    if hasattr(self.score, 'of_batch'): return self.score.of_batch(losses, self.item_idx, loss_func, plain(self.xb), yb),losses
-    scores = get_score(self.score, loss_func)(pred, *yb)
-    if getattr(scores, 'shape', None)!=losses.shape:
-        raise ValueError(f"score: {getattr(self.score, '__name__', self.score)} returned {type(scores).__name__} of shape "
-            f'{tuple(getattr(scores, "shape", ()))}, wanted one number for each of {len(losses)} items.')
-    return scores.float(),losses
+def scores_of(self:SelectionCallback, pred, yb, losses=None):
+    "The scores that predictions for the batch amount to"
+    return batch_scores(self.score, base_loss(self.learn), pred, plain(self.xb), yb, self.item_idx, losses)
 
 # %% ../nbs/20_callback.ipynb #947c5e2c
 @patch(as_prop=True)
@@ -167,6 +160,11 @@ def generator(self:SelectionCallback):
 def now(self:SelectionCallback, value):
     "A number that may follow a schedule, now"
     return value_at(value, self.pct_train)
+
+@patch(as_prop=True)
+def bs(self:SelectionCallback):
+    "Items in a full batch of fastai's or PyTorch's loader; None if it doesn't say"
+    return getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None)
 
 @patch(as_prop=True)
 def multiple(self:SelectionCallback):
@@ -258,7 +256,7 @@ def _hand_over(self:SelectionCallback, chosen, n):
 @patch
 def _ready(self:SelectionCallback, n):
     "How many of the waiting items train now"
-    waiting,bs = len(self.waiting),getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None) or n
+    waiting,bs = len(self.waiting),self.bs or n
     if waiting>=bs: return bs
     if self.iter<self.n_iter-1 or getattr(self.dl, 'drop_last', False): return 0
     waiting -= waiting%self.multiple
@@ -300,9 +298,8 @@ def after_train(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #40df89c6
 @patch
 def before_step(self:SelectionCallback):
-    bs = getattr(self.dl, 'bs', None) or getattr(self.dl, 'batch_size', None)
-    if not self.lr_scale or not bs or hasattr(self.learn, 'gradient_accumulation'): return
-    self._lrs,share = [h['lr'] for h in self.opt.hypers],min(1., n_items(self.yb)/bs)
+    if not self.lr_scale or not self.bs or hasattr(self.learn, 'gradient_accumulation'): return
+    self._lrs,share = [h['lr'] for h in self.opt.hypers],min(1., n_items(self.yb)/self.bs)
     self.opt.set_hyper('lr', [lr*share for lr in self._lrs])
 
 @patch
@@ -332,9 +329,9 @@ def set_selection(
     "Attach a selection in place of an older one"
     old = [cb for cb in learn.cbs if isinstance(cb, SelectionCallback)]
     if old: print(f"{type(selection).__name__} replaces {', '.join(type(cb).__name__ for cb in old)}.")
-    return learn.remove_cbs(old).add_cb(selection)
+    return learn.full_batches().add_cb(selection)
 
 @patch
 def full_batches(self:Learner):
     "Take the selection off: train on full batches again"
-    return self.remove_cbs([cb for cb in self.cbs if isinstance(cb, SelectionCallback)])
+    return self.remove_cb(SelectionCallback)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['get_policy', 'select_batch', 'Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window',
-           'cdf_power', 'entropy_score', 'fixed_random', 'get_score', 'grad_bound_score', 'importance_sample',
-           'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain', 'prune_easy',
-           'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched',
-           'value_at', 'variance_gain', 'weigh_grads']
+           'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score', 'grad_bound_score',
+           'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain',
+           'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unreduced',
+           'untouched', 'value_at', 'variance_gain', 'weigh_grads']
 
 # %% ../nbs/07_functional.ipynb #ddf67afc
 from contextlib import nullcontext
@@ -21,10 +21,10 @@ from .memory import ItemMemory
 from .policies import (Chosen, History, cdf_power, importance_sample, loss_share, mid_rank, prune_easy, random_k,
     rank_sample, round_up, top_and_bottom, top_k, variance_gain, weigh_grads)
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
-from .scoring import ReducibleLoss, ScoringPass, fixed_random, untouched
+from .scoring import ReducibleLoss, ScoringPass, batch_scores, fixed_random, untouched
 from .window import Window, value_at
 
-_all_ = ['Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window', 'cdf_power', 'entropy_score', 'fixed_random',
+_all_ = ['Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random',
     'get_score', 'grad_bound_score', 'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain',
     'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at',
     'variance_gain', 'weigh_grads']
@@ -58,11 +58,5 @@ def select_batch(
     "Score a batch with a cheap forward pass, and take the items that `policy` chooses"
     xs,ys = (tuple(o) if isinstance(o, (tuple,list)) else (o,) for o in (xb, yb))
     pred = ScoringPass(scale_factor)(model, plain(xs), plain(ys), autocast)
-    with fixed_random(),torch.no_grad():
-        if not hasattr(score, 'of_batch'): scores = get_score(score, loss_func)(pred, *plain(ys))
-        elif idx is not None or not score.needs_items: scores = score.of_batch(item_losses(loss_func, pred, *plain(ys)), idx, loss_func, plain(xs), plain(ys))
-        else: raise ValueError(f'idx: got None, wanted the dataset indices of the batch, which {type(score).__name__} needs.')
-    if getattr(scores, 'shape', None)!=(n_items(xb),): raise ValueError(f"score: got {tuple(getattr(scores, 'shape', ()))}, wanted one number "
-        f'for each of {n_items(xb)} items.')
-    chosen = get_policy(policy, **kwargs)(scores)
+    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, plain(xs), plain(ys), idx))
     return *take((xb, yb), chosen.idx),chosen.weight

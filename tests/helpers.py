@@ -13,16 +13,13 @@ from fastai.vision.augment import aug_transforms
 from fastcore.basics import camel2snake
 from fastcore.foundation import L
 from selback.all import *
-from selback.compare import TensorItems
+from selback.compare import TensorItems, _subclasses
 from torch import nn
 from torch.utils.data import TensorDataset
 
-def subclasses(cls):
-    for c in cls.__subclasses__(): yield from (c, *subclasses(c))
-
 def methods():
     "Every method of the package"
-    return [c for c in subclasses(SelectionCallback) if c.__module__.startswith('selback.') and c.__name__[0]!='_']
+    return [c for c in _subclasses(SelectionCallback) if c.__module__.startswith('selback.') and c.__name__[0]!='_']
 
 def one_liner(cls): return camel2snake(cls.__name__.removesuffix('Callback'))
 

@@ -2,15 +2,13 @@
 import pickle, warnings
 
 import numpy as np, pandas as pd, pytest, torch
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
-from fastai.callback.schedule import SchedLin
 from fastai.data.core import Datasets
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner, load_learner
-from fastcore.basics import camel2snake
 from helpers import *
 
 def steps(learn, **where):

@@ -1,5 +1,4 @@
 "Which item is which: the dataset index of every row"
-import pickle
 
 import pytest, torch
 from fastai.callback.core import Callback

@@ -4,7 +4,7 @@ from functools import partial
 import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from selback.losses import item_losses, n_items, unreduced
+from selback.losses import item_losses, n_items
 from selback.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F

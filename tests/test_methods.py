@@ -329,7 +329,6 @@ def test_reducible_loss_scores_by_item():
 
 def test_holdout_sets_that_overlap_are_refused():
     from torch.utils.data import Subset
-    from fastai.data.core import Datasets
     base = TensorDataset(*class_data(60))
     def learner(ds): return Learner(DataLoaders(TfmdDL(ds, bs=10, shuffle=True, num_workers=0), TfmdDL(ds, bs=10, num_workers=0)), mlp(), loss_func=CrossEntropyLossFlat())
     a,b,c = learner(Subset(base, range(30))),learner(Subset(base, range(30, 60))),learner(Subset(base, range(20, 50)))

@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
 from ..policies import loss_share
-from ..window import value_at
+from ..window import probes, value_at
 
 # %% ../../nbs/methods/30_batch_loss_filter.ipynb #d993c73f
 class BatchLossFilterCallback(SelectionCallback):
@@ -30,7 +30,7 @@ class BatchLossFilterCallback(SelectionCallback):
                 'two names for one thing; use multiple_of.')
             kwargs['multiple_of'] = 8 if mixed_precision_batch else 1
         super().__init__(**kwargs)
-        for pct in (0., .25, .5, .75, 1.): loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
+        for pct in probes: loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
         self.min_loss_perc,self.min_sample_perc = min_loss_perc,min_sample_perc
 
     def choose(self, scores): return loss_share(scores, self.now(self.min_loss_perc), self.now(self.min_sample_perc), self.round_to)

@@ -45,7 +45,7 @@ def _select(self:ImportanceSamplingCallback, n):
     "Pool the batch; draw a training batch once the pool is full"
     scores,losses = self._look(n)
     self.waiting.add((self.xb, self.yb, self.item_idx, scores))
-    self._source,bs = id(self.dls.train),getattr(self.dl, 'bs', None) or n
+    self._source,bs = id(self.dls.train),self.bs or n
     if len(self.waiting)<self.presample*bs:
         self.report.step(n, 0, 0, losses, scores.new_zeros(0, dtype=torch.int64))
         self._skip_batch()
@@ -60,7 +60,7 @@ def _select(self:ImportanceSamplingCallback, n):
 @patch
 def after_loss(self:ImportanceSamplingCallback):
     super(ImportanceSamplingCallback, self).after_loss()
-    if not self._chose and len(self.yb): self._note_gain(self._scores_of(self.pred, plain(self.yb))[0])
+    if not self._chose and len(self.yb): self._note_gain(self.scores_of(self.pred, plain(self.yb)))
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #21cac717
 @patch
@@ -69,7 +69,7 @@ def importance_sampling(self:Learner,
     presample:int=3, # Batches in a pool
     bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
-    score='grad_bound', # As for every method; must not be negative
+    score='grad_bound', # As for every method; negative ones never switch it on
     **kwargs
 )->Learner: # The learner
     "Train on batches drawn in proportion to the gradient's norm, weighted so that the gradient is unbiased"

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from ..items import plain
 from ..learner import base_loss
-from ..loader import check_loader
+from ..loader import in_order
 from ..losses import item_losses
 from ..scoring import ReducibleLoss, ScoringPass
 
@@ -44,11 +44,9 @@ def reducible_loss(
     "Train a model on data held out, and keep its loss on each item of the training set"
     _check_apart(holdout_learn.dls.train_ds, dls.train_ds)
     if n_epoch: holdout_learn.fit(n_epoch, **kwargs)
-    n = check_loader(dls.train).n
-    ordered = dls.train.new(shuffle=False, drop_last=False, get_idxs=lambda: list(range(n)), n=n)
     losses,model,ds = [],holdout_learn.model,dls.train_ds
     with ds.set_split_idx(1) if hasattr(ds, 'set_split_idx') else nullcontext(): # without augmentation, where fastai can tell
-        for batch in ordered:
+        for batch in in_order(dls.train):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = plain(holdout_learn._set_device(batch))
             losses.append(item_losses(base_loss(holdout_learn), ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))

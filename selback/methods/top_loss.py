@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
 from ..policies import random_k, top_and_bottom
-from ..window import check_schedule, value_at
+from ..window import check_schedule, probes, value_at
 
 # %% ../../nbs/methods/33_top_loss.ipynb #a70256f9
 class TopLossCallback(SelectionCallback):
@@ -26,7 +26,7 @@ class TopLossCallback(SelectionCallback):
     ):
         super().__init__(**kwargs)
         self.keep,self.also_bottom = check_schedule('keep', keep, 0, 1, above=True),check_schedule('also_bottom', also_bottom, 0, 1)
-        for pct in (0., .25, .5, .75, 1.): top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
+        for pct in probes: top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
 
     def choose(self, scores): return top_and_bottom(scores, self.now(self.keep), self.now(self.also_bottom), self.round_to)
 
