@@ -10,13 +10,17 @@ import math
 from contextlib import nullcontext
 
 import torch
-from fastai.callback.core import Callback, CancelBatchException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelBatchException, GatherPredsCallback, TrainEvalCallback
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.schedule import LRFinder
+from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from fastcore.basics import patch
 
-from .items import ItemPool, plain, take
-from .learner import base_loss, trained_losses
-from .losses import item_losses, n_items, unreduced
+from .items import ItemPool, check_rows, plain, take
+from .learner import ItemLoss, base_loss, callback_of, trained_losses, true_output
+from .loader import check_independent, is_distributed, pads
+from .losses import check_unmixed, item_losses_how, n_items
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
@@ -30,7 +34,7 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored = True # does `choose` look at the scores?
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs')
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -38,6 +42,7 @@ class SelectionCallback(TracksItems, Resumable, Callback):
         warmup:int=1, # Epochs of full batches since the callback was attached
         interrupt:int=0, # Every how many batches a full one comes in between, or epochs for a method that chooses before loading; 0: never
         score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)` that returns one number per item
+        item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
         gather:bool=False, # Let chosen items wait until they fill a batch?
         multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, else 1
@@ -49,16 +54,21 @@ class SelectionCallback(TracksItems, Resumable, Callback):
         self._init_state()
         self.window,self.scoring,self.report = Window(start, end, warmup, interrupt),ScoringPass(scale_factor),SelectionReport()
         get_score(score, None)
-        self.score,self.gather,self.seed = score,gather,None if seed is None else check_range('seed', seed, 0, 2**63-1, whole=True)
+        if item_loss is not None: ItemLoss(item_loss) # checks it
+        self.score,self.item_loss,self.gather = score,item_loss,gather
+        self.seed = None if seed is None else check_range('seed', seed, 0, 2**63-1, whole=True)
         self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
         self.max_quantile = None if max_quantile is None else check_range('max_quantile', max_quantile, 0, 1, above=True)
         self.lr_scale,self.by_epoch,self.epochs_done = lr_scale,False,0
-        self._began,self._looked,self._said,self._new_fit = False,False,False,True
+        self.loss_way = None # how the loss per item is found: 'reduction', 'vmap', 'loop' or 'item_loss'
+        self._began,self._looked,self._unmixed,self._new_fit = False,False,False,True
+        self._said,self._alone,self._resting = False,False,[] # what was told
 
     def _init_state(self): # what is not pickled: it belongs to one learner and its data
         super()._init_state()
         self.waiting,self.item_weight,self.item_idx,self.idxs,self.memory = ItemPool(),None,None,None,None
         self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
+        self._shared = None # what all processes remember, before an epoch
         self._chose = False # was the batch that trains chosen?
 
     def choose(self,
@@ -86,9 +96,17 @@ def selection(self:Learner):
 @patch
 def __call__(self:SelectionCallback, event_name):
     if event_name=='before_fit':
-        resting = hasattr(self.learn, 'lr_finder') or hasattr(self.learn, 'gather_preds')
+        resting = callback_of(self.learn, LRFinder, GatherPredsCallback)
         self.run = self.report.run = self.learn.selection is self and not resting
+        if self.run: self._name_resting()
     return super(SelectionCallback, self).__call__(event_name)
+
+@patch
+def _name_resting(self:SelectionCallback):
+    "Tell, once, of older selections beside this one"
+    resting = [type(cb).__name__ for cb in self.learn.cbs if isinstance(cb, SelectionCallback) and cb is not self]
+    if resting and resting!=self._resting: print(f"{type(self).__name__} was attached last and selects; {', '.join(resting)} rest{'s' if len(resting)==1 else ''}.")
+    self._resting = resting
 
 # %% ../nbs/20_callback.ipynb #38dce278
 @patch
@@ -97,29 +115,47 @@ def before_fit(self:SelectionCallback): self._new_fit = True
 @patch
 def before_train(self:SelectionCallback):
     if self._new_fit: self._begin_fit()
-    if len(self.waiting) and self._source not in (None, id(self.dls.train)):
+    if len(self.waiting) and self._source not in (None, self._loader_id):
         print(f'{type(self).__name__}: {len(self.waiting)} items that waited come from another loader and are left out.')
         self.waiting = ItemPool()
     self.by_epoch,self.idxs,self._item_weights,self._left_out = False,None,None,None
     if self.needs_items: self._draw_items()
 
+@patch(as_prop=True)
+def _loader_id(self:SelectionCallback):
+    dl = self.dls.train
+    return id(dl.dl if is_distributed(dl) else dl)
+
 @patch
 def _begin_fit(self:SelectionCallback):
-    self._new_fit,self._looked = False,False
-    if self.scored or self._notes:
-        with unreduced(base_loss(self.learn)): get_score(self.score, base_loss(self.learn))
+    self._new_fit,self._looked,self._unmixed = False,False,False
+    check_independent(self.dls.train)
+    self._check_gathering()
+    if self.scored: get_score(self.score, self.scored_loss)
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
         print(f'{type(self).__name__}: this fit is all warm-up, on full batches; selection starts after {self.window.warmup} epoch(s), '
             'counted over fits (warmup=0 starts at once).')
 
 @patch
+def _check_gathering(self:SelectionCallback):
+    "Tell, once, that items do not wait for each other where their lengths differ"
+    if self.gather and not self.gathers and not self._alone: print(f'{type(self).__name__}: gather=True stands aside, since the training loader pads '
+        'sequences to a length of their own in each batch; each batch trains its own chosen items.')
+    self._alone = self.gather and not self.gathers
+
+@patch(as_prop=True)
+def gathers(self:SelectionCallback):
+    "Do chosen items wait for a full batch? Not padded sequences, whose length differs from batch to batch"
+    return self.gather and not pads(self.dls.train)
+
+@patch
 def _first_look(self:SelectionCallback):
     "Try on the first batch what later ones need"
+    check_rows((self.xb, self.yb))
     self._looked = True
-    take((self.xb, self.yb), slice(0, 1))
-    if not self.scored: return
-    try: self.score_items()
+    if not self.scored and not self._notes: return
+    try: self.score_items() if self.scored else self.losses_of(self.predict(), plain(self.yb))
     except torch.cuda.OutOfMemoryError: raise
     except (RuntimeError,IndexError,AssertionError,AttributeError) as e:
         cure = 'it takes no inputs of a lower resolution; use scale_factor=1' if self.scoring.scale_factor<1 else \
@@ -129,18 +165,44 @@ def _first_look(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #94527e0d
 @patch
 def score_items(self:SelectionCallback):
-    "The score and the loss of each item of the batch, at the precision of training and the resolution of the scoring pass"
-    xb,yb = plain(self.xb),plain(self.yb)
-    autocast = getattr(getattr(self.learn, 'mixed_precision', None), 'autocast', None) or nullcontext()
-    pred = self.scoring(self.model, xb, yb, autocast)
-    if hasattr(self.learn, 'rnn'): pred = pred[0] # `RNNCallback` keeps the raw outputs for itself
-    with fixed_random(),torch.no_grad(): losses = item_losses(base_loss(self.learn), pred, *yb)
+    "The score and the loss of each item of the batch"
+    pred,yb = self.predict(),plain(self.yb)
+    losses = self.losses_of(pred, yb)
     return self.scores_of(pred, yb, losses),losses
+
+@patch
+def predict(self:SelectionCallback):
+    "Predictions for the batch, at the precision of training and the resolution of the scoring pass"
+    autocast = getattr(callback_of(self.learn, MixedPrecision), 'autocast', None) or nullcontext()
+    return true_output(self.learn, self.scoring(self.model, plain(self.xb), plain(self.yb), autocast))
+
+@patch(as_prop=True)
+def scored_loss(self:SelectionCallback):
+    "What gives each item its loss"
+    return base_loss(self.learn) if self.item_loss is None else ItemLoss(self.item_loss, base_loss(self.learn))
+
+@patch
+def losses_of(self:SelectionCallback, pred, yb):
+    "The loss of each item, by a loss function that was seen to treat each by itself"
+    with fixed_random(),torch.no_grad():
+        losses,way = item_losses_how(self.scored_loss, pred, *yb)
+        if way!='reduction' and not self._unmixed: self._unmixed = check_unmixed(self.scored_loss, losses, pred, *yb)
+    self._say_way('item_loss' if self.item_loss is not None else way)
+    return losses
+
+@patch
+def _say_way(self:SelectionCallback, way):
+    "Tell, once, of a loss function that has no unreduced losses"
+    if way in ('vmap','loop') and way!=self.loss_way: print(f'{type(self).__name__}: the loss function has no unreduced losses; '
+        f"each item's is computed by itself, {_ways[way]}. A keyword `reduction` would make it faster.")
+    self.loss_way = way
+
+_ways = dict(reduction="the loss function's unreduced losses", vmap='all at once (vmap)', loop='one after the other (a loop)', item_loss='your item_loss')
 
 @patch
 def scores_of(self:SelectionCallback, pred, yb, losses=None):
     "The scores that predictions for the batch amount to"
-    return batch_scores(self.score, base_loss(self.learn), pred, plain(self.xb), yb, self.item_idx, losses)
+    return batch_scores(self.score, self.scored_loss, pred, plain(self.xb), yb, self.item_idx, losses)
 
 # %% ../nbs/20_callback.ipynb #947c5e2c
 @patch(as_prop=True)
@@ -169,12 +231,12 @@ def bs(self:SelectionCallback):
 @patch(as_prop=True)
 def multiple(self:SelectionCallback):
     "What the number of items in a training batch is a multiple of"
-    return self.multiple_of or (8 if hasattr(self.learn, 'mixed_precision') else 1)
+    return self.multiple_of or (8 if callback_of(self.learn, MixedPrecision) else 1)
 
 @patch(as_prop=True)
 def round_to(self:SelectionCallback):
     "What `choose` rounds its count up to a multiple of: items that are gathered are rounded as a batch"
-    return 1 if self.gather else self.multiple
+    return 1 if self.gathers else self.multiple
 
 # %% ../nbs/20_callback.ipynb #c862169f
 @patch
@@ -192,19 +254,27 @@ def before_batch(self:SelectionCallback):
 @patch
 def may_select(self:SelectionCallback):
     "Can the batch be chosen from? Nothing is skipped before one batch has trained"
-    return not self.before_loading and (self._began or not self.gather)
+    return not self.before_loading and (self._began or not self.gathers)
 
 @patch
 def _select(self:SelectionCallback, n):
     "Score the batch, choose, and hand over"
     scores,losses = self._look(n)
     chosen = self._unsuspected(_checked(self.choose(scores), self))
-    if len(chosen.idx)==1 and n>1 and not self.gather:
+    if len(chosen.idx)==1 and n>1 and not self.gathers:
         chosen = _with_company(chosen, scores if self.max_quantile is None else scores.masked_fill(self._suspected(), -math.inf))
     if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
-    trained = self._hand_over(chosen, n)
+    trained = self._take_part(n) if not len(chosen.idx) and self.n_ranks>1 and not self.gathers else self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
     if not trained: self._skip_batch()
+
+@patch
+def _take_part(self:SelectionCallback, n):
+    "Train two items of weight 0, where nothing was chosen but the other processes wait for a step"
+    idx = torch.arange(min(2, n), device=self.device)
+    self.learn.xb,self.learn.yb = take((self.xb, self.yb), idx)
+    self.item_weight,self.item_idx = torch.zeros(len(idx), device=self.device),None
+    return len(idx)
 
 @patch
 def _look(self:SelectionCallback, n):
@@ -221,7 +291,7 @@ def _loaded(self:SelectionCallback, n):
     if self._left_out is not None: self.report.left_out(self._left_out)
     self._left_out = None
     everything = Chosen(torch.arange(n, device=self.idxs.device), self.item_weight)
-    trained = self._hand_over(everything, n) if self.gather and len(self.waiting) and self._began else n
+    trained = self._hand_over(everything, n) if self.gathers and self._began and (len(self.waiting) or self.n_ranks>1) else n
     self.report.step(n, n, trained)
     if not trained: self._skip_batch()
 
@@ -236,7 +306,8 @@ def _with_company(chosen, scores):
     "A single chosen item, and the hardest of the others"
     company = scores.index_fill(0, chosen.idx, -math.inf).argmax()[None]
     weight = None if chosen.weight is None else torch.cat([2*chosen.weight, 0*chosen.weight]) # of a mean over two
-    return Chosen(torch.cat([chosen.idx, company]), weight)
+    idx,order = torch.cat([chosen.idx, company]).sort() # sequences are sorted by length
+    return Chosen(idx, None if weight is None else weight[order])
 
 # %% ../nbs/20_callback.ipynb #008f3fc4
 @patch
@@ -244,19 +315,19 @@ def _hand_over(self:SelectionCallback, chosen, n):
     "Put the chosen items, or a full batch of gathered ones, in the place of the batch; the number of them"
     idx = None if self.item_idx is None else self.item_idx[chosen.idx]
     items,count = (*take((self.xb, self.yb), chosen.idx), idx, chosen.weight),len(chosen.idx)
-    if self.gather:
+    if self.gathers:
         if len(self.waiting) and (self.waiting.items[-1] is None)!=(chosen.weight is None):
             raise ValueError('choose: got weights for some batches and none for others; with gather=True, wanted either.')
         self.waiting.add(items)
-        self._source,count = id(self.dls.train),self._ready(n)
+        self._source,count = self._loader_id,self._ready(n)
         items = self.waiting.pop(count) if count else None
     if count: self.learn.xb,self.learn.yb,self.item_idx,self.item_weight = items
     return count
 
 @patch
 def _ready(self:SelectionCallback, n):
-    "How many of the waiting items train now"
-    waiting,bs = len(self.waiting),self.bs or n
+    "How many of the waiting items train now: as many in each process"
+    waiting,bs = self._lowest(len(self.waiting)),self.bs or n
     if waiting>=bs: return bs
     if self.iter<self.n_iter-1 or getattr(self.dl, 'drop_last', False): return 0
     waiting -= waiting%self.multiple
@@ -270,7 +341,7 @@ def _skip_batch(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #a94671a7
 @patch
 def after_pred(self:SelectionCallback):
-    if self.item_weight is not None: weigh_grads(self.pred, self.item_weight)
+    if self.item_weight is not None: weigh_grads(true_output(self.learn, self.pred), self.item_weight)
 
 @patch
 def after_loss(self:SelectionCallback):
@@ -278,9 +349,9 @@ def after_loss(self:SelectionCallback):
     self._began = True
     is_sum = getattr(base_loss(self.learn), 'reduction', 'mean')=='sum'
     self.report.note_loss(self.loss/n_items(self.yb) if is_sum else self.loss)
-    if not self._notes: return
+    if not self._notes or self.item_idx is None: return
     looked = self._chose and not self.by_epoch and self.scored # in this epoch's scoring pass
-    self.memory.note(self.item_idx, trained_losses(self.learn), fresh=not self._chose, picked=True, again=looked)
+    self.memory.note(self.item_idx, trained_losses(self.learn, self.scored_loss), fresh=not self._chose, picked=True, again=looked)
 
 @patch(as_prop=True)
 def _notes(self:SelectionCallback):
@@ -290,6 +361,7 @@ def _notes(self:SelectionCallback):
 @patch
 def after_train(self:SelectionCallback):
     self.epochs_done += 1
+    self._share_memory()
     if self.memory is not None: self.memory.next_epoch(self.max_quantile)
     if self.max_quantile is not None and len(self.waiting): # what waits may be a suspect by now
         items = self.waiting.pop(len(self.waiting))
@@ -298,7 +370,7 @@ def after_train(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #40df89c6
 @patch
 def before_step(self:SelectionCallback):
-    if not self.lr_scale or not self.bs or hasattr(self.learn, 'gradient_accumulation'): return
+    if not self.lr_scale or not self.bs or callback_of(self.learn, GradientAccumulation): return
     self._lrs,share = [h['lr'] for h in self.opt.hypers],min(1., n_items(self.yb)/self.bs)
     self.opt.set_hyper('lr', [lr*share for lr in self._lrs])
 
@@ -320,6 +392,17 @@ def after_fit(self:SelectionCallback): self.report.left = len(self.waiting)
 def stats(self:SelectionCallback):
     "A DataFrame with a row for each training step: items seen, kept and trained, their share of the loss"
     return self.report.stats
+
+# %% ../nbs/20_callback.ipynb #2ae8ce06
+@patch(as_prop=True)
+def card(self:SelectionCallback):
+    "What the selection goes by, and what it has kept, in a few lines"
+    score,stats,w = getattr(self.score, '__name__', self.score if isinstance(self.score, str) else type(self.score).__name__),self.stats,self.window
+    scored = f'score: {score}' if self.scored else 'score: none'
+    loss = 'not asked for yet' if self.loss_way is None else _ways[self.loss_way]
+    kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epochs' if len(stats) else 'nothing yet'
+    return '\n'.join([type(self).__name__, scored, f'loss of an item: {loss}', f'kept: {kept}', f'selects: after {w.warmup} epoch(s) of warm-up, '
+        f'from {w.start:.0%} to {w.end:.0%} of a fit'])
 
 # %% ../nbs/20_callback.ipynb #97f1b08a
 def set_selection(

@@ -6,8 +6,8 @@
 __all__ = ['get_policy', 'select_batch', 'Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window',
            'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score', 'grad_bound_score',
            'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain',
-           'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unreduced',
-           'untouched', 'value_at', 'variance_gain', 'weigh_grads']
+           'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unmixed_losses',
+           'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
 
 # %% ../nbs/07_functional.ipynb #ddf67afc
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from .items import ItemPool, join, plain, take
-from .losses import item_losses, n_items, unreduced
+from .losses import item_losses, n_items, unmixed_losses, unreduced
 from .memory import ItemMemory
 from .policies import (Chosen, History, cdf_power, importance_sample, loss_share, mid_rank, prune_easy, random_k,
     rank_sample, round_up, top_and_bottom, top_k, variance_gain, weigh_grads)
@@ -26,7 +26,8 @@ from .window import Window, value_at
 
 _all_ = ['Chosen', 'History', 'ItemMemory', 'ItemPool', 'ReducibleLoss', 'ScoringPass', 'Window', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random',
     'get_score', 'grad_bound_score', 'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain',
-    'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at',
+    'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unmixed_losses',
+    'unreduced', 'untouched', 'value_at',
     'variance_gain', 'weigh_grads']
 
 # %% ../nbs/07_functional.ipynb #a792133c
@@ -45,7 +46,7 @@ def get_policy(
 # %% ../nbs/07_functional.ipynb #9b693aab
 def select_batch(
     model:torch.nn.Module, # Scores the batch, in evaluation mode and without a trace
-    loss_func, # A loss of PyTorch or fastai, or any other with a `reduction` attribute or keyword
+    loss_func, # Any loss; one that returns a single number must treat each item by itself, else a `ValueError` is raised
     xb, # Inputs: a tensor, or a tuple of the model's arguments
     yb, # Targets: a tensor, or a tuple of those of `loss_func`
     policy='loss_share', # The name of a policy, or a function of one score per item that returns `Chosen`
@@ -58,5 +59,6 @@ def select_batch(
     "Score a batch with a cheap forward pass, and take the items that `policy` chooses"
     xs,ys = (tuple(o) if isinstance(o, (tuple,list)) else (o,) for o in (xb, yb))
     pred = ScoringPass(scale_factor)(model, plain(xs), plain(ys), autocast)
-    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, plain(xs), plain(ys), idx))
+    losses = unmixed_losses(loss_func, pred, *plain(ys)) if score in ('loss','grad_bound') or hasattr(score, 'of_batch') else None
+    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, plain(xs), plain(ys), idx, losses))
     return *take((xb, yb), chosen.idx),chosen.weight

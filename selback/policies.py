@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .losses import map_tensors
+
 # %% ../nbs/02_policies.ipynb #2b26d0f1
 class Chosen(NamedTuple):
     "The items that train"
@@ -22,12 +24,14 @@ class Chosen(NamedTuple):
 
 # %% ../nbs/02_policies.ipynb #dd6866d9
 def weigh_grads(
-    pred, # The model's predictions: a tensor, or a tuple or list of tensors, items first
+    pred, # The model's predictions: a tensor, or tensors in tuples, lists and dicts, items first
     weight:Tensor, # One weight per item, shape (bs,)
 ):
     "Multiply the gradient that flows back through each item's prediction by its weight"
-    for p in pred if isinstance(pred, (tuple,list)) else [pred]:
+    def weigh(p):
         if p.requires_grad: p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
+        return p
+    map_tensors(weigh, pred)
 
 # %% ../nbs/02_policies.ipynb #4ccb3cd0
 def check_range(

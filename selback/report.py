@@ -9,7 +9,7 @@ __all__ = ['SelectionReport']
 import warnings
 
 import pandas as pd, torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, GatherPredsCallback
 from fastai.learner import Recorder
 from fastcore.all import L, patch
 
@@ -77,7 +77,7 @@ def _frame(rows, sums):
 # %% ../nbs/13_report.ipynb #58ff1a3e
 @patch
 def before_fit(self:SelectionReport):
-    self._new_fit,self._has_columns = True,hasattr(self.learn, 'recorder')
+    self._new_fit,self._has_columns = True,any(isinstance(cb, Recorder) for cb in self.learn.cbs)
     if not self._has_columns: return
     names = self.recorder.metric_names
     at = names.index('time') if 'time' in names else len(names)
@@ -111,7 +111,7 @@ def after_train(self:SelectionReport):
 
 @patch
 def after_validate(self:SelectionReport):
-    if self._log is None or not self._has_columns or hasattr(self.learn, 'gather_preds'): return
+    if self._log is None or not self._has_columns or any(isinstance(cb, GatherPredsCallback) for cb in self.learn.cbs): return
     self.recorder.log += self._log
     self._log = None
 

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['fixed_random', 'untouched', 'ScoringPass', 'ReducibleLoss', 'batch_scores']
 
-# %% ../nbs/04_scoring.ipynb #db4c84d2
-import random
+# %% ../nbs/04_scoring.ipynb #4a1d2b6b
+import random, warnings
 from contextlib import contextmanager, nullcontext
 
 import numpy as np, torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
-from .losses import item_losses, n_items
+from .losses import item_losses, map_tensors, n_items
 from .policies import check_range
 from .scores import get_score
 
@@ -61,8 +62,8 @@ def _dense(pred, x, yb):
     if y.shape[2-x.ndim:]!=x.shape[2:]: return pred
     return F.interpolate(pred, size=x.shape[2:], mode=_modes[pred.ndim], align_corners=False)
 
-# %% ../nbs/04_scoring.ipynb #da1cae6e
-def _float(o): return o.float() if isinstance(o, Tensor) and o.is_floating_point() else o
+# %% ../nbs/04_scoring.ipynb #af162bd2
+def _cat(*ts): return torch.cat(ts) if ts[0].ndim else ts[0]
 
 class ScoringPass:
     "A forward pass that is cheap and leaves no trace"
@@ -70,6 +71,19 @@ class ScoringPass:
         scale_factor:float=1., # Resolution of the pass as a share of that of training, above 0 and at most 1
     ):
         self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
+        self.chunk = None # items at a time; None: all
+
+    def _forward(self, model, xb):
+        "`model(*xb)`, in smaller parts once memory has run out"
+        n = n_items(xb)
+        while True:
+            size = min(self.chunk or n, n)
+            parts = [map_tensors(lambda t: t[i:i+size] if t.ndim else t, xb) for i in range(0, n, size)] if size<n else [xb]
+            try: return map_tensors(_cat, *[model(*part) for part in parts])
+            except torch.cuda.OutOfMemoryError:
+                if size<=1: raise
+            if self.chunk is None: warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; it takes smaller parts from now on.')
+            self.chunk = (size+1)//2
 
     def __call__(self,
         model:torch.nn.Module, # Its predictions are wanted
@@ -78,9 +92,14 @@ class ScoringPass:
         autocast=nullcontext(), # Context of the forward pass: the precision of training
     ): # Predictions, as float32
         "The predictions of `model` for `xb`"
+        if isinstance(model, DistributedDataParallel): model = model.module # other processes need not take part
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
-        with untouched(model),autocast: pred = model(*small)
-        pred = type(pred)(map(_float, pred)) if type(pred) in (tuple,list) else _float(pred)
+        home,there = xb[0].device if isinstance(xb[0], Tensor) else None,next((p.device for p in model.parameters()), None)
+        elsewhere = home is not None and there not in (None,home)
+        if elsewhere: small = map_tensors(lambda t: t.to(there), small)
+        with untouched(model),autocast: pred = self._forward(model, small)
+        def back(t): return (t.to(home) if elsewhere else t).to(torch.float32 if t.is_floating_point() else t.dtype)
+        pred = map_tensors(back, pred)
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
 
 # %% ../nbs/04_scoring.ipynb #9f3e69a1
@@ -112,7 +131,7 @@ class ReducibleLoss:
         "How much of each item's loss can be learned away"
         if self.needs_items and idx is None: raise ValueError('ReducibleLoss: got no dataset indices of the batch, wanted idx, to look up its holdout losses.')
         if self.needs_items: return self.of_items(losses, idx)
-        return losses-item_losses(loss_func, ScoringPass()(self.holdout.to(losses.device), xb), *yb)
+        return losses-item_losses(loss_func, ScoringPass()(self.holdout, xb), *yb)
 
 # %% ../nbs/04_scoring.ipynb #796e063d
 @torch.no_grad()

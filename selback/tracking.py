@@ -12,6 +12,7 @@ from fastcore.basics import patch
 from .loader import batch_items, check_loader, epoch_items, is_distributed
 from .memory import ItemMemory
 from .policies import Chosen
+from .ranks import from_first, lowest, merge_memory
 
 # %% ../nbs/15_tracking.ipynb #f9e95403
 class TracksItems:
@@ -40,13 +41,29 @@ class TracksItems:
 def _draw_items(self:TracksItems):
     "Draw the items of this epoch, and load the chosen ones only"
     n = check_loader(self.dl).n
-    if is_distributed(self.dl): raise ValueError(f'{type(self).__name__}: got distributed training, in which each process remembers its own items '
-        'only and would choose others; wanted one process. Methods that choose from each batch without looking items up do work.')
+    self._share_memory() # an epoch may have been interrupted
     if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
     known = len(self.score.holdout) if getattr(self.score, 'needs_items', False) else n
     if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
     self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(self.device)))
     self.idxs = idxs.to(self.device)
+    if self.n_ranks>1: self._shared = self.memory.state_dict()
+
+@patch(as_prop=True)
+def n_ranks(self:TracksItems):
+    "How many processes train together"
+    return self.dl.world_size if is_distributed(self.dl) else 1
+
+@patch
+def _lowest(self:TracksItems, n):
+    "The smallest number of all processes"
+    return n if self.n_ranks==1 else lowest(n, self.device)
+
+@patch
+def _share_memory(self:TracksItems):
+    "Put together what the processes have noted"
+    if self._shared is not None: merge_memory(self.memory, self._shared)
+    self._shared = None
 
 @patch
 def _new_memory(self:TracksItems, n):
@@ -55,25 +72,33 @@ def _new_memory(self:TracksItems, n):
 @patch
 def _to_load(self:TracksItems, idxs):
     "Positions in `idxs` of the items that are loaded"
-    is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
-    chosen = self.choose_items(idxs) if is_on else None
-    if chosen is None: return torch.arange(len(idxs))
-    suspected = self.memory.suspects[idxs]
-    keep = self._not_alone(chosen.idx[~suspected[chosen.idx]], ~suspected)
-    self.by_epoch = True
-    if chosen.weight is not None: self._item_weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.idx], chosen.weight)
+    keep,weight = self._choice(idxs) if self.n_ranks==1 else from_first(self._choice(idxs), self.device)
+    if keep is None: return torch.arange(len(idxs))
+    self.by_epoch,keep = True,keep.to(idxs.device)
+    if weight is not None: self._item_weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs, weight.to(idxs.device))
     left_out = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, keep, False)
     self._left_out = self.memory.loss[idxs[left_out]]
     return keep.cpu()
 
 @patch
+def _choice(self:TracksItems, idxs):
+    "Which positions in `idxs` are loaded, and the weight of all, each None if there is no choice"
+    is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
+    chosen = self.choose_items(idxs) if is_on else None
+    if chosen is None: return None,None
+    suspected = self.memory.suspects[idxs]
+    weight = None if chosen.weight is None else torch.ones(len(idxs), device=idxs.device).index_copy_(0, chosen.idx, chosen.weight)
+    return self._not_alone(chosen.idx[~suspected[chosen.idx]], ~suspected),weight
+
+@patch
 def _not_alone(self:TracksItems, keep, allowed):
     "The positions to `keep`, of those `allowed`, without a single item in a batch: two at least, and none left over"
-    n = len(allowed)
-    if len(keep)<min(2, n):
+    n,least = len(allowed),min(2*self.n_ranks, len(allowed))
+    if len(keep)<least:
         others = (allowed+1e-6).index_fill_(0, keep, 0)
-        return torch.cat([keep, others.multinomial(min(2, n)-len(keep), generator=self.generator)]).sort().values
-    return keep[:-1] if len(keep)%self.dl.bs==1 and len(keep)<n and not self.dl.drop_last else keep
+        return torch.cat([keep, others.multinomial(least-len(keep), generator=self.generator)]).sort().values
+    each = -(-len(keep)//self.n_ranks) # the loader repeats a few, so that all processes have as many
+    return keep[:(each-1)*self.n_ranks] if each%self.dl.bs==1 and len(keep)<n and not self.dl.drop_last else keep
 
 # %% ../nbs/15_tracking.ipynb #e5f90f4d
 @patch

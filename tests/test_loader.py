@@ -156,10 +156,3 @@ def test_a_lone_last_item_is_not_loaded():
         def choose_items(self, idxs): return Chosen(torch.arange(9))
     learn,_ = numbered_learner(Nine(warmup=0), drop_last=False)
     assert quiet_fit(learn, 2).selection.stats.query('step>=0').trained.tolist()==[8,8]
-
-@pytest.mark.parametrize('make', [lambda: StaleLossCallback(), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.5, before_loading=True), lambda: TopLossCallback(max_quantile=.9)])
-def test_memories_of_several_processes_are_refused_when_the_fit_begins(make):
-    learn,_ = numbered_learner(make())
-    learn.dls.loaders[0] = OnCpu(learn.dls.train, 0, 2)
-    with pytest.raises(ValueError, match='distributed training'): quiet_fit(learn, 3)
-    assert learn.selection.epochs_done==0

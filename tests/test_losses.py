@@ -4,7 +4,7 @@ from functools import partial
 import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from selback.losses import item_losses, n_items
+from selback.losses import item_losses, item_losses_how, n_items, unmixed_losses, unreduced
 from selback.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F
@@ -84,15 +84,54 @@ def test_reduction_is_restored_also_after_an_error(loss):
 class HasNone(nn.Module):
     def forward(self, pred, targ): return (pred-targ).mean()
 class Ignores(HasNone): reduction = 'mean'
+class ReadOnly(HasNone):
+    @property
+    def reduction(self): return 'mean'
 def has_none(pred, targ): return (pred-targ).mean()
+def not_traceable(pred, targ): return (pred-targ).mean() if pred.sum().item()<1e9 else pred.sum()
+def of_numbers(pred, targ): return float((pred-targ).mean())
 
-@pytest.mark.parametrize('loss', [HasNone(), has_none])
-def test_loss_without_reduction_is_refused(loss):
-    with pytest.raises(TypeError, match='(?i)has_?none.*no loss per item.*reduction'): item_losses(loss, logits, labels)
+@pytest.mark.parametrize('loss,way', [(HasNone(), 'vmap'), (has_none, 'vmap'), (Ignores(), 'vmap'), (ReadOnly(), 'vmap'), (partial(has_none), 'vmap'),
+    (lambda p,t,reduction='mean': (p-t).mean(), 'vmap'), (not_traceable, 'loop'), (of_numbers, 'loop')], ids=str)
+def test_losses_that_return_one_number_are_taken_item_by_item(loss, way):
+    got,how = item_losses_how(loss, logits, labels)
+    assert how==way and got.dtype==torch.float32
+    torch.testing.assert_close(got, (logits-labels).double().mean(1).float())
+    torch.testing.assert_close(unmixed_losses(loss, logits, labels), got)
 
-@pytest.mark.parametrize('loss', [Ignores(), lambda p,t,reduction='mean': (p-t).mean(), lambda p,t,reduction: torch.zeros(7)])
-def test_losses_that_are_not_one_per_item_are_refused_with_shapes(loss):
-    with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items'): item_losses(loss, logits, labels)
+def test_losses_that_return_one_number_take_dicts_and_several_targets():
+    def loss(pred, y, w): return ((pred['a']-y)*w).mean()
+    w = torch.rand(n, 1)
+    torch.testing.assert_close(item_losses(loss, {'a':logits, 'size':3}, labels, w), ((logits-labels)*w).double().mean(1).float())
+
+def contrastive(pred, y):
+    same = y[:,None]==y
+    distance = (pred[:,None]-pred).square().sum(-1)
+    return torch.where(same, distance, (4-distance).clamp(min=0)).mean()
+def batch_hard_triplet(pred, y):
+    distance,same = (pred[:,None]-pred).square().sum(-1),y[:,None]==y
+    return (distance.masked_fill(~same, 0).amax(1)-distance.masked_fill(same, 1e3).amin(1)+1).clamp(min=0).mean()
+def batch_dice(pred, y):
+    p,t = pred.sigmoid(),F.one_hot(y, classes)
+    return 1-2*(p*t).sum()/(p+t).sum()
+def root_mean_square(pred, y): return (pred-F.one_hot(y, classes)).square().mean().sqrt()
+def weighted_by_batch(pred, y): return F.cross_entropy(pred, y, weight)
+
+@pytest.mark.parametrize('loss', [contrastive, batch_hard_triplet, batch_dice, root_mean_square, weighted_by_batch])
+def test_losses_that_mix_items_are_refused(loss):
+    y = torch.tensor([0,1,0,3,1])
+    with pytest.raises(ValueError, match=f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='): unmixed_losses(loss, logits, y)
+
+def test_losses_that_fail_on_one_item_are_refused():
+    with pytest.raises(ValueError, match='fails on a batch of one item.*item_loss='): item_losses(lambda p,y: F.triplet_margin_loss(p[0], p[1], p[2]), logits, label)
+
+def test_unreduced_losses_of_another_number_are_refused_with_shapes():
+    with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items.*item_loss='): item_losses(lambda p,t,reduction: torch.zeros(7), logits, labels)
+
+@pytest.mark.parametrize('loss', [HasNone(), has_none, ReadOnly()])
+def test_nothing_unreduced_is_made_up(loss):
+    with pytest.raises(TypeError, match='has no unreduced losses'):
+        with unreduced(loss): pass
 
 def test_n_items():
     assert n_items(((torch.zeros(3,2),),{'a':torch.zeros(3)}))==3

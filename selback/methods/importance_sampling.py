@@ -13,6 +13,7 @@ from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
 from ..items import plain, take
+from ..loader import pads
 from ..policies import check_range, importance_sample, variance_gain
 from ..window import check_schedule
 
@@ -35,7 +36,11 @@ class ImportanceSamplingCallback(SelectionCallback):
         self.tau = (presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
 
-    def may_select(self): return self._began and float(self.tau_now)>self.tau
+    def may_select(self): return self._began and bool(self._lowest(int(self.tau_now>self.tau)))
+
+    def _check_gathering(self):
+        if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
+            'each batch, wanted items of one shape: they are drawn from pools of several batches. Pad all to one length, or use another method.')
 
     def _note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
 
@@ -45,7 +50,7 @@ def _select(self:ImportanceSamplingCallback, n):
     "Pool the batch; draw a training batch once the pool is full"
     scores,losses = self._look(n)
     self.waiting.add((self.xb, self.yb, self.item_idx, scores))
-    self._source,bs = id(self.dls.train),self.bs or n
+    self._source,bs = self._loader_id,self.bs or n
     if len(self.waiting)<self.presample*bs:
         self.report.step(n, 0, 0, losses, scores.new_zeros(0, dtype=torch.int64))
         self._skip_batch()

@@ -14,9 +14,9 @@ from fastai.learner import Learner
 from torch.utils.data import Subset
 
 from ..items import plain
-from ..learner import base_loss
+from ..learner import ItemLoss, base_loss
 from ..loader import in_order
-from ..losses import item_losses
+from ..losses import unmixed_losses
 from ..scoring import ReducibleLoss, ScoringPass
 
 # %% ../../nbs/methods/36_reducible_loss.ipynb #1846ce08
@@ -39,15 +39,17 @@ def reducible_loss(
     holdout_learn:Learner, # Its training set is the data held out, clean if possible; its model may be small
     dls, # `DataLoaders` whose training set is going to be scored
     n_epoch:int=5, # Epochs to train the holdout model for; 0 if it is trained already
+    item_loss=None, # As for the selection: one loss per item, if the loss function mixes items
     **kwargs # For `Learner.fit`
 )->ReducibleLoss: # For `score=`; raises a `ValueError` if the two sets share items
     "Train a model on data held out, and keep its loss on each item of the training set"
     _check_apart(holdout_learn.dls.train_ds, dls.train_ds)
     if n_epoch: holdout_learn.fit(n_epoch, **kwargs)
-    losses,model,ds = [],holdout_learn.model,dls.train_ds
+    losses,model,ds,loss_func = [],holdout_learn.model,dls.train_ds,base_loss(holdout_learn)
+    if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
     with ds.set_split_idx(1) if hasattr(ds, 'set_split_idx') else nullcontext(): # without augmentation, where fastai can tell
         for batch in in_order(dls.train):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = plain(holdout_learn._set_device(batch))
-            losses.append(item_losses(base_loss(holdout_learn), ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))
+            losses.append(unmixed_losses(loss_func, ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))
     return ReducibleLoss(torch.cat(losses))

@@ -41,7 +41,7 @@ class SelectiveBackpropCallback(SelectionCallback):
 
     def choose(self, scores):
         beta = self.now(self.beta)
-        if not self.gather: return rank_sample(scores, 1/(beta+1), self.generator, self.round_to)
+        if not self.gathers: return rank_sample(scores, 1/(beta+1), self.generator, self.round_to)
         return cdf_power(scores, self.history.push(scores), beta, self.generator)
 
 # %% ../../nbs/methods/31_selective_backprop.ipynb #df312d48
