@@ -76,7 +76,7 @@ def _copy(dl, **kwargs):
 
 def _fixed(dl, idxs):
     "A copy of `dl` for one epoch of the items `idxs`"
-    fake,keep_last = dl.fake_l,dict(drop_last=False) if len(idxs)<dl.bs else {}
+    fake,keep_last = dl.fake_l,dict(drop_last=False) if len(idxs)<dl.bs<=dl.n else {}
     new = _copy(dl, get_idxs=_Indices(idxs), n=len(idxs), persistent_workers=fake.persistent_workers,
         pin_memory_device=fake.pin_memory_device, **keep_last)
     new.do_item = partial(_strict_item, new)

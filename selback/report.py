@@ -20,7 +20,7 @@ class SelectionReport(Callback):
     columns = L('samp_perc', 'loss_perc', 'full_loss')
 
     def __init__(self):
-        self._rows,self._sums,self._frames,self._log = [],[],[],None
+        self._rows,self._sums,self._frames,self._log,self._said_negative = [],[],[],None,False
         self._fit,self._new_fit,self._has_columns,self.left = 0,True,False,0
 
     def step(self,
@@ -36,7 +36,7 @@ class SelectionReport(Callback):
         known = losses.isfinite()
         finite = losses.where(known, 0)
         kept_loss = finite.sum()*float('nan') if idx is None else finite[idx].sum()
-        self._sums.append(torch.stack([finite.sum(), kept_loss, known.sum()]))
+        self._sums.append(torch.stack([finite.sum(), kept_loss, known.sum(), (finite<0).sum()]))
 
     def left_out(self,
         losses, # What is remembered of the items that are not loaded, shape (n,); NaN where nothing is
@@ -45,7 +45,7 @@ class SelectionReport(Callback):
         self._rows.append((self._fit, self.epoch, -1, len(losses), 0, 0, False))
         known = losses.isfinite()
         kept_loss = torch.where(known.all(), 0., float('nan')) # unknown losses have no share
-        self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum()]))
+        self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum(), known.sum()*0]))
 
     def note_loss(self,
         loss, # Mean loss of the items that were trained
@@ -54,7 +54,7 @@ class SelectionReport(Callback):
         if not self._rows or self._sums[-1] is not None: return
         seen,kept,trained = self._rows[-1][3:6]
         total = loss.detach().float().mean()*trained
-        self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained)])
+        self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained), torch.zeros_like(total)])
 
 # %% ../nbs/13_report.ipynb #9ba08c98
 _columns = ['fit', 'epoch', 'step', 'seen', 'kept', 'trained', 'scored']
@@ -70,9 +70,9 @@ def _summary(steps):
 @torch.no_grad()
 def _frame(rows, sums):
     "A DataFrame of the noted steps: the one time in an epoch that a GPU is waited for"
-    like = next((o for o in sums if o is not None), torch.zeros(3))
+    like = next((o for o in sums if o is not None), torch.zeros(4))
     sums = torch.stack([torch.full_like(like, float('nan')) if o is None else o for o in sums]).cpu()
-    return pd.concat([pd.DataFrame(rows, columns=_columns), pd.DataFrame(sums.double().numpy(), columns=['loss','kept_loss','known'])], axis=1)
+    return pd.concat([pd.DataFrame(rows, columns=_columns), pd.DataFrame(sums.double().numpy(), columns=['loss','kept_loss','known','negative'])], axis=1)
 
 # %% ../nbs/13_report.ipynb #58ff1a3e
 @patch
@@ -105,6 +105,10 @@ def after_train(self:SelectionReport):
     steps = self._frames[-1]
     self._log = _summary(steps)
     bad = (steps.seen-steps.known)[steps.scored].sum()
+    if (negative := steps.negative[steps.scored].sum()) and not self._said_negative:
+        self._said_negative = True
+        warnings.warn(f'Epoch {self.epoch}: {negative:.0f} of {steps.seen[steps.scored].sum()} losses were negative, of which no share can be taken: do not '
+            'read loss_perc as one; the batch loss filter trains a batch in full where its losses add up to nothing, importance sampling draws evenly.')
     if not steps.trained.sum(): warnings.warn(f'Epoch {self.epoch}: nothing was trained, since no item was chosen.')
     if bad: warnings.warn(f'Epoch {self.epoch}: {bad:.0f} of {steps.seen[steps.scored].sum()} losses were NaN or infinite. Where the '
         'method has a fixed count they were chosen first, else their whole batch was trained.')

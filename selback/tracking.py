@@ -41,6 +41,7 @@ class TracksItems:
 def _draw_items(self:TracksItems):
     "Draw the items of this epoch, and load the chosen ones only"
     n = check_loader(self.dl).n
+    if not n: return # fastai trains nothing then
     self._share_memory() # an epoch may have been interrupted
     if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
     known = len(self.score.holdout) if getattr(self.score, 'needs_items', False) else n
@@ -75,19 +76,19 @@ def _to_load(self:TracksItems, idxs):
     keep,weight = self._choice(idxs) if self.n_ranks==1 else from_first(self._choice(idxs), self.device)
     if keep is None: return torch.arange(len(idxs))
     self.by_epoch,keep = True,keep.to(idxs.device)
-    if weight is not None: self._item_weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs, weight.to(idxs.device))
+    self._item_weights = weight if weight is None else weight.to(idxs.device)
     left_out = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, keep, False)
     self._left_out = self.memory.loss[idxs[left_out]]
     return keep.cpu()
 
 @patch
 def _choice(self:TracksItems, idxs):
-    "Which positions in `idxs` are loaded, and the weight of all, each None if there is no choice"
+    "Which positions in `idxs` are loaded, and the weight of each dataset item, None if there is no choice"
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
     chosen = self.choose_items(idxs) if is_on else None
     if chosen is None: return None,None
     suspected = self.memory.suspects[idxs]
-    weight = None if chosen.weight is None else torch.ones(len(idxs), device=idxs.device).index_copy_(0, chosen.idx, chosen.weight)
+    weight = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.idx], chosen.weight)
     return self._not_alone(chosen.idx[~suspected[chosen.idx]], ~suspected),weight
 
 @patch
