@@ -111,14 +111,15 @@ def test_no_memory_for_one_item_is_an_error():
 
 def test_a_model_on_another_device_scores_there():
     class Elsewhere(nn.Module):
-        "On the device 'meta', but able to compute"
-        def __init__(self): super().__init__(); self.p = nn.Parameter(torch.zeros(1, device='meta')); self.devices = []
-        def forward(self, x): self.devices.append(x.device.type); return x.new_zeros(len(x), 3)
-    proxy,x,y = Elsewhere(),torch.randn(8, 4),torch.randint(0, 3, (8,))
-    pred = ScoringPass()(proxy, (x,), (y,)) if False else None
-    score = ReducibleLoss(proxy)
-    with pytest.raises(NotImplementedError, match='meta'): score.of_batch(torch.ones(8), None, F.cross_entropy, (x,), (y,)) # its predictions came from there
-    assert proxy.devices==['meta'] and pred is None and next(proxy.parameters()).device.type=='meta'
+        "On the device 'meta', whose tensors have no values; it predicts zeros, which are on the CPU or stay there"
+        def __init__(self, stay): super().__init__(); self.p,self.stay,self.devices = nn.Parameter(torch.zeros(1, device='meta')),stay,[]
+        def forward(self, x): self.devices.append(x.device.type); return x.new_zeros(len(x), 3) if self.stay else torch.zeros(len(x), 3)
+    x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
+    proxy = Elsewhere(stay=False)
+    scores = ReducibleLoss(proxy).of_batch(torch.ones(8), None, F.cross_entropy, (x,), (y,))
+    assert proxy.devices==['meta'] and x.device.type=='cpu' # the batch went to the proxy, not the proxy to the batch
+    torch.testing.assert_close(scores, torch.full((8,), 1-math.log(3)))
+    with pytest.raises(NotImplementedError, match='meta'): ScoringPass()(Elsewhere(stay=True), (x,), (y,)) # predictions are brought back
 
 # two selections, shapes
 def test_two_selections_are_told_of_once(capsys):

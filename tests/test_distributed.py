@@ -6,10 +6,11 @@ import pytest, torch
 from distributed_run import CASES, data
 from helpers import same
 
+pytestmark = pytest.mark.xdist_group('distributed') # one run for all
+
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
     "What each of two processes has saved, by case; more than 3 minutes are a deadlock"
-    pytest.importorskip('accelerate')
     out,here = tmp_path_factory.mktemp('ranks'),Path(__file__).parent
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', here/'distributed_run.py', out]
     env = dict(os.environ, ACCELERATE_USE_CPU='1', OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='', PYTHONPATH=os.pathsep.join([str(here), str(here.parent)]))

@@ -1,11 +1,14 @@
 "The laws: nothing is added, lost, left behind or changed"
-import contextlib, gc
+import contextlib, functools, gc, warnings
 
 import pytest, torch
 from fastai.callback.schedule import LRFinder
 from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException
+from fastai.callback.training import BnFreeze, GradientAccumulation
+from fastai.interpret import Interpretation
 from fastai.learner import Learner
 from helpers import *
+from selback.learner import base_loss
 
 cases = [(cls,kwargs) for cls in methods() for kwargs in KEEP_ALL[cls.__name__]]
 def case_id(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else ','.join(f'{k}={o}' for k,o in v.items()) if isinstance(v, dict) else v
@@ -149,57 +152,121 @@ def test_scoring_leaves_no_trace(fail):
         assert pred.dtype==torch.float32 and not pred.requires_grad
     assert state()==before and same(weights, model.state_dict())
 
+SETTINGS = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CpuAmp()], frozen_bn=lambda: [BnFreeze()])
+
+@pytest.mark.parametrize('setting', SETTINGS)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
-def test_a_batch_is_chosen_without_side_effects(cls):
+def test_a_batch_is_chosen_without_side_effects(cls, setting):
+    def state(learn):
+        return dict(flags=[m.training for m in learn.model.modules()], random=random_states(), reduction=base_loss(learn).reduction, loss=learn.loss_func, grad=torch.is_grad_enabled(),
+            autocast=(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')), dls=learn.dls, loaders=list(learn.dls.loaders), metrics=list(learn.metrics), opt=learn.opt,
+            requires_grad=[p.requires_grad for p in learn.model.parameters()], grads=[p.grad is None for p in learn.model.parameters()])
     class Before(Callback):
-        order = SelectionCallback.order-1
-        def before_batch(self):
-            if self.training: self.state = weights(self.learn),[m.training for m in self.model.modules()],random_states(),self.loss_func.reduction
+        order,run_valid = SelectionCallback.order-1,False
+        def before_batch(self): self.kept,self.state = weights(self.learn),state(self.learn)
     class After(Callback):
         order,run_valid,n = SelectionCallback.order+1,False,0
         def before_batch(self):
-            before,*rest = self.before.state
-            assert same(before, weights(self.learn))
-            assert rest==[[m.training for m in self.model.modules()],random_states(),self.loss_func.reduction] and torch.is_grad_enabled()
+            assert same(self.before.kept, weights(self.learn)) and self.before.state==state(self.learn)
             self.n += 1
-    learn = quiet_fit(table_learner(cbs=[cls(warmup=0), Before(), After()]), 2)
+    learn = table_learner(cbs=[cls(warmup=0), Before(), After(), *SETTINGS[setting]()], metrics=accuracy_of)
+    learn.model[3].eval() # a flag that is not the model's
+    quiet_fit(learn, 3)
     assert learn.after.n>3
 
 # law 6
 def state_of(learn):
-    return dict(loss=learn.loss_func, dls=learn.dls, train=learn.dls.train, reduction=learn.loss_func.reduction, metrics=list(learn.metrics),
+    return dict(loss=learn.loss_func, dls=learn.dls, train=learn.dls.train, reduction=base_loss(learn).reduction, metrics=list(learn.metrics),
         cbs=[type(cb) for cb in learn.cbs], flags=[m.training for m in learn.model.modules()], logger=learn.logger,
         grad=torch.is_grad_enabled(), autocast=torch.is_autocast_enabled('cpu'), run=[cb.run for cb in learn.cbs])
 
 class Raiser(Callback):
-    def __init__(self, event, ex, at=10): self.event,self.ex,self.at,self.n = event,ex,at,0
+    "Raises in the `at`-th call of an event: the first ones find a training that has begun"
+    def __init__(self, event, ex, at=1): self.event,self.ex,self.at,self.n = event,ex,at,0
     def __call__(self, event_name):
-        if event_name==self.event and getattr(self, 'training', False):
+        if event_name==self.event:
             self.n += 1
             if self.n==self.at: raise self.ex
         return super().__call__(event_name)
 
-@pytest.mark.parametrize('ex', [CancelFitException, CancelEpochException, CancelTrainException, CancelBatchException, KeyboardInterrupt, ZeroDivisionError], ids=case_id)
-@pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss', 'after_step', 'after_batch'])
+BATCH_EVENTS = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
+EVENTS = ['before_fit','before_epoch','before_train',*BATCH_EVENTS,'after_train','before_validate','after_validate','after_epoch','after_fit']
+EXCEPTIONS = [CancelFitException, KeyboardInterrupt, ZeroDivisionError]
+OTHERS = [CancelEpochException, CancelTrainException, CancelBatchException]
+
+def fit_twice(make, cbs, event, ex):
+    "What a fit raises and leaves behind that is interrupted, and the next one"
+    learn = make()
+    learn.add_cbs(cbs)
+    raised = []
+    try:
+        for more in ([Raiser(event, ex, 2 if event in BATCH_EVENTS else 1)], []):
+            before = state_of(learn)
+            with learn.no_bar(),learn.no_logging(),warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                try: learn.fit(2, cbs=more)
+                except (Exception,KeyboardInterrupt) as e: raised.append(type(e))
+                else: raised.append(None)
+            after = state_of(learn)
+            raised.append({k: after[k] if k in ('flags','grad','autocast','reduction','run') else after[k] is before[k] for k in ('loss','dls','train','flags','grad','autocast','reduction','logger')})
+            raised.append([type(cb) for cb in learn.cbs if not isinstance(cb, (SelectionCallback,SelectionReport))])
+        return learn,raised
+    finally: # what fastai's mixed precision leaves on after an exception
+        while torch.is_autocast_enabled('cpu'):
+            torch.set_autocast_enabled('cpu', False)
+            torch.autocast_decrement_nesting()
+
+def small_learner(): return table_learner(n=80) # three batches
+
+@functools.cache
+def left_by_fastai(other, event, ex): return fit_twice(small_learner, [OTHER_CALLBACKS[other]()] if other else [], event, ex)[1]
+
+OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CpuAmp, accumulation=lambda: GradientAccumulation(8))
+INTERRUPTS = [(event, ex) for event in EVENTS for ex in EXCEPTIONS]+[(event, ex) for event in BATCH_EVENTS for ex in OTHERS]
+
+@pytest.mark.parametrize('event,ex', INTERRUPTS, ids=case_id)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_interrupted_fits_leave_what_fastai_leaves(cls, event, ex):
-    if (event, ex)==('after_batch', CancelBatchException): pytest.skip('fastai itself does not take CancelBatchException in after_batch')
-    def run(cbs):
-        learn = table_learner()
-        learn.add_cbs(cbs)
-        raised = contextlib.suppress(KeyboardInterrupt, ZeroDivisionError)
-        with learn.no_bar(),learn.no_logging(),raised: learn.fit(2, cbs=Raiser(event, ex, 2))
-        after = state_of(learn)
-        quiet_fit(learn, 2)
-        return after,state_of(learn),learn
-    (_,_,plain),(interrupted,again,learn) = run([]),run([cls(warmup=0)])
-    wanted,_,plain = run([])
-    for k in ('flags','grad','autocast','reduction'): assert interrupted[k]==wanted[k], k
-    assert learn.loss_func is interrupted['loss'] and learn.dls is interrupted['dls'] and learn.dls.train is interrupted['train']
-    assert [c for c in again['cbs'] if c not in (cls,SelectionReport)]==[type(cb) for cb in plain.cbs]
-    assert all(again['run']) and len(learn.recorder.values)==2
+    learn,got = fit_twice(small_learner, [cls(warmup=0)], event, ex)
+    assert got==left_by_fastai(None, event, ex)
+    if got[3] is not None: return # the next fit fails without us, too
+    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==2 and len(learn.recorder.values[-1])==5
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','time']
-    assert len(learn.recorder.values[-1])==5
+
+@pytest.mark.parametrize('other', OTHER_CALLBACKS)
+@pytest.mark.parametrize('event,ex', [(e,x) for e in ('before_batch','after_pred','after_step','after_train') for x in EXCEPTIONS], ids=case_id)
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, event, ex, other):
+    cbs = [OTHER_CALLBACKS[other](), cls(warmup=0)]
+    for ours in (cbs, cbs[::-1])[:1 if other=='amp' else 2]: assert fit_twice(small_learner, ours, event, ex)[1]==left_by_fastai(other, event, ex)
+
+class Fails(nn.Module):
+    "Fails in one of its batches of training, or when it is looked through"
+    def __init__(self, in_training, at): super().__init__(); self.net,self.in_training,self.at,self.n = mlp(),in_training,at,0
+    def forward(self, x):
+        if self.training==self.in_training:
+            self.n += 1
+            if self.n==self.at: raise ZeroDivisionError('model failed')
+        return self.net(x)
+
+@pytest.mark.parametrize('amp', [False, True])
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
+    def run(cbs):
+        def make():
+            learn = table_learner()
+            learn.model = Fails(True, 3)
+            return learn
+        return fit_twice(make, ([CpuAmp()] if amp else [])+cbs, 'none', None)[1]
+    assert run([])==run([cls(warmup=0)]) and run([])[0] is ZeroDivisionError
+    learn = table_learner(cbs=[cls(warmup=0)]) # and one in the scoring pass leaves the flags, the gradients and autocast
+    learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
+    before = state_of(learn)
+    learn._do_epoch_validate = lambda *args: None
+    if not learn.selection.scored: return
+    with pytest.raises(ZeroDivisionError),learn.no_bar(),learn.no_logging(): learn.fit(3)
+    after = state_of(learn)
+    assert {k: after[k] for k in ('flags','grad','autocast','reduction')}=={k: before[k] for k in ('flags','grad','autocast','reduction')} and after['loss'] is before['loss']
 
 def test_columns_once_and_gone():
     learn = table_learner(metrics=[accuracy_of]).selective_backprop()
@@ -231,6 +298,28 @@ def test_evaluation_is_unchanged(cls, tmp_path):
         return found,losses,preds,train_preds,values,state
     plain,ours = results(None),results(cls(warmup=0))
     assert plain[:5]==ours[:5] and same(plain[5], ours[5])
+
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_evaluation_of_images_is_unchanged(cls, monkeypatch):
+    @contextlib.contextmanager
+    def set_split_idx(self, i): # test-time augmentation asks for it
+        old,self.split_idx = self.split_idx,i
+        yield self
+        self.split_idx = old
+    monkeypatch.setattr(TensorItems, 'set_split_idx', set_split_idx, raising=False)
+    def results(cb):
+        learn = image_learner()
+        if cb: learn.add_cb(cb)
+        with learn.no_bar(),learn.no_logging():
+            learn.fit(1)
+            learn.model.load_state_dict(image_learner().model.state_dict())
+            set_seed(3)
+            tta = [o.tolist() for o in learn.tta(n=2)]
+            interp = Interpretation.from_learner(learn)
+            losses,idxs = interp.top_losses(5)
+            learn.fit(1)
+        return tta,losses.tolist(),idxs.tolist(),len(learn.recorder.values)
+    assert results(None)==results(cls(warmup=0))
 
 def test_show_results_is_unchanged():
     def shown(cb):
