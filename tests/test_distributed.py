@@ -6,8 +6,6 @@ import pytest, torch
 from distributed_run import CASES, data
 from helpers import same
 
-pytestmark = pytest.mark.xdist_group('distributed') # one run for all
-
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
     "What each of two processes has saved, by case; more than 3 minutes are a deadlock"
