@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SelectionCallback', 'set_selection']
 
-# %% ../nbs/20_callback.ipynb #0397a1ba
-import math
+# %% ../nbs/20_callback.ipynb #3534118c
+import weakref
 from contextlib import nullcontext
 
 import torch
@@ -19,8 +19,8 @@ from fastcore.basics import patch
 
 from .items import ItemPool, check_rows, plain, take
 from .learner import ItemLoss, base_loss, callback_of, trained_losses, true_output
-from .loader import check_independent, is_distributed, pads
-from .losses import check_unmixed, item_losses_how, n_items
+from .loader import check_independent, own_loader, pads
+from .losses import check_unmixed, is_sum, item_losses_how, n_items
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
@@ -34,7 +34,7 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored = True # does `choose` look at the scores?
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared')
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -70,6 +70,8 @@ class SelectionCallback(TracksItems, Resumable, Callback):
         self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
         self._shared = None # what all processes remember, before an epoch
         self._chose = False # was the batch that trains chosen?
+        self._dataset_id = None # which training set is remembered
+        self._last_learn = None # weak: whose epochs and items are remembered
 
     def choose(self,
         scores, # One score per item, shape (bs,); random ones for a method that scores nothing
@@ -83,7 +85,11 @@ def _get_learn(self): return self.__dict__.get('_learn')
 def _set_learn(self, learn):
     if self.learn is not None: self.learn.remove_cb(self.report)
     self.__dict__.update(_learn=learn, _began=False)
-    if learn is not None: learn.add_cb(self.report)
+    if learn is None: return
+    if self._last_learn is None: self._untrained = self.state_dict()
+    elif self._last_learn() is not learn: self.load_state_dict(self._untrained)
+    self._last_learn = weakref.ref(learn)
+    learn.add_cb(self.report)
 
 SelectionCallback.learn = property(_get_learn, _set_learn)
 
@@ -99,6 +105,7 @@ def __call__(self:SelectionCallback, event_name):
         resting = callback_of(self.learn, LRFinder, GatherPredsCallback)
         self.run = self.report.run = self.learn.selection is self and not resting
         if self.run: self._name_resting()
+    elif self.learn is None or self.learn.selection is not self: return # taken off in this event, or woken up by a fit in a fit
     return super(SelectionCallback, self).__call__(event_name)
 
 @patch
@@ -123,14 +130,13 @@ def before_train(self:SelectionCallback):
 
 @patch(as_prop=True)
 def _loader_id(self:SelectionCallback):
-    dl = self.dls.train
-    return id(dl.dl if is_distributed(dl) else dl)
+    return id(own_loader(self.dls.train))
 
 @patch
 def _begin_fit(self:SelectionCallback):
-    self._new_fit,self._looked,self._unmixed = False,False,False
+    self._new_fit,self._looked,self._unmixed,self._lrs = False,False,False,None
     check_independent(self.dls.train)
-    self._check_gathering()
+    self._meet_loader()
     if self.scored: get_score(self.score, self.scored_loss)
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
@@ -138,7 +144,7 @@ def _begin_fit(self:SelectionCallback):
             'counted over fits (warmup=0 starts at once).')
 
 @patch
-def _check_gathering(self:SelectionCallback):
+def _meet_loader(self:SelectionCallback):
     "Tell, once, that items do not wait for each other where their lengths differ"
     if self.gather and not self.gathers and not self._alone: print(f'{type(self).__name__}: gather=True stands aside, since the training loader pads '
         'sequences to a length of their own in each batch; each batch trains its own chosen items.')
@@ -186,7 +192,7 @@ def losses_of(self:SelectionCallback, pred, yb):
     "The loss of each item, by a loss function that was seen to treat each by itself"
     with fixed_random(),torch.no_grad():
         losses,way = item_losses_how(self.scored_loss, pred, *yb)
-        if way!='reduction' and not self._unmixed: self._unmixed = check_unmixed(self.scored_loss, losses, pred, *yb)
+        if self.item_loss is None and not self._unmixed: self._unmixed = check_unmixed(self.scored_loss, losses, pred, *yb)
     self._say_way('item_loss' if self.item_loss is not None else way)
     return losses
 
@@ -261,8 +267,7 @@ def _select(self:SelectionCallback, n):
     "Score the batch, choose, and hand over"
     scores,losses = self._look(n)
     chosen = self._unsuspected(_checked(self.choose(scores), self))
-    if len(chosen.idx)==1 and n>1 and not self.gathers:
-        chosen = _with_company(chosen, scores if self.max_quantile is None else scores.masked_fill(self._suspected(), -math.inf))
+    if len(chosen.idx)==1 and n>1 and not self.gathers: chosen = self._with_company(chosen, scores)
     if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
     trained = self._take_part(n) if not len(chosen.idx) and self.n_ranks>1 and not self.gathers else self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
@@ -302,13 +307,6 @@ def _checked(chosen, method):
     got = f'Chosen with idx of {idx.dtype} and shape {tuple(idx.shape)}' if isinstance(idx, torch.Tensor) else type(chosen).__name__
     raise TypeError(f'{type(method).__name__}.choose: got {got}, wanted Chosen(idx) with row numbers, int64, of shape (kept,).')
 
-def _with_company(chosen, scores):
-    "A single chosen item, and the hardest of the others"
-    company = scores.index_fill(0, chosen.idx, -math.inf).argmax()[None]
-    weight = None if chosen.weight is None else torch.cat([2*chosen.weight, 0*chosen.weight]) # of a mean over two
-    idx,order = torch.cat([chosen.idx, company]).sort() # sequences are sorted by length
-    return Chosen(idx, None if weight is None else weight[order])
-
 # %% ../nbs/20_callback.ipynb #008f3fc4
 @patch
 def _hand_over(self:SelectionCallback, chosen, n):
@@ -347,8 +345,7 @@ def after_pred(self:SelectionCallback):
 def after_loss(self:SelectionCallback):
     if not len(self.yb): return
     self._began = True
-    is_sum = getattr(base_loss(self.learn), 'reduction', 'mean')=='sum'
-    self.report.note_loss(self.loss/n_items(self.yb) if is_sum else self.loss)
+    self.report.note_loss(self.loss/n_items(self.yb) if is_sum(base_loss(self.learn)) else self.loss)
     if not self._notes or self.item_idx is None: return
     looked = self._chose and not self.by_epoch and self.scored # in this epoch's scoring pass
     self.memory.note(self.item_idx, trained_losses(self.learn, self.scored_loss), fresh=not self._chose, picked=True, again=looked)

@@ -7,8 +7,9 @@ __all__ = ['plain', 'take', 'check_rows', 'join', 'ItemPool']
 
 # %% ../nbs/05_items.ipynb #77ec2f9d
 from collections.abc import Mapping
+from numbers import Number
 
-import numpy as np, torch
+import torch
 from torch import Tensor
 
 from .losses import map_tensors, n_items
@@ -20,13 +21,18 @@ def plain(
     "The batch as plain tensors"
     return map_tensors(lambda t: t.as_subclass(Tensor), batch)
 
-# %% ../nbs/05_items.ipynb #a6c493c2
-def _refuse_others(batch):
+# %% ../nbs/05_items.ipynb #fe4aaeda
+def _refuse_others(batch, n):
     "Raise a `TypeError` for parts that may belong to single items, but are no tensors"
-    if isinstance(batch, (str,bytes,np.ndarray)): raise TypeError(f'take: got a {type(batch).__name__} in the batch, wanted tensors: which '
+    is_list = isinstance(batch, (tuple,list))
+    if isinstance(batch, Tensor) and batch.layout==torch.strided or batch is None or isinstance(batch, Number): return
+    if is_list and len(batch)==n>1 and all(isinstance(o, Number) for o in batch): raise TypeError(f'take: got a {type(batch).__name__} of {n} numbers in '
+        f'a batch of {n} items, wanted a tensor: are they one for each item? Collate them into a tensor.')
+    if not is_list and not isinstance(batch, Mapping): raise TypeError(f'take: got a {_kind(batch)} in the batch, wanted tensors: which '
         'items it belongs to is unknown. Collate it into a tensor, or leave it out of the batch.')
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple,list)) else ()
-    for part in parts: _refuse_others(part)
+    for part in batch if is_list else batch.values(): _refuse_others(part, n)
+
+def _kind(o): return 'sparse Tensor' if isinstance(o, Tensor) else type(o).__name__
 
 def take(
     batch, # Tensors with items along the first dimension, in tuples, lists and dicts
@@ -34,7 +40,7 @@ def take(
 ): # The same structure with these items only; raises a `ValueError` if a tensor has another number of items
     "The items `idx` of a batch"
     n = n_items(batch)
-    _refuse_others(batch)
+    _refuse_others(batch, n)
     def rows(t):
         if not t.ndim: return t
         if len(t)!=n: raise ValueError(f'take: got tensors of {n} and of {len(t)} items (shape {tuple(t.shape)}) in one batch, '
@@ -49,8 +55,8 @@ def check_rows(
     take(batch, slice(0, 1))
     n = n_items(batch)
     for part in (o for side in batch for o in side):
-        if isinstance(part, (tuple,list)) and len(part)==n>1 and all(isinstance(t, Tensor) for t in part):
-            raise ValueError(f'take: got a {type(part).__name__} of {n} tensors in a batch of {n} items, one for each item, as detection has them; '
+        if isinstance(part, (tuple,list)) and len(part)==n>1 and all(isinstance(t, (Tensor,Mapping)) for t in part):
+            raise ValueError(f'take: got a {type(part).__name__} of {n} {type(part[0]).__name__}s in a batch of {n} items, one for each item, as detection has them; '
                 'wanted tensors with items along the first dimension. Collate it into one padded tensor.')
 
 def join(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .items import plain
 from .losses import item_losses, n_items
+from .scoring import fixed_random
 
 # %% ../nbs/14_learner.ipynb #4756497f
 def callback_of(
@@ -51,10 +52,10 @@ class ItemLoss:
 
     def __init__(self,
         item_loss, # A function `(pred, *yb)` that returns one number for each item
-        loss_func=None, # The learner's own, whose class axis counts for the scores
+        loss_func=None, # The learner's own, which tells the scores of classes where these are
     ):
         if not callable(item_loss): raise TypeError(f'item_loss: got {item_loss!r}, wanted a function `(pred, *yb)` that returns one number for each item.')
-        self.item_loss,self.axis = item_loss,getattr(loss_func, 'axis', 1)
+        self.item_loss,self.of_classes = item_loss,loss_func
 
     def __call__(self,
         pred, # What the model predicts for the batch
@@ -74,5 +75,6 @@ def trained_losses(
 ): # One loss per item, float32, shape (bs,)
     "The loss of each item of the batch that is being trained"
     loss_func,mixer,pred = base_loss(learn) if loss_func is None else loss_func,_mixer(learn),learn.pred
-    losses = item_losses(loss_func, pred, *plain(learn.yb))
-    return losses if mixer is None else torch.lerp(item_losses(loss_func, pred, *plain(mixer.yb1)), losses, mixer.lam)
+    with fixed_random():
+        losses = item_losses(loss_func, pred, *plain(learn.yb))
+        return losses if mixer is None else torch.lerp(item_losses(loss_func, pred, *plain(mixer.yb1)), losses, mixer.lam)

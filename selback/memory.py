@@ -57,7 +57,7 @@ class ItemMemory:
         known = self.loss[self.loss.isfinite()]
         if not len(known): return
         limit = known.kthvalue(max(1, round(max_quantile*len(known)))).values
-        streak = torch.where(self.loss>limit, self.streak+1, 0)
+        streak = torch.where((self.loss>limit) & self.loss.isfinite(), self.streak+1, 0)
         self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
         self.looked.zero_()
 

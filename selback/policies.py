@@ -28,10 +28,14 @@ def weigh_grads(
     weight:Tensor, # One weight per item, shape (bs,)
 ):
     "Multiply the gradient that flows back through each item's prediction by its weight"
+    found = []
     def weigh(p):
+        found.append(p)
         if p.requires_grad: p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
         return p
     map_tensors(weigh, pred)
+    if not found: raise TypeError(f'weigh_grads: got predictions that are a {type(pred).__name__}, wanted a tensor, or tensors in tuples, lists '
+        'and dicts, to weigh the items by.')
 
 # %% ../nbs/02_policies.ipynb #4ccb3cd0
 def check_range(

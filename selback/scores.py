@@ -69,6 +69,7 @@ _no_logit_functions = F.mse_loss,F.l1_loss,F.smooth_l1_loss,F.huber_loss,F.binar
 
 def _of_classes(score, loss_func):
     "A score of predicted classes, as the predictions that `loss_func` takes want it"
+    loss_func = getattr(loss_func, 'of_classes', loss_func) # of the user's own loss per item: the loss function that trains
     func = getattr(loss_func, 'func', loss_func)
     if isinstance(func, _no_logits) or func in _no_logit_functions:
         raise ValueError(f"score={score.__name__.removesuffix('_score')!r}: {getattr(func, '__name__', func)} takes no logits of classes; use score='loss'.")

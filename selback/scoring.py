@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from .losses import item_losses, map_tensors, n_items
+from .losses import item_losses, map_tensors, n_items, rows
 from .policies import check_range
 from .scores import get_score
 
@@ -78,7 +78,7 @@ class ScoringPass:
         n = n_items(xb)
         while True:
             size = min(self.chunk or n, n)
-            parts = [map_tensors(lambda t: t[i:i+size] if t.ndim else t, xb) for i in range(0, n, size)] if size<n else [xb]
+            parts = [rows(xb, slice(i, i+size)) for i in range(0, n, size)] if size<n else [xb]
             try: return map_tensors(_cat, *[model(*part) for part in parts])
             except torch.cuda.OutOfMemoryError:
                 if size<=1: raise
@@ -111,7 +111,7 @@ class ReducibleLoss:
         self.needs_items = not isinstance(holdout, torch.nn.Module) # a loss is looked up by its dataset index
         if self.needs_items and (not isinstance(holdout, Tensor) or holdout.ndim!=1): raise ValueError('ReducibleLoss: got '
             f'{getattr(holdout, "shape", type(holdout).__name__)}, wanted a tensor with one loss for each item of the training set, or a model.')
-        self.holdout = holdout.detach().float() if self.needs_items else holdout
+        self.holdout,self.scoring = holdout.detach().float() if self.needs_items else holdout,ScoringPass()
 
     def of_items(self,
         losses:Tensor, # Losses of some items, shape (bs,)
@@ -131,7 +131,7 @@ class ReducibleLoss:
         "How much of each item's loss can be learned away"
         if self.needs_items and idx is None: raise ValueError('ReducibleLoss: got no dataset indices of the batch, wanted idx, to look up its holdout losses.')
         if self.needs_items: return self.of_items(losses, idx)
-        return losses-item_losses(loss_func, ScoringPass()(self.holdout, xb), *yb)
+        return losses-item_losses(loss_func, self.scoring(self.holdout, xb), *yb)
 
 # %% ../nbs/04_scoring.ipynb #796e063d
 @torch.no_grad()

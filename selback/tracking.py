@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['TracksItems']
 
-# %% ../nbs/15_tracking.ipynb #7e1db90e
+# %% ../nbs/15_tracking.ipynb #61384cf7
+import math
+
 import torch
 from fastcore.basics import patch
 
@@ -43,12 +45,20 @@ def _draw_items(self:TracksItems):
     n = check_loader(self.dl).n
     if not n: return # fastai trains nothing then
     self._share_memory() # an epoch may have been interrupted
-    if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
+    self._know_again(n)
     known = len(self.score.holdout) if getattr(self.score, 'needs_items', False) else n
     if known!=n: raise ValueError(f'score: got {known} holdout losses, wanted {n}, one for each item of the training set.')
     self.learn.dl,idxs = epoch_items(self.dl, lambda idxs: self._to_load(idxs.to(self.device)))
     self.idxs = idxs.to(self.device)
     if self.n_ranks>1: self._shared = self.memory.state_dict()
+
+@patch
+def _know_again(self:TracksItems, n):
+    "A memory of the training set's `n` items; tell if they may be others than those remembered"
+    if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
+    elif self._dataset_id not in (None, id(self.dls.train.dataset)): print(f'{type(self).__name__}: the training set is another one of as many items, '
+        'and what is remembered of each item goes on. If they are other items, attach a new selection.')
+    self._dataset_id = id(self.dls.train.dataset)
 
 @patch(as_prop=True)
 def n_ranks(self:TracksItems):
@@ -101,7 +111,20 @@ def _not_alone(self:TracksItems, keep, allowed):
     each = -(-len(keep)//self.n_ranks) # the loader repeats a few, so that all processes have as many
     return keep[:(each-1)*self.n_ranks] if each%self.dl.bs==1 and len(keep)<n and not self.dl.drop_last else keep
 
-# %% ../nbs/15_tracking.ipynb #e5f90f4d
+# %% ../nbs/15_tracking.ipynb #7049f33e
+@patch
+def _with_company(self:TracksItems, chosen, scores):
+    "A single chosen item and the hardest of the others, which has weight 0 if they are all suspects"
+    others = scores if self.max_quantile is None else scores.masked_fill(self._suspected(), -math.inf)
+    others = others.index_fill(0, chosen.idx, -math.inf)
+    company,ones = others.argmax(),torch.ones_like(others[:1])
+    alone = others[company]==-math.inf
+    company = torch.where(alone, (chosen.idx+1)%len(others), company)
+    weight = chosen.weight if chosen.weight is None else torch.cat([2*chosen.weight, 0*chosen.weight]) # of a mean over two
+    if weight is None and self.max_quantile is not None: weight = torch.cat([ones+alone, ones-alone.float()])
+    idx,order = torch.cat([chosen.idx, company]).sort() # sequences are sorted by length
+    return Chosen(idx, None if weight is None else weight[order])
+
 @patch
 def _unsuspected(self:TracksItems, chosen):
     "The chosen items without suspected label errors"

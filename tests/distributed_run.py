@@ -40,7 +40,8 @@ class OddOnes(SelectionCallback):
 CASES = dict(plain=lambda: None, all_sb=lambda: SelectiveBackpropCallback(beta=0, warmup=0), all_stale=lambda: StaleLossCallback(beta=0, n=2, warmup=0), blf=lambda: BatchLossFilterCallback(.6), sb=lambda: SelectiveBackpropCallback(beta=1), composer=lambda: SelectiveBackpropCallback(beta=1, gather=False),
     stale=lambda: StaleLossCallback(beta=1, n=2), stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False), top=lambda: TopLossCallback(.5),
     guarded=lambda: TopLossCallback(.5, max_quantile=.5), random=lambda: RandomSubsetCallback(.5), random_before=lambda: RandomSubsetCallback(.37, before_loading=True),
-    cancelled=lambda: StaleLossCallback(beta=1, n=2, gather=False), importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02), info=lambda: InfoBatchCallback(), empty=OddOnes)
+    cancelled=lambda: StaleLossCallback(beta=1, n=2, gather=False), importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02), info=lambda: InfoBatchCallback(), empty=OddOnes,
+    empty_gathered=lambda: OddOnes(gather=True), guarded_sb=lambda: SelectiveBackpropCallback(beta=1, max_quantile=.5), left_over=lambda: RandomSubsetCallback(34/101, before_loading=True))
 
 class CancelEpoch(Callback):
     "Leaves the third epoch half-way"

@@ -149,7 +149,6 @@ class LossShare(Oracle):
     "The smallest set of hardest items whose losses add up to 70 %"
     def choose(self, scores, gen, multiple):
         order,total,k = hardest_first(scores),0.,0
-        if not sum(scores)>0: return ones(order)
         while total<.7*sum(scores)*(1-1e-6): total,k = total+scores[order[k]],k+1
         return ones(order[:at_least(k, multiple, len(order))])
 

@@ -1,10 +1,15 @@
-"Bad losses, odd batches, too little memory: training goes on with one warning, or an error says what to do"
+"Bad losses, odd batches, too little memory: training goes on and it is told, or an error says what to do"
 import contextlib, math
+from collections import defaultdict
+from dataclasses import dataclass
 
 import pytest, torch
 from fastai.callback.core import Callback
 from helpers import *
+from selback.items import take
 from selback.learner import ItemLoss
+from selback.losses import check_unmixed
+from selback.memory import ItemMemory
 from selback.policies import top_k
 from torch.nn import functional as F
 
@@ -19,11 +24,11 @@ class Changed(nn.Module):
         return self.change(losses) if self.reduction=='none' else losses.mean()
 
 def some(value): return lambda losses: torch.cat([losses[:1]*0+value, losses[1:]])
-BAD = dict(nan=some(math.nan), inf=some(math.inf), all_nan=lambda l: l*math.nan, equal=lambda l: l*0+2, zero=lambda l: l*0, negative=lambda l: l-5, some_negative=lambda l: l-l.mean())
+BAD = dict(nan=some(math.nan), inf=some(math.inf), all_nan=lambda l: l*math.nan, equal=lambda l: l*0+2, zero=lambda l: l*0, negative=lambda l: l-5, some_negative=lambda l: l-1)
 
 @pytest.mark.parametrize('kind', BAD)
 @every_method
-def test_any_loss_trains_on_with_one_warning(cls, kind):
+def test_any_loss_trains_on_and_is_told_of(cls, kind):
     learn = table_learner(loss_func=Changed(BAD[kind]), cbs=cls(warmup=0, seed=1), n=256+32)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
@@ -33,7 +38,7 @@ def test_any_loss_trains_on_with_one_warning(cls, kind):
     said = [str(w.message) for w in seen if 'losses were' in str(w.message)]
     if not stats.scored.any() or kind in ('equal','zero'): assert not said # nothing was scored, or nothing is wrong
     elif 'negative' in kind: assert len(said)==1 and 'were negative' in said[0]
-    else: assert len(said)<=3 and said and all('NaN or infinite' in o for o in said)
+    else: assert len(said)<=3 and said and all('NaN or infinite' in o for o in said) # one an epoch
     if cls is TopLossCallback: assert (stats.kept==8).all()
     if cls is BatchLossFilterCallback: # all of an equal batch's 90 %; the whole batch where no share can be taken
         whole = kind in ('nan','inf','all_nan','zero','negative')
@@ -104,6 +109,15 @@ def test_a_scoring_pass_without_memory_takes_smaller_parts_once():
     torch.testing.assert_close(scores[99], scores[5])
     assert sizes[5][:3]==[16,8,4] and set(sizes[5][3:])=={4} # never tried with more again
 
+def test_a_proxy_without_memory_takes_smaller_parts_once():
+    proxy = Small(5)
+    with pytest.warns(UserWarning, match='ran out of memory') as warned: quiet_fit(table_learner(cbs=TopLossCallback(.5, warmup=0, score=ReducibleLoss(proxy))), 2)
+    assert sum('out of memory' in str(w.message) for w in warned)==1 and set(proxy.sizes[3:])=={4}
+
+def test_a_loss_without_memory_says_so():
+    def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(table_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0)), 1)
+
 def test_no_memory_for_one_item_is_an_error():
     learn = table_learner(cbs=TopLossCallback(.5, warmup=0))
     learn.model = Small(0)
@@ -129,15 +143,22 @@ def test_two_selections_are_told_of_once(capsys):
     assert capsys.readouterr().out.count('BatchLossFilterCallback was attached last and selects; TopLossCallback rests.')==1
     assert isinstance(learn.selection, BatchLossFilterCallback) and len(learn.cbs.filter(lambda cb: isinstance(cb, TopLossCallback))[0].stats)==0
 
-def test_detection_lists_are_refused_before_training():
+BOXES = dict(ragged=lambda n: [torch.zeros(i%3+1, 4) for i in range(n)], equal=lambda n: [torch.zeros(n, 4)]*n, dicts=lambda n: [dict(boxes=torch.zeros(n, 4))]*n)
+
+@pytest.mark.parametrize('boxes', BOXES)
+def test_detection_lists_are_refused_before_training(boxes):
     class Boxes(Callback):
         order,run_valid = SelectionCallback.order-1,False
-        def before_batch(self): self.learn.yb = (self.y,[torch.zeros(i%3+1, 4) for i in range(len(self.y))])
+        def before_batch(self): self.learn.yb = (self.y,BOXES[boxes](len(self.y)))
     for cls in methods():
-        learn = table_learner(cbs=[Boxes(), cls(warmup=0)])
+        learn = table_learner(cbs=[Boxes(), cls()])
+        before = weights(learn)
         with pytest.raises(ValueError, match='as detection has them'): quiet_fit(learn, 1)
+        assert same(before, weights(learn))
 
-@pytest.mark.parametrize('odd,error,match', [(lambda b: (*b, torch.zeros(3)), ValueError, 'got tensors of 16 and of 3 items'), (lambda b: (*b, ['a']*16), TypeError, 'got a str in the batch')])
+@pytest.mark.parametrize('odd,error,match', [(lambda b: (*b, torch.zeros(3)), ValueError, 'got tensors of 16 and of 3 items'), (lambda b: (*b, ['a']*16), TypeError, 'got a str in the batch'),
+    (lambda b: (*b, [4]*16), TypeError, 'a list of 16 numbers in a batch of 16 items'), (lambda b: (*b, {'lengths': (.5,)*16}), TypeError, 'a tuple of 16 numbers'),
+    (lambda b: (*b, torch.ones(16, 4).to_sparse()), TypeError, 'got a sparse Tensor in the batch'), (lambda b: (*b, Record(b[0])), TypeError, 'got a Record in the batch')])
 @every_method
 def test_batches_that_cannot_be_taken_apart_are_refused_before_training(cls, odd, error, match):
     class Odd(Callback):
@@ -180,13 +201,24 @@ def test_item_loss_says_what_each_item_is_worth(cls):
     plain = quiet_fit(table_learner(loss_func=CrossEntropyLossFlat(), cbs=cls(warmup=0, seed=0)), 3)
     assert learn.selection.stats.trained.sum()>0
     if cls is not RandomSubsetCallback: assert 'your item_loss' in learn.selection.card
-    assert learn.selection.stats.kept.iloc[0]==plain.selection.stats.kept.iloc[0] # the same scores before anything has trained
+    def first_scores(loss, **kwargs):
+        learn,seen = table_learner(loss_func=loss, cbs=cls(warmup=0, **kwargs)),[]
+        look = learn.selection.score_items
+        learn.selection.score_items = lambda: (seen.append(look()), seen[-1])[1]
+        quiet_fit(learn, 1)
+        return seen[0]
+    if cls.scored: torch.testing.assert_close(first_scores(normalised, item_loss=by_item), first_scores(CrossEntropyLossFlat()))
 
 def test_item_losses_of_another_shape_are_refused():
     for wrong in (one_number, lambda p,y: torch.zeros(3), lambda p,y: 1.):
         with pytest.raises(ValueError, match='item_loss: .*wanted one number for each of 16 items'): quiet_fit(table_learner().top_loss(item_loss=wrong), 1)
     with pytest.raises(TypeError, match='item_loss: got 3, wanted a function'): table_learner().top_loss(item_loss=3)
-    assert ItemLoss(by_item, CrossEntropyLossFlat(axis=2)).axis==2
+
+def test_item_loss_leaves_scores_of_classes_alone():
+    pred,y = torch.randn(6, 5, 3),torch.randint(0, 5, (6, 3))
+    for loss in CrossEntropyLossFlat(axis=1),CrossEntropyLossFlat(axis=2),BCEWithLogitsLossFlat(),nn.BCEWithLogitsLoss():
+        for score in 'entropy','margin': torch.testing.assert_close(get_score(score, ItemLoss(by_item, loss))(pred, y), get_score(score, loss)(pred, y))
+    with pytest.raises(ValueError, match='takes no logits of classes'): get_score('entropy', ItemLoss(by_item, MSELossFlat()))
 
 def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
     def hidden(pred, y): return pred.sum()*0+(1. if len(y)<2 or hidden.calls<3 else pred.var())
@@ -195,6 +227,183 @@ def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
         order,run_valid = -20,False
         def before_batch(self): hidden.calls += 1
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(table_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)]), 1)
+
+def test_a_first_batch_that_tells_nothing_is_no_proof():
+    pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
+    pred[0,0] = math.nan
+    assert not check_unmixed(normalised, item_losses(normalised, pred, y), pred, y)
+    class NaNFirst(nn.Linear):
+        seen = False
+        def forward(self, x):
+            first = not self.training and not self.seen
+            self.seen |= not self.training
+            return super().forward(x)*torch.where(torch.arange(len(x))>0, 1., math.nan if first else 1.)[:,None]
+    learn = table_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
+    learn.model = NaNFirst(4, 3)
+    with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
+
+class PerClass(nn.Module):
+    "Unreduced, one loss for each class"
+    reduction = 'mean'
+    def forward(self, p, y):
+        losses = F.binary_cross_entropy_with_logits(p, F.one_hot(y, p.shape[1]).float(), reduction='none').mean(0)
+        return losses.mean() if self.reduction=='mean' else losses
+
+class Relative(nn.Module):
+    "Losses that are relative to those of the other items"
+    reduction = 'mean'
+    def forward(self, p, y):
+        losses = F.cross_entropy(p, y, reduction='none')
+        losses = losses/losses.mean().detach()*p.var()
+        return losses.mean() if self.reduction=='mean' else losses
+
+@pytest.mark.parametrize('loss', [PerClass(), Relative()], ids=name_of)
+def test_unreduced_losses_that_mix_items_are_refused(loss):
+    learn = Learner(dls_of(torch.randn(160, 4), torch.randint(0, 16, (160,)), drop_last=True), mlp(16), loss_func=loss, cbs=TopLossCallback(.5, warmup=0))
+    before = weights(learn)
+    with pytest.raises(ValueError, match='in a batch of their own. It mixes items'): quiet_fit(learn, 1)
+    assert same(before, weights(learn))
+
+# losses that are odd, but take an item by itself
+class Moving(nn.Module):
+    "Keeps a mean over batches, in a buffer and as an attribute, and counts its calls in a layer"
+    def __init__(self): super().__init__(); self.register_buffer('mean', torch.zeros(())); self.last,self.bn = 0.,nn.BatchNorm1d(1)
+    def forward(self, pred, y):
+        loss = F.cross_entropy(pred, y)
+        self.mean.mul_(.9).add_(.1*loss.detach())
+        self.last = loss.detach()
+        return loss+0*self.last
+
+class MovingUnreduced(Moving):
+    reduction = 'mean'
+    def forward(self, pred, y): return F.cross_entropy(pred, y, reduction=self.reduction)+0*super().forward(pred, y)
+
+@pytest.mark.parametrize('loss', [Moving, MovingUnreduced])
+@every_method
+def test_the_state_of_a_loss_is_left_alone(cls, loss):
+    a,b = loss(),loss()
+    quiet_fit(table_learner(loss_func=a), 1)
+    quiet_fit(table_learner(loss_func=b, cbs=cls()), 1) # all warm-up
+    torch.testing.assert_close((a.mean, a.last), (b.mean, b.last), rtol=0, atol=0)
+    assert vars(b).keys()==vars(a).keys()
+
+class Strict(nn.Module):
+    reduction = 'mean'
+    def forward(self, p, y):
+        assert self.reduction in ('mean', 'sum')
+        return F.cross_entropy(p, y, reduction=self.reduction)
+class WithFunc(nn.Module):
+    func = staticmethod(torch.sigmoid)
+    def forward(self, p, y): return F.cross_entropy(p, y)
+@torch.jit.script
+def scripted(p, y): return F.cross_entropy(p, y)
+def forwards(p, y, **kwargs): return one_number(p, y, **kwargs)
+
+@pytest.mark.parametrize('loss', [Strict(), WithFunc(), scripted, forwards], ids=lambda o: type(o).__name__)
+def test_losses_that_only_seem_to_have_a_reduction_are_taken_item_by_item(loss):
+    pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
+    torch.testing.assert_close(unmixed_losses(loss, pred, y), F.cross_entropy(pred, y, reduction='none'))
+    assert quiet_fit(table_learner(loss_func=loss).top_loss(warmup=0), 1).selection.stats.kept.sum()
+
+def test_a_loss_at_fault_itself_raises_its_own_error():
+    def broken(p, y, reduction='mean'): raise ZeroDivisionError('mine')
+    with pytest.raises(ZeroDivisionError, match='mine'): item_losses(broken, torch.randn(4, 2), torch.zeros(4))
+
+def test_sums_are_told_as_means():
+    for loss in partial(F.cross_entropy, reduction='sum'),nn.CrossEntropyLoss(reduction='sum'):
+        learn = quiet_fit(table_learner(loss_func=loss, cbs=TopLossCallback(.5)), 1, lr=1e-6)
+        assert learn.selection.stats.full_loss.mean()<3 # of three classes, not of sixteen items
+
+def test_mappings_of_any_kind():
+    batch = defaultdict(list, a=torch.arange(4))
+    got = take((batch,), slice(0, 2))[0]
+    assert type(got) is defaultdict and got['a'].tolist()==[0,1] and got.default_factory is list and batch['a'].tolist()==[0,1,2,3]
+
+@dataclass
+class Record: logits:object
+
+def test_predictions_that_cannot_be_weighed_are_refused():
+    class Net(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x): return Record(self.net(x))
+    def loss(p, y, reduction='mean'): return F.cross_entropy(p.logits, y, reduction=reduction)
+    learn = table_learner(loss_func=loss, cbs=InfoBatchCallback(warmup=0))
+    learn.model = Net()
+    with pytest.raises(TypeError, match='weigh_grads: got predictions that are a Record'): quiet_fit(learn, 3)
+
+# one item, a guard
+@pytest.mark.parametrize('suspects,wanted', [((1,2,3), ([0,1], [2.,0.])), ((0,), ([1,2], [1.,1.])), ((), ([2,3], [1.,1.]))])
+def test_a_lone_item_under_the_guard_has_no_suspect_for_company(suspects, wanted):
+    cb = TopLossCallback(.5, max_quantile=.9)
+    cb.memory,cb.item_idx = ItemMemory(4, guard=True),torch.arange(4)
+    cb.memory.streak[list(suspects)] = 9
+    lone = wanted[0][0]
+    got = cb._with_company(Chosen(torch.tensor([lone])), torch.tensor([9.,1.,5.,7.] if suspects==(1,2,3) else [9.,1.,5.,2.] if suspects else [1.,2.,3.,9.]))
+    assert (got.idx.tolist(),got.weight.tolist())==wanted
+
+# what stays behind
+@pytest.mark.parametrize('cls', [c for c in methods() if c(max_quantile=.9).needs_items], ids=name_of)
+def test_losses_that_draw_are_remembered_without_a_trace(cls):
+    def noisy(pred, y, reduction='mean'): return F.cross_entropy(pred+0*torch.rand_like(pred), y, reduction=reduction)
+    states = []
+    class Ahead(Callback):
+        order,run_valid = SelectionCallback.order-1,False
+        def after_loss(self): states.append(random_states())
+    class Behind(Callback):
+        order,run_valid = SelectionCallback.order+1,False
+        def after_loss(self): assert states.pop()==random_states()
+    quiet_fit(table_learner(loss_func=noisy, cbs=[Ahead(), cls(warmup=0, max_quantile=.9), Behind()]), 3)
+    assert not states
+
+@every_method
+def test_the_learning_rate_of_an_interrupted_fit_is_forgotten(cls):
+    class Stop(Callback):
+        order = 100
+        def before_step(self): raise KeyboardInterrupt
+    class Log(Callback):
+        order = 100
+        def after_batch(self): self.learn.lrs = [*getattr(self.learn, 'lrs', []), self.opt.hypers[0]['lr']]
+    learn = quiet_fit(table_learner(cbs=cls(warmup=0, lr_scale=True, seed=1)), 1)
+    with contextlib.suppress(KeyboardInterrupt): quiet_fit(learn, 1, lr=1., cbs=Stop())
+    assert set(quiet_fit(learn, 1, lr=1e-4, cbs=Log()).lrs)=={1e-4}
+
+def test_a_fit_in_a_fit_wakes_no_resting_selection():
+    class Peek(Callback):
+        order,run_valid,busy = 70,False,False
+        def after_epoch(self):
+            if self.busy: return
+            self.busy = True
+            self.learn.get_preds(dl=self.dls.valid)
+            self.busy = False
+    a,b = TopLossCallback(.5, warmup=0),RandomSubsetCallback(.5, warmup=0)
+    quiet_fit(table_learner(cbs=[a, b, Peek()]), 3)
+    assert not len(a.stats) and set(b.stats.groupby('epoch').trained.sum())=={50}
+
+def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
+    class Off(Callback):
+        order,run_valid = SelectionCallback.order-10,False
+        def before_batch(self):
+            if self.iter==3: self.learn.full_batches()
+    learn = quiet_fit(table_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
+    assert learn.selection is None and len(learn.recorder.values)==2
+
+@every_method
+def test_another_learner_starts_anew(cls):
+    cb,fresh = cls(seed=0),cls(seed=0)
+    quiet_fit(table_learner(seed=3, cbs=cb), 3)
+    ours,wanted = quiet_fit(table_learner(cbs=cb), 3),quiet_fit(table_learner(cbs=fresh), 3)
+    assert same(weights(ours), weights(wanted))
+    for learn in ours,wanted: # and goes on there
+        set_seed(1)
+        quiet_fit(learn, 1)
+    assert same(weights(ours), weights(wanted)) and cb.epochs_done==4
+
+def test_another_training_set_of_as_many_items_is_told_of(capsys):
+    learn = quiet_fit(table_learner(cbs=StaleLossCallback(warmup=0, seed=0)), 2)
+    assert 'another one' not in capsys.readouterr().out
+    learn.dls = dls_of(*class_data(132))
+    quiet_fit(learn, 2)
+    assert capsys.readouterr().out.count('the training set is another one of as many items')==1
 
 def test_a_model_may_have_layers_named_like_callbacks():
     class Net(nn.Module):

@@ -302,7 +302,7 @@ class BadLoss(nn.Module):
     def __init__(self, bad=float('nan')): super().__init__(); self.bad = bad
     def forward(self, pred, y):
         losses = torch.nn.functional.cross_entropy(pred, y, reduction='none')
-        if not pred.requires_grad: losses = torch.cat([losses[:-1], torch.full_like(losses[:1], self.bad)])
+        if not pred.requires_grad: losses = torch.cat([torch.full_like(losses[:1], self.bad), losses[1:]])
         return losses if self.reduction=='none' else losses.mean()
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])

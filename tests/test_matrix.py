@@ -132,6 +132,7 @@ def check_items(records, loads, oracle, scored, names):
         if batches is None and isinstance(oracle, Stale): oracle.history = []
         if batches is not None: assert [[k for k,_ in b] for b in batches]==[o['keys'] for o in epoch]
         for i,o in enumerate(epoch):
+            if batches is None and scored and not isinstance(oracle, Stale) and (oracle.began or not oracle.gather): assert o['seen'] # it was scored
             if batches is None: wanted = oracle.hand_over(o['keys'], o['seen'] or [0.]*len(o['keys']), o['gen'], o['last'], o['multiple'])
             else: wanted = oracle.from_pool(batches[i], o['last'], o['multiple']) if oracle.pool and oracle.began else batches[i]
             if batches is None and scored and o['seen']:

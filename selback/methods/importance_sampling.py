@@ -38,7 +38,7 @@ class ImportanceSamplingCallback(SelectionCallback):
 
     def may_select(self): return self._began and bool(self._lowest(int(self.tau_now>self.tau)))
 
-    def _check_gathering(self):
+    def _meet_loader(self):
         if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
             'each batch, wanted items of one shape: they are drawn from pools of several batches. Pad all to one length, or use another method.')
 
