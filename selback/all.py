@@ -11,7 +11,7 @@ from .scores import *
 from .policies import *
 from .window import Window
 from .functional import select_batch
-from .scoring import ReducibleLoss, ScoringPass, untouched
+from .scoring import ModelCopy, ReducibleLoss, ScoringPass, untouched
 from .memory import ItemMemory
 from .report import SelectionReport
 from .callback import *
@@ -22,5 +22,6 @@ from .methods.top_loss import *
 from .methods.importance_sampling import *
 from .methods.info_batch import *
 from .methods.reducible_loss import *
+from .methods.proxy import *
 
 __all__ = [o for o in globals() if not o.startswith('_')]

@@ -7,7 +7,6 @@ __all__ = ['SelectionCallback', 'set_selection']
 
 # %% ../nbs/20_callback.ipynb #3534118c
 import weakref
-from contextlib import nullcontext
 
 import torch
 from fastai.callback.core import Callback, CancelBatchException, GatherPredsCallback, TrainEvalCallback
@@ -17,10 +16,12 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from fastcore.basics import patch
 
+from .cost import Governor, now
+from .governed import Governed
 from .items import ItemPool, check_rows, plain, take
-from .learner import ItemLoss, base_loss, callback_of, trained_losses, true_output
+from .learner import ItemLoss, autocast_of, base_loss, callback_of, take_mixed, trained_losses, true_output
 from .loader import check_independent, own_loader, pads
-from .losses import check_unmixed, is_sum, item_losses_how, n_items
+from .losses import check_unmixed, is_sum, item_losses_how, map_tensors, n_items
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
@@ -29,12 +30,12 @@ from .state import Resumable
 from .tracking import TracksItems
 from .window import Window, value_at
 
-# %% ../nbs/20_callback.ipynb #161c6b28
-class SelectionCallback(TracksItems, Resumable, Callback):
+# %% ../nbs/20_callback.ipynb #27e4cf11
+class SelectionCallback(TracksItems, Governed, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
-    scored = True # does `choose` look at the scores?
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id')
+    scored,_says = True,'' # does `choose` look at the scores? what else the card says of when it selects
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id','unscored')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -44,6 +45,11 @@ class SelectionCallback(TracksItems, Resumable, Callback):
         score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)` that returns one number per item
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
+        precision:str|None=None, # Precision of the scoring pass, 'bf16' or 'fp16'; None: that of training
+        scorer=None, # What scores in the model's place: a smaller model (`train_proxy`), or `ModelCopy(...)`; None: the model
+        passes=2, # 2: a scoring pass of its own; 1: choose by the training pass, whose backward pass is then no cheaper; 'auto': 2 where that pays
+        auto='warn', # 'warn': tell once if selecting does not pay here; True: stand aside then; False: measure nothing
+        score_batches:int=1, # How many batches of the loader are scored together, with `gather`
         gather:bool=False, # Let chosen items wait until they fill a batch?
         multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, else 1
         max_quantile:float|None=None, # Leave out items whose loss stays above this quantile for three epochs: suspected label errors
@@ -52,11 +58,17 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     ):
         super().__init__()
         self._init_state()
-        self.window,self.scoring,self.report = Window(start, end, warmup, interrupt),ScoringPass(scale_factor),SelectionReport()
+        self.window,self.scoring,self.report = Window(start, end, warmup, interrupt),ScoringPass(scale_factor, precision, scorer),SelectionReport()
+        self.governor,self.passes,self.passes_now,self.epoch_times = Governor(auto),passes,1 if passes=='auto' else passes,[]
         get_score(score, None)
         if item_loss is not None: ItemLoss(item_loss) # checks it
         self.score,self.item_loss,self.gather = score,item_loss,gather
         self.seed = None if seed is None else check_range('seed', seed, 0, 2**63-1, whole=True)
+        if passes not in (1, 2, 'auto'): raise ValueError(f"passes: got {passes!r}, wanted 1, 2 or 'auto'.")
+        if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
+            raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; leave them out.')
+        self.score_batches = check_range('score_batches', score_batches, 1, whole=True)
+        if score_batches>1 and not gather: raise ValueError(f'score_batches: got {score_batches} with gather=False, wanted gather=True: items of several batches must wait.')
         self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
         self.max_quantile = None if max_quantile is None else check_range('max_quantile', max_quantile, 0, 1, above=True)
         self.lr_scale,self.by_epoch,self.epochs_done = lr_scale,False,0
@@ -67,9 +79,10 @@ class SelectionCallback(TracksItems, Resumable, Callback):
     def _init_state(self): # what is not pickled: it belongs to one learner and its data
         super()._init_state()
         self.waiting,self.item_weight,self.item_idx,self.idxs,self.memory = ItemPool(),None,None,None,None
+        self.unscored,self._n_unscored = ItemPool(),0 # batches that wait to be scored together
         self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
         self._shared = None # what all processes remember, before an epoch
-        self._chose = False # was the batch that trains chosen?
+        self._chose,self._pending = False,False # was the batch that trains chosen? will it be, after its forward pass?
         self._dataset_id = None # which training set is remembered
         self._last_learn = None # weak: whose epochs and items are remembered
 
@@ -125,6 +138,8 @@ def before_train(self:SelectionCallback):
     if len(self.waiting) and self._source not in (None, self._loader_id):
         print(f'{type(self).__name__}: {len(self.waiting)} items that waited come from another loader and are left out.')
         self.waiting = ItemPool()
+    self.unscored,self._n_unscored,self._pending = ItemPool(),0,False
+    self._epoch_begins()
     self.by_epoch,self.idxs,self._item_weights,self._left_out = False,None,None,None
     if self.needs_items: self._draw_items()
 
@@ -137,6 +152,7 @@ def _begin_fit(self:SelectionCallback):
     self._new_fit,self._looked,self._unmixed,self._lrs = False,False,False,None
     check_independent(self.dls.train)
     self._meet_loader()
+    self._started,self._ended = None,None
     if self.scored: get_score(self.score, self.scored_loss)
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
@@ -146,14 +162,14 @@ def _begin_fit(self:SelectionCallback):
 @patch
 def _meet_loader(self:SelectionCallback):
     "Tell, once, that items do not wait for each other where their lengths differ"
-    if self.gather and not self.gathers and not self._alone: print(f'{type(self).__name__}: gather=True stands aside, since the training loader pads '
+    if self.gather and pads(self.dls.train) and not self._alone: print(f'{type(self).__name__}: gather=True stands aside, since the training loader pads '
         'sequences to a length of their own in each batch; each batch trains its own chosen items.')
-    self._alone = self.gather and not self.gathers
+    self._alone = self.gather and pads(self.dls.train)
 
 @patch(as_prop=True)
 def gathers(self:SelectionCallback):
-    "Do chosen items wait for a full batch? Not padded sequences, whose length differs from batch to batch"
-    return self.gather and not pads(self.dls.train)
+    "Do chosen items wait for a full batch? Not padded sequences, whose length differs from batch to batch, nor with a single pass"
+    return self.gather and self.passes_now!=1 and not pads(self.dls.train)
 
 @patch
 def _first_look(self:SelectionCallback):
@@ -173,14 +189,14 @@ def _first_look(self:SelectionCallback):
 def score_items(self:SelectionCallback):
     "The score and the loss of each item of the batch"
     pred,yb = self.predict(),plain(self.yb)
-    losses = self.losses_of(pred, yb)
+    losses = trained_losses(self.learn, self.scored_loss, pred) if self._pending else self.losses_of(pred, yb)
     return self.scores_of(pred, yb, losses),losses
 
 @patch
 def predict(self:SelectionCallback):
-    "Predictions for the batch, at the precision of training and the resolution of the scoring pass"
-    autocast = getattr(callback_of(self.learn, MixedPrecision), 'autocast', None) or nullcontext()
-    return true_output(self.learn, self.scoring(self.model, plain(self.xb), plain(self.yb), autocast))
+    "Predictions for the batch: those of the scoring pass, or with a single pass those of training"
+    if self._pending: return map_tensors(lambda t: t.detach().float() if t.is_floating_point() else t, true_output(self.learn, self.learn.pred))
+    return true_output(self.learn, self.scoring(self.model, plain(self.xb), plain(self.yb), autocast_of(self.learn)))
 
 @patch(as_prop=True)
 def scored_loss(self:SelectionCallback):
@@ -247,15 +263,20 @@ def round_to(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #c862169f
 @patch
 def before_batch(self:SelectionCallback):
-    n = n_items(self.xb)
+    n,self._arrived = n_items(self.xb),now() if self.governs else None
     self.item_weight,self.item_idx = None,None if self.idxs is None else self._rows(n)
     self._chose = self.by_epoch
-    if self.by_epoch: return self._loaded(n)
     if len(self.yb) and n and not self._looked: self._first_look()
+    if self.by_epoch:
+        self._counts[True] += 1
+        return self._loaded(n)
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.iter) and len(self.yb) and n
-    self._chose = bool(is_on and self.may_select())
-    if self._chose: self._select(n)
-    else: self.report.step(n, n, n)
+    self._measure(n, is_on)
+    self._chose = bool(is_on and self.may_select() and self._goes_on(n))
+    self._pending = self._chose and self.passes_now==1
+    self._counts[self._chose] += 1
+    if not self._chose: self.report.step(n, n, n)
+    elif not self._pending: self._select(n)
 
 @patch
 def may_select(self:SelectionCallback):
@@ -265,20 +286,44 @@ def may_select(self:SelectionCallback):
 @patch
 def _select(self:SelectionCallback, n):
     "Score the batch, choose, and hand over"
-    scores,losses = self._look(n)
-    chosen = self._unsuspected(_checked(self.choose(scores), self))
-    if len(chosen.idx)==1 and n>1 and not self.gathers: chosen = self._with_company(chosen, scores)
+    scores,losses,chosen = self._pick(n) if self._all_there() else self._nothing()
     if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
-    trained = self._take_part(n) if not len(chosen.idx) and self.n_ranks>1 and not self.gathers else self._hand_over(chosen, n)
+    must_step = self._pending or self.n_ranks>1 and not self.gathers
+    trained = self._take_part(n) if must_step and not len(chosen.idx) else self._hand_over(chosen, n)
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
     if not trained: self._skip_batch()
 
 @patch
+def _pick(self:SelectionCallback, n):
+    "The scores of the batch, its losses if it was scored, and the chosen items"
+    scores,losses = self._look(n_items(self.xb))
+    chosen = self._unsuspected(_checked(self.choose(scores), self))
+    if len(chosen.idx)==1 and n>1 and not self.gathers: chosen = self._with_company(chosen, scores)
+    self._observe(len(chosen.idx)/len(scores))
+    return scores,losses,chosen
+
+@patch
+def _nothing(self:SelectionCallback):
+    "What is picked of a batch that waits to be scored"
+    return None,torch.zeros(0, device=self.device),Chosen(torch.zeros(0, dtype=torch.int64, device=self.device))
+
+@patch
+def _all_there(self:SelectionCallback):
+    "Are there as many batches as are scored together? They are then the batch; at the end of an epoch fewer will do"
+    if self.score_batches==1 or not self.gathers: return True
+    self.unscored.add((self.xb, self.yb, self.item_idx))
+    self._n_unscored += 1
+    if self._n_unscored<self.score_batches and self.iter<self.n_iter-1: return False
+    self.learn.xb,self.learn.yb,self.item_idx = self.unscored.pop(len(self.unscored))
+    self._n_unscored = 0
+    return True
+
+@patch
 def _take_part(self:SelectionCallback, n):
-    "Train two items of weight 0, where nothing was chosen but the other processes wait for a step"
+    "Train two items of weight 0, where nothing was chosen but a step must be made"
     idx = torch.arange(min(2, n), device=self.device)
-    self.learn.xb,self.learn.yb = take((self.xb, self.yb), idx)
-    self.item_weight,self.item_idx = torch.zeros(len(idx), device=self.device),None
+    self._hand_over(Chosen(idx, torch.zeros(len(idx), device=self.device)), n)
+    self.item_idx = None
     return len(idx)
 
 @patch
@@ -320,6 +365,9 @@ def _hand_over(self:SelectionCallback, chosen, n):
         self._source,count = self._loader_id,self._ready(n)
         items = self.waiting.pop(count) if count else None
     if count: self.learn.xb,self.learn.yb,self.item_idx,self.item_weight = items
+    if self._pending:
+        self.learn.pred = take(self.learn.pred, chosen.idx)
+        take_mixed(self.learn, chosen.idx)
     return count
 
 @patch
@@ -339,16 +387,24 @@ def _skip_batch(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #a94671a7
 @patch
 def after_pred(self:SelectionCallback):
+    if self._pending: self._select(n_items(self.yb))
+    self._pending = False
     if self.item_weight is not None: weigh_grads(true_output(self.learn, self.pred), self.item_weight)
 
 @patch
 def after_loss(self:SelectionCallback):
     if not len(self.yb): return
     self._began = True
-    self.report.note_loss(self.loss/n_items(self.yb) if is_sum(base_loss(self.learn)) else self.loss)
+    self.report.note_loss(self._mean_loss)
     if not self._notes or self.item_idx is None: return
     looked = self._chose and not self.by_epoch and self.scored # in this epoch's scoring pass
     self.memory.note(self.item_idx, trained_losses(self.learn, self.scored_loss), fresh=not self._chose, picked=True, again=looked)
+
+@patch
+def _mean_loss(self:SelectionCallback):
+    "The mean loss of the items that train, in units of the scoring pass"
+    if self.loss_way in (None,'reduction') and not is_sum(base_loss(self.learn)): return self.loss
+    return trained_losses(self.learn, self.scored_loss).mean()
 
 @patch(as_prop=True)
 def _notes(self:SelectionCallback):
@@ -358,6 +414,7 @@ def _notes(self:SelectionCallback):
 @patch
 def after_train(self:SelectionCallback):
     self.epochs_done += 1
+    self._note_epoch()
     self._share_memory()
     if self.memory is not None: self.memory.next_epoch(self.max_quantile)
     if self.max_quantile is not None and len(self.waiting): # what waits may be a suspect by now
@@ -378,9 +435,15 @@ def _restore_lr(self:SelectionCallback):
     self._lrs = None
 
 @patch
-def after_step(self:SelectionCallback): self._restore_lr()
+def after_backward(self:SelectionCallback): self._note_full()
+@patch
+def after_step(self:SelectionCallback):
+    self._restore_lr()
+    self.scoring.step(self.model)
 @patch
 def after_cancel_batch(self:SelectionCallback): self._restore_lr()
+@patch
+def after_batch(self:SelectionCallback): self._note_step()
 
 @patch
 def after_fit(self:SelectionCallback): self.report.left = len(self.waiting)
@@ -397,9 +460,10 @@ def card(self:SelectionCallback):
     score,stats,w = getattr(self.score, '__name__', self.score if isinstance(self.score, str) else type(self.score).__name__),self.stats,self.window
     scored = f'score: {score}' if self.scored else 'score: none'
     loss = 'not asked for yet' if self.loss_way is None else _ways[self.loss_way]
-    kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epochs' if len(stats) else 'nothing yet'
+    kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epochs, those of the warm-up included' if len(stats) else 'nothing yet'
+    saved = '' if self.saved is None else f' A selecting epoch took {1-self.saved:.2f} of the time of a full one.'
     return '\n'.join([type(self).__name__, scored, f'loss of an item: {loss}', f'kept: {kept}', f'selects: after {w.warmup} epoch(s) of warm-up, '
-        f'from {w.start:.0%} to {w.end:.0%} of a fit'])
+        f'from {w.start:.0%} to {min(w.end, getattr(self, "delta", 1.)):.0%} of a fit{self._says}', f'cost: {self.cost_in_words}{saved}'])
 
 # %% ../nbs/20_callback.ipynb #97f1b08a
 def set_selection(

@@ -47,7 +47,7 @@ def get_method(
     name,args,kwargs = _parse(spec)
     if name=='none': return lambda: None
     if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
-    return lambda: known[name](*args, **kwargs)
+    return lambda: known[name](*args, **({"auto": False} | kwargs)) # the same choices whatever the machine
 
 def split_methods(
     methods:str, # Methods with commas between them

@@ -219,13 +219,13 @@ def check_unmixed(
     n = (len(losses)+1)//2
     with preserved(loss_func): half,way = item_losses_how(loss_func, *rows((pred,*yb), slice(0, n)))
     if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True): raise ValueError(f'{_name(loss_func)} gives no loss per item: '
-        f'those of the first {n} items have a mean of {losses[:n].mean():.4g} in a batch of {len(losses)}, but of {half.mean():.4g} in a batch of their own. {_mixes}')
+        f'those of the first {n} items have a mean of {float(losses[:n].mean()):.4g} in a batch of {len(losses)}, but of {float(half.mean()):.4g} in a batch of their own. {_mixes}')
     for n in () if way=='reduction' else (len(losses), n):
         some,mean,total = losses[:n],losses[:n].mean(),losses[:n].sum()
         with preserved(loss_func): whole = torch.as_tensor(loss_func(*rows((pred,*yb), slice(0, n)))).to(losses).mean()
         if not any(torch.allclose(whole, o, rtol=1e-4, atol=1e-6, equal_nan=True) for o in (mean, total)):
-            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {mean:.4g}, but their loss as '
-                f'one batch is {whole:.4g}. {_mixes}')
+            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {float(mean):.4g}, but their loss as '
+                f'one batch is {float(whole):.4g}. {_mixes}')
     return bool(losses.isfinite().all() and (losses!=losses[0]).any())
 
 def unmixed_losses(

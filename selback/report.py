@@ -27,7 +27,7 @@ class SelectionReport(Callback):
         seen:int, # Items in the loader's batch
         kept:int, # Items of it that were chosen
         trained:int, # Items handed over to training: gathered ones may come from earlier batches
-        losses=None, # The loss of each item seen, shape (seen,), if they were scored
+        losses=None, # The loss of each item that was scored, shape (n,): those of several batches if they are scored together, of none while they wait
         idx=None, # The chosen ones, shape (kept,); None if they come from several batches
     ):
         "Note a training step"
@@ -36,7 +36,7 @@ class SelectionReport(Callback):
         known = losses.isfinite()
         finite = losses.where(known, 0)
         kept_loss = finite.sum()*float('nan') if idx is None else finite[idx].sum()
-        self._sums.append(torch.stack([finite.sum(), kept_loss, known.sum(), (finite<0).sum()]))
+        self._sums.append(torch.stack([finite.sum(), kept_loss, known.sum(), (finite<0).sum(), (~known).sum()]))
 
     def left_out(self,
         losses, # What is remembered of the items that are not loaded, shape (n,); NaN where nothing is
@@ -45,16 +45,16 @@ class SelectionReport(Callback):
         self._rows.append((self._fit, self.epoch, -1, len(losses), 0, 0, False))
         known = losses.isfinite()
         kept_loss = torch.where(known.all(), 0., float('nan')) # unknown losses have no share
-        self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum(), known.sum()*0]))
+        self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum(), known.sum()*0, known.sum()*0]))
 
     def note_loss(self,
-        loss, # Mean loss of the items that were trained
+        loss, # Called without arguments: the mean loss of the items that were trained
     ):
         "Note the training loss of a step that scored nothing"
         if not self._rows or self._sums[-1] is not None: return
-        seen,kept,trained = self._rows[-1][3:6]
+        loss,(seen,kept,trained) = loss(),self._rows[-1][3:6]
         total = loss.detach().float().mean()*trained
-        self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained), torch.zeros_like(total)])
+        self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained), 0*total, 0*total])
 
 # %% ../nbs/13_report.ipynb #9ba08c98
 _columns = ['fit', 'epoch', 'step', 'seen', 'kept', 'trained', 'scored']
@@ -70,9 +70,9 @@ def _summary(steps):
 @torch.no_grad()
 def _frame(rows, sums):
     "A DataFrame of the noted steps: the one time in an epoch that a GPU is waited for"
-    like = next((o for o in sums if o is not None), torch.zeros(4))
+    like = next((o for o in sums if o is not None), torch.zeros(5))
     sums = torch.stack([torch.full_like(like, float('nan')) if o is None else o for o in sums]).cpu()
-    return pd.concat([pd.DataFrame(rows, columns=_columns), pd.DataFrame(sums.double().numpy(), columns=['loss','kept_loss','known','negative'])], axis=1)
+    return pd.concat([pd.DataFrame(rows, columns=_columns), pd.DataFrame(sums.double().numpy(), columns=['loss','kept_loss','known','negative','bad'])], axis=1)
 
 # %% ../nbs/13_report.ipynb #58ff1a3e
 @patch
@@ -104,7 +104,7 @@ def after_train(self:SelectionReport):
     self._collect()
     steps = self._frames[-1]
     self._log = _summary(steps)
-    bad = (steps.seen-steps.known)[steps.scored].sum()
+    bad = steps.bad[steps.scored].sum()
     if (negative := steps.negative[steps.scored].sum()) and not self._said_negative:
         self._said_negative = True
         warnings.warn(f'Epoch {self.epoch}: {negative:.0f} of {steps.seen[steps.scored].sum()} losses were negative, of which no share can be taken: do not '

@@ -95,7 +95,7 @@ def _to_load(self:TracksItems, idxs):
 def _choice(self:TracksItems, idxs):
     "Which positions in `idxs` are loaded, and the weight of each dataset item, None if there is no choice"
     is_on = self.window.is_on(self.pct_train, self.epochs_done, self.epoch)
-    chosen = self.choose_items(idxs) if is_on else None
+    chosen = self.choose_items(idxs) if is_on and not self.governor.aside else None
     if chosen is None: return None,None
     suspected = self.memory.suspects[idxs]
     weight = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.idx], chosen.weight)

@@ -228,6 +228,12 @@ def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
         def before_batch(self): hidden.calls += 1
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(table_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)]), 1)
 
+def test_a_mixing_sum_of_fastai_losses_is_refused_with_the_reason():
+    import matrix
+    focal,dice = matrix.FocalLossFlat(axis=1),matrix.DiceLoss(axis=1) # a mean and a sum: no multiple of the items' losses
+    learn = matrix.masks(lambda: lambda pred, targ: focal(pred, targ)+dice(pred, targ))()
+    with pytest.raises(ValueError, match='gives no loss per item.*Pass item_loss='): quiet_fit(learn.top_loss(), 1)
+
 def test_a_first_batch_that_tells_nothing_is_no_proof():
     pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
     pred[0,0] = math.nan

@@ -20,6 +20,7 @@ from ..window import check_schedule
 # %% ../../nbs/methods/34_importance_sampling.ipynb #8d850f86
 class ImportanceSamplingCallback(SelectionCallback):
     "Draw each training batch from a pool of `presample`, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
+    whole_steps = True # of each pool
     kept_numbers = (*SelectionCallback.kept_numbers, 'tau_now')
 
     @delegates(SelectionCallback.__init__, but=['gather'])
@@ -42,6 +43,9 @@ class ImportanceSamplingCallback(SelectionCallback):
         if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
             'each batch, wanted items of one shape: they are drawn from pools of several batches. Pad all to one length, or use another method.')
 
+    @property
+    def _says(self): return f', while the gain, now {float(self.tau_now):.2f}, is above {self.tau:.2f}'
+
     def _note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #a303d7e5
@@ -60,6 +64,7 @@ def _select(self:ImportanceSamplingCallback, n):
     self.learn.xb,self.learn.yb,self.item_idx = take(tuple(items), drawn.idx)
     self.item_weight = drawn.weight
     self._note_gain(scores)
+    self._observe(bs/len(scores))
     self.report.step(n, bs, bs, losses)
 
 @patch

@@ -47,6 +47,9 @@ class StaleLossCallback(SelectiveBackpropCallback):
         drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.now(self.beta), self.generator)
         return Chosen(unseen.index_fill(0, drawn.idx, True).nonzero()[:,0])
 
+    @property
+    def score_share(self): return self.fresh/self.n
+
     def may_select(self): return self._fresh_epoch and super().may_select()
 
     def before_train(self):
