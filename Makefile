@@ -1,9 +1,9 @@
-# make demo: plain and selective training race on real data. make test: all tests. Both set up .venv first.
+# make demo: plain and selective training race on real data. make test: all tests. make bench: costs, as ratios. All set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: demo test readme clean
+.PHONY: demo test bench readme clean
 
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data digits --out runs/digits
@@ -11,6 +11,9 @@ demo: $(BIN)/.installed
 test: $(BIN)/.installed
 	$(BIN)/nbdev-test --n-workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+bench: $(BIN)/.installed
+	for b in steps memory overhead looks governor; do $(BIN)/python benchmarks/$$b.py; done
 
 readme: $(BIN)/.installed
 	$(BIN)/python nbs/_readme.py

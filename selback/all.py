@@ -11,7 +11,7 @@ from .scores import *
 from .policies import *
 from .window import Window
 from .functional import select_batch
-from .scoring import ModelCopy, ReducibleLoss, ScoringPass, untouched
+from .scoring import Int8Copy, ModelCopy, ReducibleLoss, ScoringPass, untouched
 from .memory import ItemMemory
 from .report import SelectionReport
 from .callback import *

@@ -46,7 +46,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
         precision:str|None=None, # Precision of the scoring pass, 'bf16' or 'fp16'; None: that of training
-        scorer=None, # What scores in the model's place: a smaller model (`train_proxy`), or `ModelCopy(...)`; None: the model
+        scorer=None, # What scores in the model's place: a smaller model (`train_proxy`), `ModelCopy(...)` or `Int8Copy(...)`; None: the model
         passes=2, # 2: a scoring pass of its own; 1: choose by the training pass, whose backward pass is then no cheaper; 'auto': 2 where that pays
         auto='warn', # 'warn': tell once if selecting does not pay here; True: stand aside then; False: measure nothing
         score_batches:int=1, # How many batches of the loader are scored together, with `gather`
@@ -110,7 +110,7 @@ SelectionCallback.learn = property(_get_learn, _set_learn)
 @patch(as_prop=True)
 def selection(self:Learner):
     "The active selection, which is the one that was attached last, or None"
-    return next((cb for cb in reversed(self.cbs) if isinstance(cb, SelectionCallback)), None)
+    return next((cb for cb in self.cbs.items[::-1] if isinstance(cb, SelectionCallback)), None)
 
 @patch
 def __call__(self:SelectionCallback, event_name):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'CostLog', 'compare', 'reach', 'loss_at', 'against', 'summarize', 'table', 'show_table',
-           'verdict', 'plot_runs', 'main', 'TensorItems', 'get_dls', 'get_model', 'small_resnet']
+           'verdict', 'plot_runs', 'machine', 'main', 'TensorItems', 'get_dls', 'get_model', 'small_resnet']
 
 # %% ../nbs/50_compare.ipynb #41eb7439
 import ast, platform, re, sys, time
@@ -229,8 +229,11 @@ def plot_runs(
 # %% ../nbs/50_compare.ipynb #4e1e1396
 _default = 'none,batch_loss_filter,selective_backprop,random_subset(keep=.33,gather=True)'
 
-def _device(dls):
-    if dls.device.type=='cuda': return torch.cuda.get_device_name(dls.device)
+def machine(
+    device='cpu', # Where it trained
+)->str: # The processor and its threads, or the GPU
+    "What numbers were measured on"
+    if torch.device(device).type=='cuda': return torch.cuda.get_device_name(device)
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') \
         if Path('/proc/cpuinfo').exists() else platform.processor()
     return f'{cpu or platform.machine()}, {torch.get_num_threads()} threads'
@@ -272,7 +275,7 @@ def main(
         sys.exit(2)
     runs = compare(*plan)
     summary = summarize(runs, n_valid=len(dls.valid_ds))
-    about = dict(data=Path(data).name, arch=arch, bs=bs, lr=lr, seeds=seeds, device=_device(dls), python=platform.python_version(),
+    about = dict(data=Path(data).name, arch=arch, bs=bs, lr=lr, seeds=seeds, device=machine(dls.device), python=platform.python_version(),
         torch=torch.__version__, fastai=fastai.__version__)
     _save(runs, summary, about, Path(out))
     print(f'\n\n{show_table(summary).to_string()}\n\nWrote runs.csv, summary.csv and compare.png to {out}/.\n\n{verdict(summary)}')

@@ -53,7 +53,7 @@ class SelectionReport(Callback):
         "Note the training loss of a step that scored nothing"
         if not self._rows or self._sums[-1] is not None: return
         loss,(seen,kept,trained) = loss(),self._rows[-1][3:6]
-        total = loss.detach().float().mean()*trained
+        total = loss.detach().as_subclass(torch.Tensor).float().mean()*trained
         self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained), 0*total, 0*total])
 
 # %% ../nbs/13_report.ipynb #9ba08c98

@@ -63,6 +63,35 @@ def test_a_copy_follows_the_model_every_k_steps(decay):
     learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0, scorer=ModelCopy(every=3, decay=decay)), Follow()]), 2)
     assert learn.follow.n>9
 
+def test_an_int8_copy_scores_nearly_alike_and_is_converted_when_due():
+    learn = image_learner(cbs=[cb := TopLossCallback(.5, warmup=0, scorer=Int8Copy(every=3))], n=16+80)
+    copies,errors = [],[]
+    class Spy(Callback):
+        order,run_valid = SelectionCallback.order+1,False
+        def before_batch(self): copies.append(cb.scoring.scorer.model)
+    score = cb.score_items
+    def both():
+        scores,losses = score()
+        exact = F.cross_entropy(ScoringPass()(learn.model, plain(learn.xb)), plain(learn.yb)[0], reduction='none')
+        errors.append(float((losses-exact).abs().max()))
+        return scores,losses
+    cb.score_items = both
+    before = weights(learn)
+    quiet_fit(learn.add_cb(Spy()), 2)
+    assert max(errors)<.15 and max(errors)>0 and not same(before, weights(learn))
+    changes = [i for i in range(1, len(copies)) if copies[i] is not copies[i-1]]
+    assert changes and all(i%3==0 for i in changes) and not any(isinstance(m, torch.nn.quantized.Conv2d) for m in learn.model.modules())
+
+def test_a_model_that_cannot_be_converted_is_refused_before_training():
+    class Branches(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x): return self.net(x) if x.sum()>0 else self.net(-x)
+    learn = table_learner(cbs=TopLossCallback(scorer=Int8Copy()))
+    learn.model = Branches()
+    before = weights(learn)
+    with pytest.raises(ValueError, match="Int8Copy: the model can't be converted.*use precision='bf16' instead"): quiet_fit(learn, 1)
+    assert same(before, weights(learn))
+
 def test_a_copy_is_saved_and_goes_on():
     def make(): return table_learner(cbs=TopLossCallback(.5, warmup=0, seed=0, scorer=ModelCopy(every=7, decay=.5)))
     whole = make()
@@ -202,6 +231,23 @@ def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
     assert len(batches)>=6 and learn.selection.stats.trained.sum()<learn.selection.stats.seen.sum()
     if name in FIXED: assert not any(batches)
     else: assert all(b in ([], ['aten::_local_scalar_dense']) for b in batches) # the one number that the count is
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@pytest.mark.parametrize('name', FIXED)
+def test_a_step_does_not_synchronize_a_gpu(name, monkeypatch):
+    call,seen = SelectionCallback.__call__,[]
+    def watched(self, event):
+        in_step = event in ('before_batch','after_pred','after_loss','before_step','after_step','after_batch') and self.training
+        seen.append(event=='before_batch' and self.training)
+        if not in_step or sum(seen)<4: return call(self, event) # the first batch is tried out
+        torch.cuda.set_sync_debug_mode('error')
+        try: return call(self, event)
+        finally: torch.cuda.set_sync_debug_mode('default')
+    monkeypatch.setattr(SelectionCallback, '__call__', watched)
+    learn = table_learner(cbs=FIXED[name](), n=32+160)
+    learn.dls.to(torch.device('cuda'))
+    stats = quiet_fit(learn, 3).selection.stats
+    assert stats.trained.sum()<stats.seen.sum() and next(learn.model.parameters()).is_cuda
 
 def test_the_counting_of_waits_finds_them():
     with NoWaiting() as mode:

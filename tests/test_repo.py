@@ -3,7 +3,7 @@ import ast, importlib.metadata, inspect, json, re, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
-import pytest
+import pandas as pd, pytest
 from fastcore.docments import docments
 from nbdev.clean import clean_nb
 from nbdev.export import nb_export
@@ -122,3 +122,17 @@ def test_public_names_are_documented(o):
         f = o if inspect.isfunction(o) else o.__init__
         bare = [k for k,v in docments(f).items() if k not in ('self','return','kwargs','args','yb','others') and not v]
         assert not bare, f'{o.__name__}: {bare}'
+
+# benchmarks
+@pytest.mark.parametrize('script', ['steps', 'memory', 'overhead', 'looks', 'governor'])
+def test_benchmarks_are_made_by_one_command(script):
+    assert script in re.search(r'for b in (.*?);', (root/'Makefile').read_text())[1].split()
+    compile((root/'benchmarks'/f'{script}.py').read_text(), script, 'exec')
+
+def test_measured_costs_say_where_they_come_from():
+    files = sorted((root/'results'/'benchmarks').glob('*.csv'))
+    assert {f.stem.rsplit('_', 1)[0] for f in files}>={'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading'}
+    for f in files:
+        df = pd.read_csv(f)
+        assert df[['machine','repeats','python','torch','fastai']].notna().all().all() and len(df)
+        assert f.stem.startswith(('peak_memory','loading')) or (df.repeats>=9).all()
