@@ -6,31 +6,29 @@ from PIL import Image
 from common import *
 
 class Jpegs:
-    "Noise images that are decoded anew for each batch"
-    def __init__(self, n, size):
-        rng = np.random.default_rng(0)
-        self.files = []
-        for _ in range(n):
+    "Photographs' worth of JPEG, decoded anew for each batch: 200 files, again and again"
+    def __init__(self, n, size=512):
+        rng,files = np.random.default_rng(0),[]
+        for _ in range(min(n, 200)):
             small = Image.fromarray(rng.integers(0, 255, (size//8, size//8, 3), dtype=np.uint8))
             small.resize((size, size)).save(buffer := io.BytesIO(), 'jpeg', quality=90)
-            self.files.append(buffer.getvalue())
+            files.append(buffer.getvalue())
+        self.files = (files*(n//len(files)+1))[:n]
     def __len__(self): return len(self.files)
     def __getitem__(self, i):
         image = np.asarray(Image.open(io.BytesIO(self.files[i])).resize((32, 32)))
         return torch.from_numpy(image.copy()).permute(2, 0, 1).float()/255-.5,i%10
 
-STEPS = 200
+STEPS = 150 # an epoch
 def normal(args): return image_learner('small_resnet', 32, STEPS, args.device)
-def small_batch(args): return image_learner('small_resnet', 12, STEPS, args.device)
+def small_batch(args): return image_learner('small_resnet', 16, STEPS, args.device)
 def frozen_body(args):
     learn = image_learner('small_resnet', 64, STEPS, args.device)
     for p in list(learn.model.parameters())[:-2]: p.requires_grad_(False)
     return learn
 
-_jpegs = []
-def jpeg_learner(args, workers=0, bs=16):
-    if not _jpegs: _jpegs.append(Jpegs(16*STEPS, 224))
-    dls = DataLoaders(*[TfmdDL(_jpegs[0], bs=bs, shuffle=not i, num_workers=workers, persistent_workers=workers>0) for i in range(2)], device=torch.device(args.device))
+def jpeg_learner(args, workers=0, bs=8, n=8*STEPS):
+    dls = DataLoaders(*[TfmdDL(Jpegs(n), bs=bs, shuffle=not i, num_workers=workers, persistent_workers=workers>0) for i in range(2)], device=torch.device(args.device))
     learn = Learner(dls, NETS['small_resnet']().to(args.device), loss_func=CrossEntropyLossFlat(), lr=1e-3)
     learn._do_epoch_validate = lambda *args: None
     return learn
@@ -38,9 +36,9 @@ def loader_bound(args): return jpeg_learner(args)
 def loader_bound_workers(args): return jpeg_learner(args, workers=1)
 
 LEARNERS = dict(normal=normal, small_batch=small_batch, frozen_body=frozen_body, loader_bound=loader_bound, loader_bound_workers=loader_bound_workers)
-METHODS = dict(top_loss=lambda: TopLossCallback(1/3, warmup=0, auto=True))
+METHODS = dict(top_loss=lambda: TopLossCallback(1/3, auto=True))
 
-def fit(learn, cb, args, epochs=1):
+def fit(learn, cb, args, epochs=2):
     "Seconds of a fit"
     if cb is not None: learn.add_cb(cb)
     with learn.no_bar(),learn.no_logging():
@@ -56,7 +54,7 @@ def standing_aside(args):
             learns = dict(plain=(make(args), None), plain_again=(make(args), None), **{m: (make(args), cb()) for m,cb in METHODS.items()})
             t = {k: fit(learn, cb, args) for k,(learn,cb) in learns.items()}
             if r<0: continue
-            steps = len(learns['plain'][0].dls.train)
+            steps = 2*len(learns['plain'][0].dls.train)
             for m in ('plain_again', *METHODS):
                 cb = learns[m][1]
                 chosen = 0. if cb is None else float((cb.stats.kept<cb.stats.seen).mean())
@@ -66,17 +64,17 @@ def standing_aside(args):
 
 def loading(args):
     "Epochs of methods that choose before loading, and of one that does not, by time for an epoch of plain training"
-    rows,methods = [],dict(none=None, random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True, auto=False), stale_loss=lambda: StaleLossCallback(2, n=3, auto=False),
+    rows,methods = [],dict(none=None, random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True, auto=False), stale_loss=lambda: StaleLossCallback(2, n=2, auto=False),
         info_batch=lambda: InfoBatchCallback(delta=1., auto=False), selective_backprop=lambda: SelectiveBackpropCallback(auto=False), top_loss=lambda: TopLossCallback(1/3, auto=False))
     for workers in 0,1:
         for r in range(min(args.repeats, 3)):
             for name,make in methods.items():
-                learn = jpeg_learner(args, workers, bs=64)
-                if make is None: seconds = fit(learn, None, args, 2)/2
+                learn = jpeg_learner(args, workers, bs=32, n=640)
+                if make is None: seconds = fit(learn, None, args, 1)
                 else:
                     cb = make()
-                    fit(learn, cb, args, 4)
-                    seconds = sum(t for _,t in cb.epoch_times[1:])/3 # an epoch of warm-up; three that select, one of them scored by stale losses
+                    fit(learn, cb, args, 3)
+                    seconds = sum(t for _,t in cb.epoch_times[1:])/2 # an epoch of warm-up; two that select, one of them scored by stale losses
                 rows.append(dict(workers=workers, method=name, repeat=r, epoch_seconds=seconds, of_plain=seconds/(plain := seconds if make is None else plain)))
     return rows
 

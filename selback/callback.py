@@ -293,6 +293,7 @@ def _select(self:SelectionCallback, n):
     self.report.step(n, len(chosen.idx), trained, losses, chosen.idx)
     if not trained: self._skip_batch()
 
+# %% ../nbs/20_callback.ipynb #9d64f98f
 @patch
 def _pick(self:SelectionCallback, n):
     "The scores of the batch, its losses if it was scored, and the chosen items"
@@ -326,6 +327,7 @@ def _take_part(self:SelectionCallback, n):
     self.item_idx = None
     return len(idx)
 
+# %% ../nbs/20_callback.ipynb #24998b26
 @patch
 def _look(self:SelectionCallback, n):
     "The scores of the batch, and its losses if it was scored"

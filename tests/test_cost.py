@@ -273,6 +273,20 @@ def test_batch_sizes_are_few_in_mixed_precision():
         sizes[name] = set(learn.selection.stats.trained)
     assert sizes['gathered']<={0,64} and sizes['bucketed']<={32,64} and all(n%8==0 for n in sizes['rounded'])
 
+def test_a_compiled_model_meets_few_sizes():
+    from torch._dynamo.testing import CompileCounter
+    compiled = {}
+    for name,cb in dict(gathered=SelectiveBackpropCallback(warmup=0, seed=0), any_size=BatchLossFilterCallback(.6, warmup=0)).items():
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        learn = table_learner(bs=32, n=32+640, drop_last=True, cbs=cb)
+        learn.model = torch.compile(learn.model, backend=counter, dynamic=False)
+        learn._do_epoch_validate = lambda *args: None
+        quiet_fit(learn, 2)
+        compiled[name] = counter.frame_count
+    torch._dynamo.reset()
+    assert compiled['gathered']<=2<compiled['any_size'] # in training and in evaluation mode
+
 # the arithmetic
 @pytest.mark.parametrize('c,s,wanted', [(1, 1/3, 2/3), (1, 2/3, 1), (.25, 1/3, 1.25/3), (.25, 1/2, 1.75/3), (1, .25, 1.75/3), (0, .25, .25)])
 def test_cost_on_paper(c, s, wanted):
