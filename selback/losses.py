@@ -216,7 +216,9 @@ def check_unmixed(
     *yb, # Targets
 )->bool: # Did the batch tell? One item, equal losses, or ones that are not finite, don't; raises a `ValueError` if the loss mixes items
     "Check that a loss treats each item of a batch by itself"
-    n = (len(losses)+1)//2
+    n,tensors = (len(losses)+1)//2,[]
+    map_tensors(tensors.append, pred)
+    if not tensors: return True # predictions of some other kind, of which no part can be taken
     with preserved(loss_func): half,way = item_losses_how(loss_func, *rows((pred,*yb), slice(0, n)))
     if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True): raise ValueError(f'{_name(loss_func)} gives no loss per item: '
         f'those of the first {n} items have a mean of {float(losses[:n].mean()):.4g} in a batch of {len(losses)}, but of {float(half.mean()):.4g} in a batch of their own. {_mixes}')

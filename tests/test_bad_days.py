@@ -336,6 +336,8 @@ def test_predictions_that_cannot_be_weighed_are_refused():
     learn = table_learner(loss_func=loss, cbs=InfoBatchCallback(warmup=0))
     learn.model = Net()
     with pytest.raises(TypeError, match='weigh_grads: got predictions that are a Record'): quiet_fit(learn, 3)
+    learn.remove_cb(InfoBatchCallback)
+    assert quiet_fit(learn.top_loss(.25, warmup=0), 1).selection.stats.kept.max()==4 # without weights they are fine
 
 # one item, a guard
 @pytest.mark.parametrize('suspects,wanted', [((1,2,3), ([0,1], [2.,0.])), ((0,), ([1,2], [1.,1.])), ((), ([2,3], [1.,1.]))])
