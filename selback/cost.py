@@ -11,10 +11,8 @@ from contextlib import nullcontext
 from statistics import median
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from .policies import check_range
-from .scoring import fixed_random
+from .scoring import fixed_random, unwrapped
 
 # %% ../nbs/08_cost.ipynb #9a427957
 def now(
@@ -43,7 +41,7 @@ def trial_step(
     autocast=nullcontext(), # Context of the forward pass
 ):
     "A forward and a backward pass that leave no trace"
-    if isinstance(model, DistributedDataParallel): model = model.module # other processes need not take part
+    model = unwrapped(model)
     grads,buffers = [(p, p.grad) for p in model.parameters()],[(b, b.clone()) for b in model.buffers()]
     with fixed_random(),torch.enable_grad():
         try:
@@ -89,8 +87,8 @@ class Governor:
 
     @property
     def times(self)->dict: # Seconds
-        "The medians of what was measured"
-        return {name: median(values) for name,values in self.seen.items()}
+        "The medians of what was measured; no wait for the loader, where none was"
+        return dict(wait=0.) | {name: median(values) for name,values in self.seen.items()}
 
     @property
     def measured(self)->bool:
@@ -107,15 +105,15 @@ class Governor:
         **kwargs # As `relative_cost` takes them
     )->float:
         "What selecting costs if it keeps next to nothing"
-        return relative_cost(dict(wait=0.) | self.times, self.small_share, 0., **kwargs)
+        return relative_cost(self.times, self.small_share, 0., **kwargs)
 
     def decide(self,
         **kwargs # As `relative_cost` takes them
     )->bool: # Was it decided now?
         "Decide whether selecting pays, once enough is known"
         if not self.measured: return False
-        if self.least_cost(**kwargs)>=1: self.cost = self.least_cost(**kwargs) # whatever is kept
-        elif len(self.kept)>=self.shares: self.cost = relative_cost(dict(wait=0.) | self.times, self.small_share, sum(self.kept)/len(self.kept), **kwargs)
+        if (least := self.least_cost(**kwargs))>=1: self.cost = least # whatever is kept
+        elif len(self.kept)>=self.shares: self.cost = relative_cost(self.times, self.small_share, sum(self.kept)/len(self.kept), **kwargs)
         else: return False
         self.aside,self.kept = self.auto is True and self.cost>=1,[]
         return True

@@ -98,9 +98,9 @@ def cost_in_words(self:Governed):
     g = self.governor
     if g.cost is None: return 'Not measured.'
     t = g.times
-    plain_step = t['step']+t.get('wait', 0.)
-    waits = ', though training waits for the loader' if self._circumstances['workers'] and t.get('wait', 0.)>.1*plain_step else ''
-    return (f"selecting {'pays' if g.cost<1 else 'does not pay'} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t.get('wait', 0.)/plain_step:.0%} "
+    plain_step = t['step']+t['wait']
+    waits = ', though training waits for the loader' if self._circumstances['workers'] and t['wait']>.1*plain_step else ''
+    return (f"selecting {'pays' if g.cost<1 else 'does not pay'} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
         f"of it waiting for data){waits}. The scoring pass takes {t['score']/plain_step:.2f}, a step on {g.small_share:.0%} of the items "
         f"{(t['step']-t['full']+t['small'])/plain_step:.2f}.")
 
