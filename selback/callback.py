@@ -276,7 +276,7 @@ def before_batch(self:SelectionCallback):
     self._pending = self._chose and self.passes_now==1
     self._counts[self._chose] += 1
     if not self._chose: self.report.step(n, n, n)
-    elif not self._pending: self._select(n)
+    elif not self._pending: self._select_timed(n)
 
 @patch
 def may_select(self:SelectionCallback):

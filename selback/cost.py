@@ -73,6 +73,7 @@ def relative_cost(
 class Governor:
     "Measures what selecting costs, and says whether it pays"
     probes,shares,every = 3,5,100 # batches that are measured; chosen batches before it decides; batches between two looks when it stands aside
+    least_saving = .03 # of a step: what selecting must save to pay, since times are measured no better
 
     def __init__(self,
         auto='warn', # 'warn': tell once if selecting doesn't pay; True: stand aside then; False: measure nothing
@@ -107,15 +108,23 @@ class Governor:
         "What selecting costs if it keeps next to nothing"
         return relative_cost(self.times, self.small_share, 0., **kwargs)
 
+    def pays(self,
+        cost:float|None=None, # Of a selecting step, as a multiple of a plain one; None: as it was decided
+    )->bool:
+        "Does a cost save enough to bother?"
+        return (self.cost if cost is None else cost)<1-self.least_saving
+
     def decide(self,
+        kept:float|None=None, # Share of a batch that is kept; None: the mean of those that were noted, once there are enough
         **kwargs # As `relative_cost` takes them
     )->bool: # Was it decided now?
         "Decide whether selecting pays, once enough is known"
         if not self.measured: return False
-        if (least := self.least_cost(**kwargs))>=1: self.cost = least # whatever is kept
-        elif len(self.kept)>=self.shares: self.cost = relative_cost(self.times, self.small_share, sum(self.kept)/len(self.kept), **kwargs)
+        if kept is None and len(self.kept)>=self.shares: kept = sum(self.kept)/len(self.kept)
+        if not self.pays(least := self.least_cost(**kwargs)): self.cost = least # whatever is kept
+        elif kept is not None: self.cost = relative_cost(self.times, self.small_share, kept, **kwargs)
         else: return False
-        self.aside,self.kept = self.auto is True and self.cost>=1,[]
+        self.aside,self.kept = self.auto is True and not self.pays(),[]
         return True
 
     def looks_now(self)->bool:

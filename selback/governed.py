@@ -70,22 +70,22 @@ def _note_step(self:Governed):
     waits = self.governs and not self.governor.measured
     self._started,self._ended = None,now(self.device) if waits else None
 
-# %% ../nbs/17_governed.ipynb #4b64d2e3
+# %% ../nbs/17_governed.ipynb #9a36832b
 @patch
-def _decide(self:Governed):
+def _decide(self:Governed, kept=None):
     "Decide whether selecting pays, as soon as that is known"
     g = self.governor
     if self.n_ranks>1 and g.measured: g.seen,g.kept = from_first((g.seen, g.kept), self.device)
     before = g.cost
-    if not g.decide(**self._circumstances): return
-    if self.passes=='auto': self.passes_now,g.aside = (1,False) if g.cost>=1 else (2,False)
-    if before is None or (before<1)!=(g.cost<1): self._tell_cost()
+    if not g.decide(kept, **self._circumstances): return
+    if self.passes=='auto': self.passes_now,g.aside = 2 if g.pays() else 1,False
+    if before is None or g.pays(before)!=g.pays(): self._tell_cost()
 
 @patch
 def _tell_cost(self:Governed):
     "Tell of the decision"
     g = self.governor
-    if g.cost<1 and not g.told: return
+    if g.pays() and not g.told: return
     g.told = True
     does = {'auto': f'It selects in {"the training pass" if self.passes_now==1 else "a pass of its own"} now.'}.get(self.passes,
         'It stands aside, and looks again now and then.' if g.aside else 'It selects again.' if g.auto is True else
@@ -100,15 +100,28 @@ def cost_in_words(self:Governed):
     t = g.times
     plain_step = t['step']+t['wait']
     waits = ', though training waits for the loader' if self._circumstances['workers'] and t['wait']>.1*plain_step else ''
-    return (f"selecting {'pays' if g.cost<1 else 'does not pay'} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
+    verdict = 'pays' if g.pays() else 'saves next to nothing' if g.cost<1 else 'does not pay'
+    return (f"selecting {verdict} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
         f"of it waiting for data){waits}. The scoring pass takes {t['score']/plain_step:.2f}, a step on {g.small_share:.0%} of the items "
         f"{(t['step']-t['full']+t['small'])/plain_step:.2f}.")
+
+@patch(as_prop=True)
+def _undecided(self:Governed): return self.governs and self.governor.measured and self.governor.cost is None
 
 @patch
 def _observe(self:Governed, kept):
     "Note the share of a batch that is kept, while that is of interest"
-    if self.governs and self.governor.measured and (self.governor.cost is None or self.governor.aside): self.governor.kept.append(kept)
-    if self.governs and self.governor.cost is None: self._decide()
+    if not self._undecided: return
+    self.governor.kept.append(kept)
+    self._decide()
+
+@patch
+def _select_timed(self:Governed, n):
+    "Select, and note how long scoring, choosing and handing over take, while that is of interest"
+    if not self._undecided or self.score_batches>1: return self._select(n)
+    start = now(self.device)
+    try: self._select(n)
+    finally: self.governor.note(score=now(self.device)-start)
 
 # %% ../nbs/17_governed.ipynb #4f82020b
 @patch
@@ -116,9 +129,7 @@ def _goes_on(self:Governed, n):
     "Does selecting pay, as far as is known? Where it did not, a batch is looked at now and then"
     g = self.governor
     if not g.aside: return True
-    if g.looks_now() and g.least_cost(**self._circumstances)<1:
-        g.kept = [len(self.choose(self._look(n)[0]).idx)/n]*g.shares
-        self._decide()
+    if g.looks_now() and g.pays(g.least_cost(**self._circumstances)): self._decide(len(self.choose(self._look(n)[0]).idx)/n)
     return False
 
 # %% ../nbs/17_governed.ipynb #9ed97312

@@ -52,9 +52,7 @@ class SelectionReport(Callback):
     ):
         "Note the training loss of a step that scored nothing"
         if not self._rows or self._sums[-1] is not None: return
-        loss,(seen,kept,trained) = loss(),self._rows[-1][3:6]
-        total = loss.detach().as_subclass(torch.Tensor).float().mean()*trained
-        self._sums[-1] = torch.stack([total, total if kept==seen else total*float('nan'), torch.full_like(total, trained), 0*total, 0*total])
+        self._sums[-1] = loss().detach().as_subclass(torch.Tensor)
 
 # %% ../nbs/13_report.ipynb #9ba08c98
 _columns = ['fit', 'epoch', 'step', 'seen', 'kept', 'trained', 'scored']
@@ -67,12 +65,21 @@ def _summary(steps):
     return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(steps.kept_loss.sum(skipna=False), steps.loss.sum()),
         _ratio(scored.loss.sum(), scored.known.sum())]
 
-@torch.no_grad()
+def _host(tensors, like):
+    "Tensors of one shape, or None, as an array: the one time in an epoch that a GPU is waited for"
+    like = next((o for o in tensors if o is not None), like)
+    return torch.stack([torch.full_like(like, float('nan'), dtype=torch.float32) if o is None else o.float() for o in tensors]).cpu().double().numpy()
+
 def _frame(rows, sums):
-    "A DataFrame of the noted steps: the one time in an epoch that a GPU is waited for"
-    like = next((o for o in sums if o is not None), torch.zeros(5))
-    sums = torch.stack([torch.full_like(like, float('nan')) if o is None else o for o in sums]).cpu()
-    return pd.concat([pd.DataFrame(rows, columns=_columns), pd.DataFrame(sums.double().numpy(), columns=['loss','kept_loss','known','negative','bad'])], axis=1)
+    "A DataFrame of the noted steps, each with the sums of its scored items or the mean loss of its trained ones"
+    steps = pd.DataFrame(rows, columns=_columns)
+    steps[['loss','kept_loss','known','negative','bad']] = _host([None if o is None or not o.ndim else o for o in sums], torch.zeros(5))
+    mean = _host([None if o is None or o.ndim else o for o in sums], torch.zeros(()))
+    plain = [o is not None and not o.ndim for o in sums]
+    total = mean*steps.trained
+    trained = pd.DataFrame(dict(loss=total, kept_loss=total.where(steps.kept==steps.seen), known=steps.trained, negative=0., bad=0.))
+    steps.loc[plain, trained.columns] = trained[plain]
+    return steps
 
 # %% ../nbs/13_report.ipynb #58ff1a3e
 @patch

@@ -334,7 +334,12 @@ class Clock:
         monkeypatch.setattr(selback.governed, 'now', lambda device='cpu': self.tick(0))
         monkeypatch.setattr(selback.callback, 'now', lambda device='cpu': self.tick(0))
         monkeypatch.setattr(selback.governed, 'seconds', self.seconds)
-        self.step = step
+        self.step,look = step,SelectionCallback.score_items
+        def takes_time(cb):
+            self.tick(score)
+            return look(cb)
+        takes_time.__name__ = 'score_items'
+        monkeypatch.setattr(SelectionCallback, 'score_items', takes_time)
     def tick(self, dt): self.t += dt; return self.t
     def seconds(self, f, device):
         self.calls += 1
