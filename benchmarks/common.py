@@ -14,22 +14,24 @@ from selback.items import take
 from torch import nn
 from torch.utils.data import TensorDataset
 
-def arguments(description):
-    "The command line, and the folder for results"
+def arguments(description, **more):
+    "The command line"
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument('--out', default='results/benchmarks', help='folder for the CSV files')
     parser.add_argument('--repeats', type=int, default=9, help='paired repeats of each measurement')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    for name,kwargs in more.items(): parser.add_argument(f'--{name}', **kwargs)
     args = parser.parse_args()
     torch.manual_seed(0)
     return args
 
-def save(rows, name, args, repeats=None):
-    "Write rows as CSV, with machine and versions in each"
+def save(rows, name, args, repeats=None, keep=()):
+    "Write rows as CSV, with machine and versions in each; rows of the learners to `keep` stay"
     path = Path(args.out)/f'{name}_{torch.device(args.device).type}.csv'
     path.parent.mkdir(parents=True, exist_ok=True)
     about = dict(machine=machine(args.device), repeats=repeats or args.repeats, python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
     df = pd.DataFrame(rows).assign(**about)
+    if keep: df = pd.concat([pd.read_csv(path).query('learner in @keep'), df])
     df.to_csv(path, index=False, float_format='%.6g')
     print(f'wrote {path}', flush=True)
     return df

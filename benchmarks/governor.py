@@ -23,17 +23,17 @@ STEPS = 150 # an epoch
 def normal(args): return image_learner('small_resnet', 32, STEPS, args.device)
 def small_batch(args): return image_learner('small_resnet', 16, STEPS, args.device)
 def frozen_body(args):
-    learn = image_learner('small_resnet', 64, STEPS, args.device)
+    learn = image_learner('small_resnet', 128, STEPS, args.device)
     for p in list(learn.model.parameters())[:-2]: p.requires_grad_(False)
     return learn
 
-def jpeg_learner(args, workers=0, bs=8, n=8*STEPS):
-    dls = DataLoaders(*[TfmdDL(Jpegs(n), bs=bs, shuffle=not i, num_workers=workers, persistent_workers=workers>0) for i in range(2)], device=torch.device(args.device))
+def jpeg_learner(args, workers=0, bs=8, n=8*STEPS, size=512):
+    dls = DataLoaders(*[TfmdDL(Jpegs(n, size), bs=bs, shuffle=not i, num_workers=workers, persistent_workers=workers>0) for i in range(2)], device=torch.device(args.device))
     learn = Learner(dls, NETS['small_resnet']().to(args.device), loss_func=CrossEntropyLossFlat(), lr=1e-3)
     learn._do_epoch_validate = lambda *args: None
     return learn
 def loader_bound(args): return jpeg_learner(args)
-def loader_bound_workers(args): return jpeg_learner(args, workers=1)
+def loader_bound_workers(args): return jpeg_learner(args, workers=1, size=1024)
 
 LEARNERS = dict(normal=normal, small_batch=small_batch, frozen_body=frozen_body, loader_bound=loader_bound, loader_bound_workers=loader_bound_workers)
 METHODS = dict(top_loss=lambda: TopLossCallback(1/3, auto=True))
@@ -46,10 +46,18 @@ def fit(learn, cb, args, epochs=2):
         learn.fit(epochs)
         return now(args.device)-start
 
+class EpochTimes(Callback):
+    "Seconds of the training part of each epoch"
+    order = 200
+    def __init__(self, device): self.device,self.seconds = device,[]
+    def before_train(self): self.start = now(self.device)
+    def after_train(self): self.seconds.append(now(self.device)-self.start)
+
 def standing_aside(args):
     "Plain, plain again and two selections with `auto=True`, in turn"
     rows = []
-    for name,make in LEARNERS.items():
+    for name in args.learners:
+        make = LEARNERS[name]
         for r in range(-1, args.repeats):
             learns = dict(plain=(make(args), None), plain_again=(make(args), None), **{m: (make(args), cb()) for m,cb in METHODS.items()})
             t = {k: fit(learn, cb, args) for k,(learn,cb) in learns.items()}
@@ -70,18 +78,17 @@ def loading(args):
         for r in range(min(args.repeats, 3)):
             for name,make in methods.items():
                 learn = jpeg_learner(args, workers, bs=32, n=640)
-                if make is None: seconds = fit(learn, None, args, 1)
-                else:
-                    cb = make()
-                    fit(learn, cb, args, 3)
-                    seconds = sum(t for _,t in cb.epoch_times[1:])/2 # an epoch of warm-up; two that select, one of them scored by stale losses
+                learn.add_cb(timer := EpochTimes(args.device))
+                fit(learn, make() if make else None, args, 3)
+                seconds = sum(timer.seconds[1:])/2 # an epoch of warm-up; two that select, one of them scored by stale losses
                 rows.append(dict(workers=workers, method=name, repeat=r, epoch_seconds=seconds, of_plain=seconds/(plain := seconds if make is None else plain)))
     return rows
 
 def main():
-    args = arguments(__doc__)
+    args = arguments(__doc__, learners=dict(nargs='*', default=[*LEARNERS], choices=[*LEARNERS], help='measure these only, and keep what the file says of the others'))
     warnings.simplefilter('ignore')
-    df = save(standing_aside(args), 'governor', args)
+    df = save(standing_aside(args), 'governor', args, keep=[name for name in LEARNERS if name not in args.learners])
+    if len(args.learners)<len(LEARNERS): return
     print(df.groupby(['learner','method'], sort=False)[['plain_step_ms','of_plain','predicted','selecting_steps']].median(numeric_only=True).round(3).to_string())
     df = save(loading(args), 'loading', args, repeats=min(args.repeats, 3))
     print(df.groupby(['workers','method'], sort=False)[['epoch_seconds','of_plain']].median().round(3).to_string())

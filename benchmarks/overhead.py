@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 from scipy.stats import percentileofscore
-from selback.items import plain
+from selback.losses import plain
 from selback.memory import ItemMemory
 from selback.policies import cdf_power
 from common import *
@@ -67,7 +67,6 @@ def choosing(net, bs, args):
     learn.selects = Selects(cbs, args.repeats, args.device)
     for cb in cbs.values(): cb.__dict__['run'] = False
     learn.add_cbs([learn.selects, Ends()])
-    type(learn.selects).order = -60
     for cb in cbs.values(): cb.window.is_on = lambda *args: False
     with learn.no_bar(),learn.no_logging(): learn.fit(1)
     rows = pd.DataFrame(learn.selects.rows).query('repeat>=0')

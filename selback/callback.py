@@ -18,10 +18,10 @@ from fastcore.basics import patch
 
 from .cost import Governor, now
 from .governed import Governed
-from .items import ItemPool, check_rows, plain, take
+from .items import ItemPool, check_rows, take
 from .learner import ItemLoss, autocast_of, base_loss, callback_of, take_mixed, trained_losses, true_output
 from .loader import check_independent, own_loader, pads
-from .losses import check_unmixed, is_sum, item_losses_how, map_tensors, n_items
+from .losses import check_unmixed, is_mean, is_sum, item_losses_how, map_tensors, n_items, plain
 from .policies import Chosen, check_range, weigh_grads
 from .report import SelectionReport
 from .scores import get_score
@@ -35,7 +35,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored,_says = True,'' # does `choose` look at the scores? what else the card says of when it selects
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id','unscored')
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id','unscored','_measured_with')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -68,10 +68,12 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
         if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
             raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; leave them out.')
         self.score_batches = check_range('score_batches', score_batches, 1, whole=True)
+        if passes==1 and score_batches>1: raise ValueError(f'score_batches: got {score_batches} with passes=1, wanted passes=2: without a scoring pass nothing is scored together.')
         if score_batches>1 and not gather: raise ValueError(f'score_batches: got {score_batches} with gather=False, wanted gather=True: items of several batches must wait.')
         self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
         self.max_quantile = None if max_quantile is None else check_range('max_quantile', max_quantile, 0, 1, above=True)
         self.lr_scale,self.by_epoch,self.epochs_done = lr_scale,False,0
+        self._averages = False # is the learner's loss known to be the mean of its items' losses?
         self.loss_way = None # how the loss per item is found: 'reduction', 'vmap', 'loop' or 'item_loss'
         self._began,self._looked,self._unmixed,self._new_fit = False,False,False,True
         self._said,self._alone,self._resting = False,False,[] # what was told
@@ -135,10 +137,9 @@ def before_fit(self:SelectionCallback): self._new_fit = True
 @patch
 def before_train(self:SelectionCallback):
     if self._new_fit: self._begin_fit()
-    if len(self.waiting) and self._source not in (None, self._loader_id):
-        print(f'{type(self).__name__}: {len(self.waiting)} items that waited come from another loader and are left out.')
-        self.waiting = ItemPool()
-    self.unscored,self._n_unscored,self._pending = ItemPool(),0,False
+    if (waited := len(self.waiting)+len(self.unscored)) and self._source not in (None, self._loader_id):
+        print(f'{type(self).__name__}: {waited} items that waited come from another loader and are left out.')
+        self.waiting,self.unscored,self._n_unscored = ItemPool(),ItemPool(),0
     self._epoch_begins()
     self.by_epoch,self.idxs,self._item_weights,self._left_out = False,None,None,None
     if self.needs_items: self._draw_items()
@@ -152,7 +153,7 @@ def _begin_fit(self:SelectionCallback):
     self._new_fit,self._looked,self._unmixed,self._lrs = False,False,False,None
     check_independent(self.dls.train)
     self._meet_loader()
-    self._started,self._ended = None,None
+    self._meet_circumstances()
     if self.scored: get_score(self.score, self.scored_loss)
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
@@ -208,7 +209,9 @@ def losses_of(self:SelectionCallback, pred, yb):
     "The loss of each item, by a loss function that was seen to treat each by itself"
     with fixed_random(),torch.no_grad():
         losses,way = item_losses_how(self.scored_loss, pred, *yb)
-        if self.item_loss is None and not self._unmixed: self._unmixed = check_unmixed(self.scored_loss, losses, pred, *yb)
+        if self.item_loss is None and not self._unmixed:
+            self._unmixed = check_unmixed(self.scored_loss, losses, pred, *yb)
+            self._averages = way=='reduction' and not is_sum(self.scored_loss) or way!='reduction' and is_mean(self.scored_loss, losses, pred, *yb)
     self._say_way('item_loss' if self.item_loss is not None else way)
     return losses
 
@@ -263,7 +266,7 @@ def round_to(self:SelectionCallback):
 # %% ../nbs/20_callback.ipynb #c862169f
 @patch
 def before_batch(self:SelectionCallback):
-    n,self._arrived = n_items(self.xb),now() if self.governs else None
+    n,self._arrived,self._pending = n_items(self.xb),now() if self.governs else None,False
     self.item_weight,self.item_idx = None,None if self.idxs is None else self._rows(n)
     self._chose = self.by_epoch
     if len(self.yb) and n and not self._looked: self._first_look()
@@ -313,7 +316,7 @@ def _all_there(self:SelectionCallback):
     "Are there as many batches as are scored together? They are then the batch; at the end of an epoch fewer will do"
     if self.score_batches==1 or not self.gathers: return True
     self.unscored.add((self.xb, self.yb, self.item_idx))
-    self._n_unscored += 1
+    self._source,self._n_unscored = self._loader_id,self._n_unscored+1
     if self._n_unscored<self.score_batches and self.iter<self.n_iter-1: return False
     self.learn.xb,self.learn.yb,self.item_idx = self.unscored.pop(len(self.unscored))
     self._n_unscored = 0
@@ -361,9 +364,9 @@ def _hand_over(self:SelectionCallback, chosen, n):
     idx = None if self.item_idx is None else self.item_idx[chosen.idx]
     items,count = (*take((self.xb, self.yb), chosen.idx), idx, chosen.weight),len(chosen.idx)
     if self.gathers:
-        if len(self.waiting) and (self.waiting.items[-1] is None)!=(chosen.weight is None):
+        if count and len(self.waiting) and (self.waiting.items[-1] is None)!=(chosen.weight is None):
             raise ValueError('choose: got weights for some batches and none for others; with gather=True, wanted either.')
-        self.waiting.add(items)
+        if count: self.waiting.add(items)
         self._source,count = self._loader_id,self._ready(n)
         items = self.waiting.pop(count) if count else None
     if count: self.learn.xb,self.learn.yb,self.item_idx,self.item_weight = items
@@ -405,7 +408,7 @@ def after_loss(self:SelectionCallback):
 @patch
 def _mean_loss(self:SelectionCallback):
     "The mean loss of the items that train, in units of the scoring pass"
-    if self.loss_way in (None,'reduction') and not is_sum(base_loss(self.learn)): return self.loss
+    if self._averages or self.loss_way is None and not is_sum(base_loss(self.learn)): return self.loss
     return trained_losses(self.learn, self.scored_loss).mean()
 
 @patch(as_prop=True)

@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 
-from .items import ItemPool, join, plain, take
-from .losses import item_losses, n_items, unmixed_losses, unreduced
+from .items import ItemPool, join, take
+from .losses import item_losses, n_items, plain, unmixed_losses, unreduced
 from .memory import ItemMemory
 from .policies import (Chosen, History, cdf_power, importance_sample, loss_share, mid_rank, prune_easy, random_k,
     rank_sample, round_up, top_and_bottom, top_k, variance_gain, weigh_grads)

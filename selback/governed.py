@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['Governed']
 
-# %% ../nbs/17_governed.ipynb #3b64c60b
+# %% ../nbs/17_governed.ipynb #508f00c0
+import torch
 from fastcore.basics import patch
 
-from .cost import now, seconds, trial_step
-from .items import plain, take
+from .cost import now, seconds, trial_step, waits_for_data
+from .items import take
 from .learner import autocast_of, base_loss, true_output
-from .loader import pads
-from .losses import preserved
+from .loader import own_loader, pads
+from .losses import plain, preserved
 from .policies import round_up
 from .ranks import from_first
 
@@ -20,24 +21,41 @@ from .ranks import from_first
 class Governed:
     "The part of a selection that knows what it costs"
     score_share,whole_steps = 1.,None # share of the epochs that are scored; do items train in full batches? None: if they are gathered
-    _started,_ended = None,None # when a batch that is measured began, and when the one before it ended
+    _started,_full,_ended = None,None,None # when the trained batch that is timed began, how long its passes took; when the batch before it ended
+    _tried,_measured_with = False,None # was the last batch tried in parts? the learner, trained parameters and batch size that were measured
 
     @property
     def governs(self):
-        "Is there anything to measure? Not where the items are chosen before loading, which costs nothing"
+        "Is there anything to measure? Not for a method that always chooses before loading and scores nothing"
         return (self.governor.auto is not False or self.passes=='auto') and not self.before_loading and self.passes!=1
 
     @property
     def _circumstances(self):
         "What `relative_cost` wants to know of the method and the loader"
         whole = self.gather and not pads(self.dls.train) if self.whole_steps is None else self.whole_steps
-        return dict(whole_steps=whole, score_share=self.score_share, workers=getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0))
+        return dict(whole_steps=whole, score_share=self.score_share, skips_loading=self.remembers, workers=getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0))
+
+    def _meet_circumstances(self):
+        "Forget what was measured, where this fit is another: of another learner or batch size, or with a body that was frozen"
+        trained,dl = sum(p.numel() for p in self.model.parameters() if p.requires_grad),own_loader(self.dls.train)
+        circumstances = self._last_learn,trained,getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+        if circumstances!=self._measured_with:
+            self.governor.clear()
+            self.epoch_times,self.passes_now = [],1 if self.passes=='auto' else self.passes
+        self._measured_with = circumstances
 
 # %% ../nbs/17_governed.ipynb #516a4848
 @patch
 def _measure(self:Governed, n, is_on):
     "Time the parts of a step, in the first full batches"
-    if not self.governs or self.governor.measured or n!=self.bs or not self._began or self.by_epoch: return
+    if not self.governs or self.governor.measured or not self._began or self.by_epoch: return
+    if self._ended is not None: self.governor.note(wait=max(0., self._arrived-self._ended))
+    if n!=self.bs or self._tried: self._tried = False
+    else: self._try_parts(n, is_on)
+
+@patch
+def _try_parts(self:Governed, n, is_on):
+    "Time a trial step on a part of the batch, and a scoring pass; the whole step is timed as it happens, or is tried too"
     xb,yb = plain(self.xb),plain(self.yb)
     small = max(2, round_up(n//3, self.multiple))
     if small>=n: return
@@ -49,9 +67,9 @@ def _measure(self:Governed, n, is_on):
     with preserved(base_loss(self.learn)):
         self.governor.note(small=trial(small), score=seconds(self.score_items, self.device) if self.scored else 0.)
         if is_on: self.governor.note(full=(full := trial(n)), step=full)
-    if self._ended is not None: self.governor.note(wait=max(0., self._arrived-self._ended))
-    self._epoch_start += now(self.device)-start # not a part of the epoch
-    if not is_on: self._started = now(self.device)
+    end,self._tried = now(self.device),True
+    if self._epoch_start is not None: self._epoch_start += end-start # not a part of the epoch
+    if not is_on: self._started = end
 
 @patch
 def _trial_loss(self:Governed, pred, *yb): return base_loss(self.learn)(true_output(self.learn, pred), *yb)
@@ -59,34 +77,39 @@ def _trial_loss(self:Governed, pred, *yb): return base_loss(self.learn)(true_out
 @patch
 def _note_full(self:Governed):
     "Forward and backward pass are done"
-    if self._started is not None: self.governor.note(full=now(self.device)-self._started)
+    if self._started is not None: self._full = now(self.device)-self._started
 
 @patch
 def _note_step(self:Governed):
     "The batch is done"
-    if self._started is not None:
-        self.governor.note(step=now(self.device)-self._started)
+    if self._full is not None: # else it was cancelled
+        self.governor.note(full=self._full, step=now(self.device)-self._started)
         self._decide() # if no share that is kept can pay
-    waits = self.governs and not self.governor.measured
-    self._started,self._ended = None,now(self.device) if waits else None
+    waits = self.governs and not self.governor.measured and not self._tried
+    self._started,self._full,self._ended = None,None,now(self.device) if waits else None
+    if self._epoch_start is None: self._epoch_start = now(self.device)
 
-# %% ../nbs/17_governed.ipynb #9a36832b
+# %% ../nbs/17_governed.ipynb #4b64d2e3
 @patch
-def _decide(self:Governed, kept=None):
+def _decide(self:Governed):
     "Decide whether selecting pays, as soon as that is known"
     g = self.governor
-    if self.n_ranks>1 and g.measured: g.seen,g.kept = from_first((g.seen, g.kept), self.device)
-    before = g.cost
-    if not g.decide(kept, **self._circumstances): return
+    if self._undecided: g.seen,g.kept = self._as_first((g.seen, g.kept))
+    if not g.decide(**self._circumstances): return
     if self.passes=='auto': self.passes_now,g.aside = 2 if g.pays() else 1,False
-    if before is None or g.pays(before)!=g.pays(): self._tell_cost()
+    if g.pays()!=g.told: self._tell_cost()
+
+@patch
+def _as_first(self:Governed, o):
+    "What the first of the processes that train together has"
+    return from_first(o, self.device) if self.n_ranks>1 else o
 
 @patch
 def _tell_cost(self:Governed):
     "Tell of the decision"
     g = self.governor
-    if g.pays() and not g.told: return
-    g.told = True
+    if g.pays() and g.auto=='warn' and self.passes!='auto': return # it is told once, and goes on
+    g.told = g.pays()
     does = {'auto': f'It selects in {"the training pass" if self.passes_now==1 else "a pass of its own"} now.'}.get(self.passes,
         'It stands aside, and looks again now and then.' if g.aside else 'It selects again.' if g.auto is True else
         'It goes on; auto=True would stand aside, auto=False says nothing.')
@@ -99,7 +122,7 @@ def cost_in_words(self:Governed):
     if g.cost is None: return 'Not measured.'
     t = g.times
     plain_step = t['step']+t['wait']
-    waits = ', though training waits for the loader' if self._circumstances['workers'] and t['wait']>.1*plain_step else ''
+    waits = ', as training waits for the loader' if self._circumstances['workers'] and waits_for_data(t) and not g.pays() else ''
     verdict = 'pays' if g.pays() else 'saves next to nothing' if g.cost<1 else 'does not pay'
     return (f"selecting {verdict} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
         f"of it waiting for data){waits}. The scoring pass takes {t['score']/plain_step:.2f}, a step on {g.small_share:.0%} of the items "
@@ -110,8 +133,8 @@ def _undecided(self:Governed): return self.governs and self.governor.measured an
 
 @patch
 def _observe(self:Governed, kept):
-    "Note the share of a batch that is kept, while that is of interest"
-    if not self._undecided: return
+    "Note the share of a batch that is kept"
+    if not self.governs or not self.governor.measured: return
     self.governor.kept.append(kept)
     self._decide()
 
@@ -129,17 +152,25 @@ def _goes_on(self:Governed, n):
     "Does selecting pay, as far as is known? Where it did not, a batch is looked at now and then"
     g = self.governor
     if not g.aside: return True
-    if g.looks_now() and g.pays(g.least_cost(**self._circumstances)): self._decide(len(self.choose(self._look(n)[0]).idx)/n)
+    if g.looks_now() and g.pays(g.least_cost(**self._circumstances)): g.look(self._as_first(self._would_keep(n)), **self._circumstances)
     return False
 
-# %% ../nbs/17_governed.ipynb #9ed97312
 @patch
-def _epoch_begins(self:Governed): self._epoch_start,self._counts = now(self.device),[0,0] # full batches, chosen ones
+def _would_keep(self:Governed, n):
+    "The share of the batch that would be kept"
+    scores = self.score_items()[0] if self.scored else torch.rand(n, generator=self.generator, device=self.generator.device)
+    return len(self.choose(scores).idx)/n
+
+# %% ../nbs/17_governed.ipynb #0d602302
+@patch
+def _epoch_begins(self:Governed):
+    self._epoch_start,self._started,self._full,self._ended,self._tried = None,None,None,None,False
+    self._counts = [0,0] # full batches, chosen ones
 
 @patch
 def _note_epoch(self:Governed):
     "Note how long this epoch took"
-    if any(self._counts): self.epoch_times.append((self._counts[1]/sum(self._counts), now(self.device)-self._epoch_start))
+    if sum(self._counts)>1: self.epoch_times.append((self._counts[1]/sum(self._counts), now(self.device)-self._epoch_start))
 
 @patch(as_prop=True)
 def saved(self:Governed):

@@ -15,8 +15,8 @@ from fastai.callback.rnn import RNNCallback
 from fastai.learner import Learner
 from torch import Tensor
 
-from .items import plain, take
-from .losses import item_losses, n_items
+from .items import take
+from .losses import item_losses, n_items, plain
 from .scoring import fixed_random
 
 # %% ../nbs/14_learner.ipynb #4756497f

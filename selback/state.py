@@ -10,11 +10,11 @@ from .loader import check_loader
 
 class Resumable:
     "The part of a selection that is saved and restored"
-    stateful,kept_numbers = ('memory','scoring'),('epochs_done','_began')
+    stateful,kept_numbers = ('memory','scoring'),('epochs_done','_began','_n_unscored')
     def state_dict(self):
         "What a resumed training needs"
         parts = {name: getattr(self, name).state_dict() for name in self.stateful if getattr(self, name) is not None}
-        return dict(numbers={name: getattr(self, name) for name in self.kept_numbers}, parts=parts, waiting=self.waiting.items,
+        return dict(numbers={name: getattr(self, name) for name in self.kept_numbers}, parts=parts, waiting=self.waiting.items, unscored=self.unscored.items,
             generator=None if self._generator is None else self._generator.get_state(), method=type(self).__name__)
 
     def load_state_dict(self,
@@ -23,7 +23,7 @@ class Resumable:
         "Go on where `state` was saved; call it once the callback is attached"
         self._check_state(state)
         self.__dict__.update(state['numbers'])
-        self.waiting.items,self._source,self._generator = state['waiting'],None,None
+        self.waiting.items,self.unscored.items,self._source,self._generator = state['waiting'],state['unscored'],None,None
         memory = state['parts'].get('memory')
         self.memory = None if memory is None else self._new_memory(len(memory['loss']))
         for name,part in state['parts'].items(): getattr(self, name).load_state_dict(part)

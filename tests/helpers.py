@@ -14,7 +14,7 @@ from fastcore.basics import camel2snake
 from fastcore.foundation import L
 from selback.all import *
 from selback.compare import TensorItems, _subclasses
-from selback.items import plain
+from selback.losses import plain
 from selback.losses import map_tensors
 from torch import nn
 from torch.utils.data import TensorDataset

@@ -12,8 +12,9 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..callback import SelectionCallback, set_selection
-from ..items import plain, take
+from ..items import take
 from ..loader import pads
+from ..losses import plain
 from ..policies import check_range, importance_sample, variance_gain
 from ..window import check_schedule
 
@@ -23,7 +24,7 @@ class ImportanceSamplingCallback(SelectionCallback):
     whole_steps = True # of each pool
     kept_numbers = (*SelectionCallback.kept_numbers, 'tau_now')
 
-    @delegates(SelectionCallback.__init__, but=['gather'])
+    @delegates(SelectionCallback.__init__, but=['gather','passes','score_batches'])
     def __init__(self,
         presample:int=3, # Batches in a pool
         bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
@@ -32,6 +33,7 @@ class ImportanceSamplingCallback(SelectionCallback):
         **kwargs
     ):
         if kwargs.get('gather'): raise ValueError('gather: got True, but importance sampling pools batches itself; leave it out.')
+        if kwargs.get('passes', 2)!=2: raise ValueError(f"passes: got {kwargs['passes']!r}, but importance sampling draws from several batches, which no training pass has seen; leave it out.")
         super().__init__(score=score, **kwargs)
         self.presample,self.bias = check_range('presample', presample, 1, whole=True),check_schedule('bias', bias, 0)
         self.tau = (presample+3)/3 if tau is None else check_range('tau', tau, 0)
@@ -45,6 +47,8 @@ class ImportanceSamplingCallback(SelectionCallback):
 
     @property
     def _says(self): return f', while the gain, now {float(self.tau_now):.2f}, is above {self.tau:.2f}'
+
+    def _would_keep(self, n): return 1/self.presample
 
     def _note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
 

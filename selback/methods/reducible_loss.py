@@ -13,10 +13,9 @@ import pandas as pd, torch
 from fastai.learner import Learner
 from torch.utils.data import Subset
 
-from ..items import plain
 from ..learner import ItemLoss, base_loss
 from ..loader import in_order
-from ..losses import unmixed_losses
+from ..losses import plain, unmixed_losses
 from ..scoring import ReducibleLoss, ScoringPass
 
 # %% ../../nbs/methods/36_reducible_loss.ipynb #1846ce08

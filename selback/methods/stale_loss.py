@@ -59,7 +59,8 @@ class StaleLossCallback(SelectiveBackpropCallback):
 
     def after_train(self):
         super().after_train()
-        self._since = self._since+1 if self.by_epoch and self._since else 1
+        left_alone = self.by_epoch or self.governor.aside # trained by stored losses, or would have been
+        self._since = self._since+1 if left_alone and self._since else 1
 
 # %% ../../nbs/methods/32_stale_loss.ipynb #b4445f04
 @patch
