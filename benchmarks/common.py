@@ -10,6 +10,7 @@ from fastai.losses import CrossEntropyLossFlat
 from selback.all import *
 from selback.compare import get_model, machine
 from selback.cost import now
+from selback.datasets import cifar_resnet18
 from selback.items import take
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -36,13 +37,7 @@ def save(rows, name, args, repeats=None, keep=()):
     print(f'wrote {path}', flush=True)
     return df
 
-def cifar_resnet18(n_out=10):
-    "ResNet-18 as papers train it on 32x32 images: a 3x3 stem, and no pooling behind it"
-    model = get_model('resnet18', n_out)
-    model.conv1,model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False),nn.Identity()
-    return model
-
-NETS = dict(resnet18=lambda: get_model('resnet18', 10), cifar_resnet18=cifar_resnet18, small_resnet=lambda: get_model('small_resnet', 10))
+NETS = dict(resnet18=lambda: get_model('resnet18', 10), cifar_resnet18=lambda: cifar_resnet18(10), small_resnet=lambda: get_model('small_resnet', 10))
 
 def image_learner(net, bs, n_batches, device='cpu', cbs=None, size=32):
     "A learner on random images, which are in memory already"

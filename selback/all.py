@@ -15,6 +15,7 @@ from .scoring import Int8Copy, ModelCopy, ReducibleLoss, ScoringPass, untouched
 from .memory import ItemMemory
 from .report import SelectionReport
 from .callback import *
+from .views import *
 from .methods.batch_loss_filter import *
 from .methods.selective_backprop import *
 from .methods.stale_loss import *

@@ -35,7 +35,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored,_says = True,'' # does `choose` look at the scores? what else the card says of when it selects
-    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id','unscored','_measured_with')
+    _stateattrs = ('waiting','item_weight','item_idx','idxs','memory','_generator','_source','_item_weights','_left_out','_lrs','_shared','_last_learn','_dataset_id','unscored','_measured_with','picked_by_epoch')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -54,6 +54,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
         multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, else 1
         max_quantile:float|None=None, # Leave out items whose loss stays above this quantile for three epochs: suspected label errors
         lr_scale:bool=False, # Scale the learning rate by the share of a full batch that trains?
+        track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
     ):
         super().__init__()
@@ -68,13 +69,15 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
         if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
             raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; leave them out.')
         self.score_batches = check_range('score_batches', score_batches, 1, whole=True)
+        if passes=='auto' and auto is False: raise ValueError("passes: got 'auto' with auto=False, wanted 1 or 2: nothing is measured that could tell.")
         if passes==1 and score_batches>1: raise ValueError(f'score_batches: got {score_batches} with passes=1, wanted passes=2: without a scoring pass nothing is scored together.')
         if score_batches>1 and not gather: raise ValueError(f'score_batches: got {score_batches} with gather=False, wanted gather=True: items of several batches must wait.')
         self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
         self.max_quantile = None if max_quantile is None else check_range('max_quantile', max_quantile, 0, 1, above=True)
-        self.lr_scale,self.by_epoch,self.epochs_done = lr_scale,False,0
+        self.lr_scale,self.track_items,self.by_epoch,self.epochs_done = lr_scale,track_items,False,0
         self._averages = False # is the learner's loss known to be the mean of its items' losses?
         self.loss_way = None # how the loss per item is found: 'reduction', 'vmap', 'loop' or 'item_loss'
+        self._has_selected = False # since the callback was attached
         self._began,self._looked,self._unmixed,self._new_fit = False,False,False,True
         self._said,self._alone,self._resting = False,False,[] # what was told
 
@@ -85,7 +88,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, Callback):
         self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
         self._shared = None # what all processes remember, before an epoch
         self._chose,self._pending = False,False # was the batch that trains chosen? will it be, after its forward pass?
-        self._dataset_id = None # which training set is remembered
+        self._dataset_id,self.picked_by_epoch = None,[] # which training set is remembered; epochs done, and how often tracked items had been picked by then
         self._last_learn = None # weak: whose epochs and items are remembered
 
     def choose(self,
@@ -99,7 +102,7 @@ def _get_learn(self): return self.__dict__.get('_learn')
 
 def _set_learn(self, learn):
     if self.learn is not None: self.learn.remove_cb(self.report)
-    self.__dict__.update(_learn=learn, _began=False)
+    self.__dict__.update(_learn=learn, _began=False, _awake=False)
     if learn is None: return
     if self._last_learn is None: self._untrained = self.state_dict()
     elif self._last_learn() is not learn: self.load_state_dict(self._untrained)
@@ -121,6 +124,8 @@ def __call__(self:SelectionCallback, event_name):
         self.run = self.report.run = self.learn.selection is self and not resting
         if self.run: self._name_resting()
     elif self.learn is None or self.learn.selection is not self: return # taken off in this event, or woken up by a fit in a fit
+    self._awake = self._awake or event_name=='before_train'
+    if not self._awake and event_name!='before_fit': return # attached within an epoch
     return super(SelectionCallback, self).__call__(event_name)
 
 @patch
@@ -154,6 +159,7 @@ def _begin_fit(self:SelectionCallback):
     check_independent(self.dls.train)
     self._meet_loader()
     self._meet_circumstances()
+    self._fit_from = len(self.epoch_times)
     if self.scored: get_score(self.score, self.scored_loss)
     if not self._said and self.window.never_on(self.n_epoch, self.epochs_done, self.epoch):
         self._said = True
@@ -182,6 +188,7 @@ def _first_look(self:SelectionCallback):
     except torch.cuda.OutOfMemoryError: raise
     except (RuntimeError,IndexError,AssertionError,AttributeError) as e:
         cure = 'it takes no inputs of a lower resolution; use scale_factor=1' if self.scoring.scale_factor<1 else \
+            'the scorer must take the inputs of the model, give predictions of the same shape, and live on a device that is there' if self.scoring.scorer is not None else \
             f'a callback that prepares its inputs needs an order below {self.order}'
         raise ValueError(f'{type(self).__name__}: the model failed in the scoring pass ({e}): {cure}.') from e
 
@@ -289,6 +296,8 @@ def may_select(self:SelectionCallback):
 @patch
 def _select(self:SelectionCallback, n):
     "Score the batch, choose, and hand over"
+    if not self._has_selected: self.scoring.renew()
+    self._has_selected = True
     scores,losses,chosen = self._pick(n) if self._all_there() else self._nothing()
     if not len(chosen.idx) and not self._began: return self.report.step(n, n, n)
     must_step = self._pending or self.n_ranks>1 and not self.gathers
@@ -343,7 +352,7 @@ def _look(self:SelectionCallback, n):
 def _loaded(self:SelectionCallback, n):
     "A batch of items that were chosen before they were loaded"
     self.item_weight = None if self._item_weights is None else self._item_weights[self.item_idx]
-    if self._left_out is not None: self.report.left_out(self._left_out)
+    if self._left_out is not None: self.report.left_out(*self._left_out)
     self._left_out = None
     everything = Chosen(torch.arange(n, device=self.idxs.device), self.item_weight)
     trained = self._hand_over(everything, n) if self.gathers and self._began and (len(self.waiting) or self.n_ranks>1) else n
@@ -414,14 +423,18 @@ def _mean_loss(self:SelectionCallback):
 @patch(as_prop=True)
 def _notes(self:SelectionCallback):
     "Are the losses of training remembered?"
-    return self.needs_items and (self.scored or self.remembers or self.max_quantile is not None)
+    return self.needs_items and (self.scored or self.remembers or self.track_items or self.max_quantile is not None)
 
 @patch
 def after_train(self:SelectionCallback):
     self.epochs_done += 1
     self._note_epoch()
+    self._overrule()
+    self.report.saved_secs = self.saved_secs
     self._share_memory()
-    if self.memory is not None: self.memory.next_epoch(self.max_quantile)
+    if self.memory is not None:
+        self._note_picks()
+        self.memory.next_epoch(self.max_quantile)
     if self.max_quantile is not None and len(self.waiting): # what waits may be a suspect by now
         items = self.waiting.pop(len(self.waiting))
         if (keep := ~self.memory.suspects[items[2]]).any(): self.waiting.add(take(items, keep))
@@ -451,7 +464,7 @@ def after_cancel_batch(self:SelectionCallback): self._restore_lr()
 def after_batch(self:SelectionCallback): self._note_step()
 
 @patch
-def after_fit(self:SelectionCallback): self.report.left = len(self.waiting)
+def after_fit(self:SelectionCallback): self.report.left = len(self.waiting)+len(self.unscored)
 
 @patch(as_prop=True)
 def stats(self:SelectionCallback):
@@ -466,9 +479,11 @@ def card(self:SelectionCallback):
     scored = f'score: {score}' if self.scored else 'score: none'
     loss = 'not asked for yet' if self.loss_way is None else _ways[self.loss_way]
     kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epochs, those of the warm-up included' if len(stats) else 'nothing yet'
-    saved = '' if self.saved is None else f' A selecting epoch took {1-self.saved:.2f} of the time of a full one.'
+    saved = '' if self.saved is None else f' Measured: a selecting epoch took {1-self.saved:.2f} of the time of a full one.'
+    aside = ' It stands aside now.' if self.governor.aside else ''
+    passes = '' if self.passes_now==2 else ' It chooses by the training pass.'
     return '\n'.join([type(self).__name__, scored, f'loss of an item: {loss}', f'kept: {kept}', f'selects: after {w.warmup} epoch(s) of warm-up, '
-        f'from {w.start:.0%} to {min(w.end, getattr(self, "delta", 1.)):.0%} of a fit{self._says}', f'cost: {self.cost_in_words}{saved}'])
+        f'from {w.start:.0%} to {min(w.end, getattr(self, "delta", 1.)):.0%} of a fit{self._says}', f'cost: {self.cost_in_words}{saved}{aside}{passes}'])
 
 # %% ../nbs/20_callback.ipynb #97f1b08a
 def set_selection(

@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from .losses import map_tensors, preserved
 from .scoring import fixed_random, unwrapped
 
 # %% ../nbs/08_cost.ipynb #9a427957
@@ -43,13 +44,13 @@ def trial_step(
     "A forward and a backward pass that leave no trace"
     model = unwrapped(model)
     trained,buffers = [p for p in model.parameters() if p.requires_grad],[(b, b.clone()) for b in model.buffers()]
-    with fixed_random(),torch.enable_grad():
-        try:
-            with autocast: loss = loss_func(model(*xb), *yb)
+    try:
+        with fixed_random(),preserved(model),torch.enable_grad():
+            with autocast: loss = loss_func(model(*map_tensors(torch.clone, xb)), *yb)
             if trained and loss.requires_grad: torch.autograd.grad(loss.mean(), trained, allow_unused=True)
-        finally:
-            with torch.no_grad():
-                for b,value in buffers: b.copy_(value)
+    finally:
+        with torch.no_grad():
+            for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes
 
 # %% ../nbs/08_cost.ipynb #0c4bde6d
 def waits_for_data(
@@ -90,13 +91,14 @@ class Governor:
 
     def clear(self):
         "Forget what was measured"
-        self.seen,self.kept,self.small_share,self.cost,self.aside = {},[],None,None,False
+        self.seen,self.kept,self.small_share,self.cost,self.share,self.aside = {},[],None,None,None,False
         self.told,self._quiet,self._until = True,0,self.every # did it last say that selecting pays? batches since the last look, and until the next
 
     @property
     def times(self)->dict: # Seconds
-        "The medians of what was measured; no wait for the loader, where none was"
-        return dict(wait=0.) | {name: median(values) for name,values in self.seen.items()}
+        "The fastest of what was measured, since the first ones are slow, and the median wait for the loader"
+        times = dict(wait=0.) | {name: median(values) if name=='wait' else min(values) for name,values in self.seen.items()}
+        return times | (dict(score=times['select']) if 'select' in times else {}) # with the choice
 
     @property
     def measured(self)->bool:
@@ -127,11 +129,18 @@ class Governor:
         "Decide whether selecting pays, once enough is known, and again with the shares that are kept later"
         if not self.measured or self.cost is not None and len(self.kept)<self.every: return False
         least = self.least_cost(**kwargs)
-        if not self.pays(least): self.cost = least # whatever is kept
-        elif len(self.kept)>=self.shares: self.cost = relative_cost(self.times, self.small_share, sum(self.kept)/len(self.kept), **kwargs)
+        if not self.pays(least): self.share = 0. # whatever is kept
+        elif len(self.kept)>=self.shares: self.share = sum(self.kept)/len(self.kept)
         else: return False
-        self.aside,self.kept = self.auto is True and not self.pays(),[]
+        self.settle(relative_cost(self.times, self.small_share, self.share, **kwargs))
         return True
+
+    def settle(self,
+        cost:float, # Of a selecting step, as a multiple of a plain one
+    ):
+        "Take a cost for granted, and stand aside if it doesn't pay and should"
+        self.cost = cost
+        self.aside,self.kept = self.auto is True and not self.pays(),[]
 
     def looks_now(self)->bool:
         "Is it time to look at a batch again?"

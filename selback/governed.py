@@ -7,11 +7,12 @@ __all__ = ['Governed']
 
 # %% ../nbs/17_governed.ipynb #508f00c0
 import torch
+from fastai.callback.fp16 import MixedPrecision
 from fastcore.basics import patch
 
 from .cost import now, seconds, trial_step, waits_for_data
 from .items import take
-from .learner import autocast_of, base_loss, true_output
+from .learner import autocast_of, base_loss, callback_of, true_output
 from .loader import own_loader, pads
 from .losses import plain, preserved
 from .policies import round_up
@@ -22,12 +23,13 @@ class Governed:
     "The part of a selection that knows what it costs"
     score_share,whole_steps = 1.,None # share of the epochs that are scored; do items train in full batches? None: if they are gathered
     _started,_full,_ended = None,None,None # when the trained batch that is timed began, how long its passes took; when the batch before it ended
-    _tried,_measured_with = False,None # was the last batch tried in parts? the learner, trained parameters and batch size that were measured
+    _tried,_can_measure,_measured_with = False,True,None # was the last batch tried in parts? can that be done at all? what the numbers are of
+    _fit_from = 0 # epochs before this fit
 
     @property
     def governs(self):
         "Is there anything to measure? Not for a method that always chooses before loading and scores nothing"
-        return (self.governor.auto is not False or self.passes=='auto') and not self.before_loading and self.passes!=1
+        return self.governor.auto is not False and not self.before_loading and self.passes!=1 and self._can_measure
 
     @property
     def _circumstances(self):
@@ -36,12 +38,12 @@ class Governed:
         return dict(whole_steps=whole, score_share=self.score_share, skips_loading=self.remembers, workers=getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0))
 
     def _meet_circumstances(self):
-        "Forget what was measured, where this fit is another: of another learner or batch size, or with a body that was frozen"
+        "Forget what was measured, where this fit is another: of another learner, model, dataset, batch size or precision, or with a body that was frozen"
         trained,dl = sum(p.numel() for p in self.model.parameters() if p.requires_grad),own_loader(self.dls.train)
-        circumstances = self._last_learn,trained,getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+        circumstances = self._last_learn,id(self.model),trained,id(dl.dataset),getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None),callback_of(self.learn, MixedPrecision) is None
         if circumstances!=self._measured_with:
             self.governor.clear()
-            self.epoch_times,self.passes_now = [],1 if self.passes=='auto' else self.passes
+            self.epoch_times,self.passes_now,self._can_measure = [],1 if self.passes=='auto' else self.passes,True
         self._measured_with = circumstances
 
 # %% ../nbs/17_governed.ipynb #516a4848
@@ -51,14 +53,19 @@ def _measure(self:Governed, n, is_on):
     if not self.governs or self.governor.measured or not self._began or self.by_epoch: return
     if self._ended is not None: self.governor.note(wait=max(0., self._arrived-self._ended))
     if n!=self.bs or self._tried: self._tried = False
-    else: self._try_parts(n, is_on)
+    else:
+        try: self._try_parts(n, is_on)
+        except RuntimeError as e: # out of memory, or a model that takes no smaller batch: that must not end a training
+            self._can_measure = False
+            print(f'{type(self).__name__}: what selecting costs could not be measured ({str(e).splitlines()[0]}).')
 
 @patch
 def _try_parts(self:Governed, n, is_on):
     "Time a trial step on a part of the batch, and a scoring pass; the whole step is timed as it happens, or is tried too"
     xb,yb = plain(self.xb),plain(self.yb)
     small = max(2, round_up(n//3, self.multiple))
-    if small>=n: return
+    self._can_measure = small<n
+    if not self._can_measure: return
     start = now(self.device)
     def trial(n):
         batch = take((xb, yb), slice(0, n))
@@ -100,6 +107,14 @@ def _decide(self:Governed):
     if g.pays()!=g.told: self._tell_cost()
 
 @patch
+def _overrule(self:Governed):
+    "Believe the clock more than the prediction, once a selecting epoch took longer than the plain ones"
+    g,saved = self.governor,self._as_first(self.saved)
+    if not self.governs or saved is None or g.cost is None or not g.pays() or g.pays(1-saved): return
+    g.settle(1-saved)
+    if g.pays()!=g.told: self._tell_cost()
+
+@patch
 def _as_first(self:Governed, o):
     "What the first of the processes that train together has"
     return from_first(o, self.device) if self.n_ranks>1 else o
@@ -124,9 +139,11 @@ def cost_in_words(self:Governed):
     plain_step = t['step']+t['wait']
     waits = ', as training waits for the loader' if self._circumstances['workers'] and waits_for_data(t) and not g.pays() else ''
     verdict = 'pays' if g.pays() else 'saves next to nothing' if g.cost<1 else 'does not pay'
-    return (f"selecting {verdict} here: {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
-        f"of it waiting for data){waits}. The scoring pass takes {t['score']/plain_step:.2f}, a step on {g.small_share:.0%} of the items "
-        f"{(t['step']-t['full']+t['small'])/plain_step:.2f}.")
+    kept = f'keeping {g.share:.0%} of the items' if g.share else 'whatever is kept'
+    advice = ' More workers help there, or stale_loss and info_batch, which load less.' if t['wait']>.3*plain_step and not self.remembers else ''
+    return (f"selecting {verdict} here: {kept}, it takes {g.cost:.2f} of a plain step ({1000*plain_step:.3g} ms, {t['wait']/plain_step:.0%} "
+        f"of it waiting for data){waits}. In that unit the scoring pass takes {t['score']/plain_step:.2f}, and training {g.small_share:.0%} of the items "
+        f"{(t['step']-t['full']+t['small'])/plain_step:.2f}, without the waiting.{advice}")
 
 @patch(as_prop=True)
 def _undecided(self:Governed): return self.governs and self.governor.measured and self.governor.cost is None
@@ -144,7 +161,7 @@ def _select_timed(self:Governed, n):
     if not self._undecided or self.score_batches>1: return self._select(n)
     start = now(self.device)
     try: self._select(n)
-    finally: self.governor.note(score=now(self.device)-start)
+    finally: self.governor.note(select=now(self.device)-start)
 
 # %% ../nbs/17_governed.ipynb #4f82020b
 @patch
@@ -178,3 +195,10 @@ def saved(self:Governed):
     of = [[t for share,t in self.epoch_times if round(share)==part] for part in (0,1)] # the first batch of all is full
     mean = [sum(ts)/len(ts) if ts else None for ts in of]
     return 1-mean[1]/mean[0] if None not in mean else None
+
+@patch(as_prop=True)
+def saved_secs(self:Governed):
+    "Seconds that the last epoch saved against the mean full one of its fit so far; NaN where there was none"
+    times = self.epoch_times[self._fit_from:]
+    full = [t for share,t in times if not round(share)]
+    return sum(full)/len(full)-times[-1][1] if full else float('nan')

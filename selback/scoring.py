@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['fixed_random', 'unwrapped', 'untouched', 'ModelCopy', 'Int8Copy', 'ScoringPass', 'ReducibleLoss', 'batch_scores']
 
-# %% ../nbs/04_scoring.ipynb #4a1d2b6b
-import random, warnings
+# %% ../nbs/04_scoring.ipynb #6bcd370c
+import random, warnings, weakref
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
@@ -80,23 +80,31 @@ class ModelCopy:
         self.every,self.decay = check_range('every', every, 1, whole=True),check_range('decay', decay, 0, 1)
         if decay==1: raise ValueError('decay: got 1, wanted a number below 1, or the copy never changes.')
         self.device,self.model,self.steps,self._state = None if device is None else torch.device(device),None,0,None
+        self._source = None # weak: what is copied
 
     def of(self,
         model:torch.nn.Module, # The model that trains
         xb:tuple=(), # Inputs that the copy will get: not used
     )->torch.nn.Module: # Its copy
-        "The copy, made when it is first asked for"
-        if self.model is not None: return self.model
-        self.model = deepcopy(model).to(self.device).requires_grad_(False)
-        if self._state is not None: self.model.load_state_dict(self._state)
+        "The copy, made when it is first asked for, and for another model anew"
+        if self._source is not None and self._source() is not model: self.model,self._state = None,None
+        if self.model is None:
+            with fixed_random(): self.model = self._copied(model, xb)
+        self._source = weakref.ref(model)
         return self.model
+
+    def _copied(self, model, xb):
+        try: new = deepcopy(model).to(self.device).requires_grad_(False)
+        except RuntimeError as e: raise ValueError(f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None.") from e
+        if self._state is not None: new.load_state_dict(self._state)
+        return new
 
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step
     ):
         "Note a training step; every `every`-th brings the copy up to date"
         self.steps += 1
-        if self.model is not None and self.steps%self.every==0: self._update(model)
+        if self.model is not None and self.steps%self.every==0 and self._source() is model: self._update(model)
 
     @torch.no_grad()
     def _update(self, model):
@@ -116,25 +124,37 @@ class ModelCopy:
         "Go on with a saved copy"
         self.steps,self._state,self.model = state['steps'],state['model'],None
 
-    def __getstate__(self): return self.__dict__ | dict(model=None, _state=None) # an exported learner needs no second model
+    def __getstate__(self): return self.__dict__ | dict(model=None, _state=None, _source=None) # an exported learner needs no second model
 
 # %% ../nbs/04_scoring.ipynb #0702182d
 class Int8Copy(ModelCopy):
     "A copy in int8 that lags behind, for a CPU, as `scorer=Int8Copy(...)`"
     def __init__(self,
         every:int=100, # Training steps from one conversion to the next
-    ): super().__init__(every)
+    ):
+        super().__init__(every)
+        self.checked = False # does it predict as the model does?
 
-    def of(self,
-        model:torch.nn.Module, # The model that trains, which `torch.fx` can trace
-        xb:tuple=(), # Inputs, plain tensors on the CPU
-    )->torch.nn.Module: # The int8 model; raises a `ValueError` if there is none
-        "The copy, converted when it is due"
-        if self.model is None: self.model = _to_int8(model, xb)
-        return self.model
+    def _copied(self, model, xb):
+        new = _to_int8(model, xb)
+        if not self.checked: _check_alike(new, model, xb)
+        self.checked = True
+        return new
 
     def _update(self, model): self.model = None # converted when it is asked for
     def state_dict(self): return dict(steps=self.steps, model=None)
+
+@torch.no_grad()
+def _check_alike(copy, model, xb):
+    "Raise a `ValueError` if a copy predicts unlike its model: some networks don't survive the conversion"
+    preds = []
+    for m in copy,model:
+        parts = []
+        with untouched(m): map_tensors(lambda t: parts.append(t.float().flatten()), m(*xb))
+        preds.append(torch.cat(parts))
+    alike = float(torch.corrcoef(torch.stack(preds))[0,1])
+    if alike<.95: raise ValueError(f"Int8Copy: got predictions that correlate by {alike:.2f} with the model's, wanted .95 at least: it can't be converted "
+        "without harm; use precision='bf16' instead.")
 
 @torch.no_grad()
 def _to_int8(model, xb):
@@ -165,7 +185,8 @@ class ScoringPass:
         self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
         if precision not in (None, *_precisions): raise ValueError(f"precision: got {precision!r}, wanted 'bf16', 'fp16', or None for that of training.")
         if not isinstance(scorer, (type(None), torch.nn.Module, ModelCopy)):
-            raise TypeError(f'scorer: got a {type(scorer).__name__}, wanted a module, ModelCopy(...), or None for the model that trains.')
+            got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
+            raise TypeError(f'scorer: got {got}, wanted a module, ModelCopy(...), Int8Copy(...), or None for the model that trains.')
         self.precision,self.scorer = precision,scorer
         self.chunk = None # items at a time; None: all
 
@@ -176,6 +197,10 @@ class ScoringPass:
         "The model that looks"
         model = unwrapped(model)
         return self.scorer.of(model, xb) if isinstance(self.scorer, ModelCopy) else model if self.scorer is None else self.scorer
+
+    def renew(self):
+        "Let a stale copy be made anew: it was needed before anything was trained"
+        if isinstance(self.scorer, ModelCopy) and not self.scorer.decay: self.scorer.model = None
 
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step
@@ -212,7 +237,7 @@ class ScoringPass:
         autocast=nullcontext(), # Context of the forward pass: the precision of training
     ): # Predictions, as float32
         "The predictions of `model` for `xb`"
-        small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
+        small = map_tensors(torch.clone, xb) if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb) # the model may change them in place
         model = self.model_of(model, small)
         home,there = xb[0].device if isinstance(xb[0], Tensor) else None,next((p.device for p in model.parameters()), None)
         elsewhere = home is not None and there not in (None,home)

@@ -20,7 +20,7 @@ from .ranks import from_first, lowest, merge_memory
 class TracksItems:
     "The part of a selection that knows the dataset items of a batch, and may load only some"
     remembers,before_loading,memory_ema = False,False,.9 # goes by what it remembers? chooses before loading only? how smooth is the remembered loss?
-    by_epoch = False # were the items of this epoch chosen before loading?
+    by_epoch,track_items,n_tracked = False,False,1000 # were the items of this epoch chosen before loading? remember all? of how many keep each epoch's picks?
 
     def choose_items(self,
         idxs, # Dataset indices that the loader drew for this epoch, shape (n,)
@@ -30,7 +30,7 @@ class TracksItems:
     @property
     def needs_items(self):
         "Must the dataset items of a batch be known?"
-        return self.remembers or self.before_loading or self.max_quantile is not None or getattr(self.score, 'needs_items', False)
+        return self.remembers or self.before_loading or self.track_items or self.max_quantile is not None or getattr(self.score, 'needs_items', False)
 
     @property
     def suspects(self):
@@ -55,7 +55,7 @@ def _draw_items(self:TracksItems):
 @patch
 def _know_again(self:TracksItems, n):
     "A memory of the training set's `n` items; tell if they may be others than those remembered"
-    if self.memory is None or len(self.memory)!=n: self.memory = self._new_memory(n)
+    if self.memory is None or len(self.memory)!=n: self.memory,self.picked_by_epoch = self._new_memory(n),[]
     elif self._dataset_id not in (None, id(self.dls.train.dataset)): print(f'{type(self).__name__}: the training set is another one of as many items, '
         'and what is remembered of each item goes on. If they are other items, attach a new selection.')
     self._dataset_id = id(self.dls.train.dataset)
@@ -88,7 +88,7 @@ def _to_load(self:TracksItems, idxs):
     self.by_epoch,keep = True,keep.to(idxs.device)
     self._item_weights = weight if weight is None else weight.to(idxs.device)
     left_out = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, keep, False)
-    self._left_out = self.memory.loss[idxs[left_out]]
+    self._left_out = self.memory.loss[idxs[left_out]],self.memory.loss[idxs],keep
     return keep.cpu()
 
 @patch
@@ -144,3 +144,14 @@ def _rows(self:TracksItems, n):
     if len(idx)!=n: raise ValueError(f'{type(self).__name__}: got a batch of {n} items, wanted {len(idx)}; a callback or transform changes the '
         'number of items before the selection, so that their dataset indices are unknown.')
     return idx
+
+# %% ../nbs/15_tracking.ipynb #a5bc7b4c
+@patch(as_prop=True)
+def tracked(self:TracksItems):
+    "Dataset indices of the items whose picks are kept for each epoch: all, or every so many"
+    return torch.arange(0, len(self.memory), -(-len(self.memory)//self.n_tracked))
+
+@patch
+def _note_picks(self:TracksItems):
+    "Keep how often the tracked items have been picked by now"
+    if self._notes: self.picked_by_epoch.append((self.epochs_done, self.memory.picked[self.tracked.to(self.memory.picked.device)].cpu()))

@@ -109,7 +109,7 @@ def test_columns_are_what_they_say():
         assert row['loss_perc']==pytest.approx(share, rel=1e-5)
         assert row['full_loss']==pytest.approx((stats.full_loss*stats.seen).sum()/stats.seen.sum(), rel=1e-5)
         assert (row['samp_perc'],row['loss_perc'])==(1,1) if epoch==0 else .25==row['samp_perc']<row['loss_perc']<1
-    assert learn.recorder.values[2][0]>learn.recorder.values[2][-1] # the hard items look worse than all
+    assert learn.recorder.values[2][0]>learn.recorder.values[2][-2] # the hard items look worse than all
 
 def test_full_loss_without_scores_is_the_training_loss():
     losses = []
@@ -117,8 +117,8 @@ def test_full_loss_without_scores_is_the_training_loss():
         run_valid = False
         def after_loss(self): losses.append((self.loss.item(), len(self.y)))
     learn = quiet_fit(table_learner(cbs=Watch()).random_subset(keep=.5, warmup=0), 1)
-    assert learn.recorder.values[0][-1]==pytest.approx(sum(l*n for l,n in losses)/sum(n for _,n in losses), rel=1e-5)
-    assert learn.recorder.values[0][-2]!=learn.recorder.values[0][-2] # unknown: nan
+    assert learn.recorder.values[0][-2]==pytest.approx(sum(l*n for l,n in losses)/sum(n for _,n in losses), rel=1e-5)
+    assert learn.recorder.values[0][-3]!=learn.recorder.values[0][-3] # unknown: nan
 
 def test_recorder_counts_emitted_batches_only():
     learn = table_learner(n=432).selective_backprop(beta=2, seed=0)
@@ -146,7 +146,7 @@ def test_neighbours_that_read_the_table(tmp_path, monkeypatch):
     with learn.no_logging(): learn.fit(3)
     log = pd.read_csv(tmp_path/'history.csv')
     assert list(log.columns)==list(learn.recorder.metric_names) and log.samp_perc.round(2).tolist()==[1,.5,.5]
-    assert graphs[-1][1]==[v[1] for v in learn.recorder.values] and learn.save_model.best==min(v[-1] for v in learn.recorder.values)
+    assert graphs[-1][1]==[v[1] for v in learn.recorder.values] and learn.save_model.best==min(v[-2] for v in learn.recorder.values)
 
 def test_early_stopping_on_a_column(capsys):
     learn = table_learner(cbs=EarlyStoppingCallback(monitor='samp_perc', comp=np.less, patience=1)).top_loss(keep=.5)
@@ -278,7 +278,7 @@ def test_entropy_selects_without_labels():
     model = mlp()
     model.load_state_dict(state)
     torch.testing.assert_close(scores, torch.distributions.Categorical(logits=model.eval()(x)).entropy())
-    assert 0<learn.recorder.values[0][-2]<1
+    assert 0<learn.recorder.values[0][-3]<1
 
 def test_a_score_of_ones_own():
     learn = quiet_fit(table_learner().top_loss(keep=.25, warmup=0, score=lambda pred,y: -y.float()), 1)
@@ -313,7 +313,7 @@ def test_losses_that_are_not_finite(make, kept, bad):
     with pytest.warns(UserWarning, match='Epoch [01]: [56] of (80|96) losses were NaN or infinite') as record: quiet_fit(learn, 2)
     assert len([w for w in record if 'NaN' in str(w.message)])==2
     assert steps(learn, scored=True).kept.eq(kept).all()
-    assert all(v==v for v in learn.recorder.values[-1][-3:])
+    assert all(v==v for v in learn.recorder.values[-1][-4:-1])
 
 def test_batches_without_targets_train_in_full():
     set_seed(0)
@@ -367,7 +367,7 @@ def test_stats_may_be_read_at_any_time():
     class Nosy(Callback):
         def after_batch(self): rows.append(len(self.learn.selection.stats))
     plain,learn = quiet_fit(table_learner().top_loss(seed=0), 2),quiet_fit(table_learner(cbs=Nosy()).top_loss(seed=0), 2)
-    assert [v[2:] for v in plain.recorder.values]==[v[2:] for v in learn.recorder.values] and max(rows)==14
+    assert [v[2:-1] for v in plain.recorder.values]==[v[2:-1] for v in learn.recorder.values] and max(rows)==14
     pd.testing.assert_frame_equal(plain.selection.stats, learn.selection.stats)
 
 def test_gathered_items_wait_while_the_window_is_closed():

@@ -2,38 +2,69 @@
 import subprocess, sys
 
 import pandas as pd, pytest, torch
+from fastai.callback.core import Callback
+from fastai.data.external import URLs
 from helpers import *
 from selback.compare import *
-from selback.compare import main
+from selback.compare import Budget, CostLog, main
+from selback.findings import *
 
-def run(seconds, losses, items=None):
-    return pd.DataFrame(dict(seconds=seconds, backpropagated=items or [s*100 for s in seconds], forwarded=[s*200 for s in seconds],
-        valid_loss=losses, error=[l/2 for l in losses], epoch=range(1, len(losses)+1)))
+def run(seconds, losses, items=None, kept=1.):
+    return pd.DataFrame(dict(seconds=seconds, cpu_seconds=seconds, backpropagated=items or [s*100 for s in seconds], forwarded=[s*200 for s in seconds],
+        kept=kept, valid_loss=losses, error=[l/2 for l in losses], epoch=range(1, len(losses)+1)))
 
-PLAIN,FAST,CONTROL = run([2.,4,6,8],[1.,.6,.5,.55]),run([1.,2,3,4],[1.,.8,.58,.57]),run([1.,2,3,4],[1.,.9,.8,.8])
+PLAIN,FAST,CONTROL = run([2.,4,6,8],[1.,.6,.5,.55]),run([1.,2,3,4],[1.,.8,.58,.57],kept=.5),run([1.,2,3,4],[1.,.9,.8,.8],kept=.5)
 RUNS = pd.concat([r.assign(method=m, seed=s) for s in (0,1) for m,r in
     (('none',PLAIN), ('top_loss',FAST), ('random_subset(keep=.5)',CONTROL))])
 
-def test_summary_by_hand():
-    s = summarize(RUNS).set_index(['method','seed'])
+@pytest.mark.parametrize('measure', ['valid_loss','error'])
+def test_summary_by_hand(measure):
+    s = summarize(RUNS, measure, target=1.5).set_index(['method','seed'])
     row = s.loc['top_loss',0]
-    assert row['time to target']==3 and row['items to target']==300 # .58 <= 1.2*.5
-    assert row['best loss']==.57 and row.seconds==4 and s.loc['none',0]['time to target']==4
+    assert row['time to 1.2x']==3 and row['items to 1.2x']==300 # .58 <= 1.2*.5
+    assert row[['time to 1.1x','time to 1.4x','time to 1.5x']].isna().tolist()==[True,False,False] and row['time to 1.5x']==3
+    assert row['best loss']==.57 and row.seconds==4 and s.loc['none',0]['time to 1.2x']==4 and s.loc['none',0]['time to 1.1x']==6
     assert row['vs random, equal time']==pytest.approx(.57/.8-1) and row['vs plain, equal items']==pytest.approx(.57/.6-1)
-    assert s.loc['random_subset(keep=.5)',1][['time to target','items to target']].isna().all()
-    assert 'time to error target' not in s and 'time to error target' in summarize(RUNS, n_valid=2000)
+    assert s.loc['random_subset(keep=.5)',1][['time to 1.2x','items to 1.2x']].isna().all()
+    assert not any('vs' in c for c in summarize(RUNS, measure, equal=())) and 'vs plain, equal time' not in summarize(RUNS, equal=('items',))
+    with pytest.raises(ValueError, match='target: got 0.5'): summarize(RUNS, target=.5)
 
-def test_verdict_says_what_was_lost():
+def test_speedups_are_geometric_means_with_an_interval_by_the_t_distribution():
+    ratios = np.array([2.,1.5,1.2])
+    s = pd.DataFrame([dict(method=m, seed=i, **{'time to 1.2x': 12./(r if m!='none' else 1)}) for i,r in enumerate(ratios) for m in ('none','top_loss')])
+    up,logs = speedup(s).loc['top_loss'],np.log(ratios)
+    half = 4.302653*logs.std(ddof=1)/3**.5 # t of 2 degrees of freedom at 97.5 %
+    assert up.tolist()==pytest.approx([np.exp(logs.mean()), np.exp(logs.mean()-half), np.exp(logs.mean()+half)], rel=1e-5)
+    assert speedup(s).loc['none'].tolist()==[1,1,1]
+    assert np.isnan(speedup(s[s.seed==0]).loc['top_loss'].low) and speedup(s[s.seed==0]).loc['top_loss'].speedup==2
+    s.loc[5,'time to 1.2x'] = float('nan') # not reached by one seed
+    assert speedup(s).loc['top_loss'].isna().all()
+
+def test_pareto_points_are_beaten_by_none():
+    s = pd.DataFrame(dict(method=list('abcde'), seed=0, seconds=[5.,1,2,3,3], **{'best error':[.1,.4,.4,.2,.3]}))
+    assert pareto(s)==['b','d','a']
+
+def test_verdict_says_who_won():
     said = verdict(summarize(RUNS))
-    assert said.startswith("top_loss reached 1.2 times plain training's best validation loss in 0.75 of its time, with 0.75 of its back-propagated items")
-    assert 'against plain training its loss was 5% lower' in said and 'random choice its loss was 29% lower' in said and said.endswith('.')
+    assert said.startswith('At equal seconds top_loss won: its validation loss was 5% lower than with plain training and 29% lower than with a random choice; '
+        'at equal back-propagated items 5% lower')
+    assert "It reached 1.2 times plain training's best validation loss in 0.75 of its time (95 % interval 0.75 to 0.75), with 0.75 of its back-propagated items." in said
     worse = RUNS.assign(valid_loss=RUNS.valid_loss.where(RUNS.method!='top_loss', RUNS.valid_loss*3))
     said = verdict(summarize(worse))
-    assert said.startswith('top_loss did not reach') and '114% higher' in said
+    assert said.startswith('At equal seconds plain training won, and top_loss came closest: its validation loss was 185% higher than with plain training and 114% higher')
+    assert 'did not reach' in said
+    assert verdict(summarize(worse.assign(valid_loss=worse.valid_loss.where(~worse.method.str.startswith('random'), worse.valid_loss/2)))).startswith(
+        'At equal seconds random_subset(keep=.5) won, and top_loss came closest')
+    brief = pd.concat([RUNS[~RUNS.method.str.startswith('random')], *[run([.25], [.99], kept=.5).assign(method='random_subset', seed=s) for s in (0,1)]])
+    assert verdict(summarize(brief)).startswith('At equal seconds top_loss beat plain training, but not a random choice')
     mixed = worse.assign(valid_loss=worse.valid_loss.where((worse.method!='top_loss') | (worse.seed==0), worse.valid_loss/5))
     assert 'not for every seed' in verdict(summarize(mixed))
     assert 'no control' in verdict(summarize(RUNS[~RUNS.method.str.startswith('random')]))
     assert 'nothing to compare' in verdict(summarize(RUNS[RUNS.method=='none']))
+    assert 'left anything out' in verdict(summarize(RUNS.assign(kept=1.)))
+    assert 'one seed' in verdict(summarize(RUNS[RUNS.seed==0]))
+    assert 'error was' in verdict(summarize(RUNS, 'error'), 'error') and 'equal seconds or items' in verdict(summarize(RUNS, equal=()))
+    assert verdict(summarize(RUNS, equal=('items',))).startswith('At equal back-propagated items top_loss won')
 
 def test_runs_count_their_cost():
     def get_learner(): return Learner(dls_of(*class_data(132), drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error)
@@ -65,21 +96,96 @@ def test_the_command_answers_bad_input_in_one_line(tmp_path, capsys):
     (tmp_path/'empty').mkdir()
     for kwargs,match in [(dict(methods='ohem'), "got 'ohem'"), (dict(methods='top_loss(keep=2)'), 'keep: got 2'), (dict(methods=''), "got ''"), (dict(epochs=0), 'epochs: got 0'),
         (dict(seeds=0), 'seeds: got 0'), (dict(bs=0), 'bs: got 0'), (dict(bs=10**5), 'a batch of 100000'), (dict(lr=-1.), 'lr: got -1'),
-        (dict(data=str(tmp_path/'empty')), 'without images'), (dict(data='no/where'), 'no/where'), (dict(arch='resnet0'), 'resnet0')]:
+        (dict(data=str(tmp_path/'empty')), 'without images'), (dict(data='no/where'), 'no/where'), (dict(arch='resnet0'), 'resnet0'), (dict(seconds=-1.), 'seconds: got -1'),
+        (dict(seconds=9., items=9), 'both seconds and items'), (dict(annealing='cosine'), "'cosine'"), (dict(target_error='best'), "target_error: got 'best'"), (dict(target_error='.5x'), 'at least 1')]:
         with pytest.raises(SystemExit) as e: main(**{'data':'digits', 'out':str(tmp_path/'out'), **kwargs})
         said = capsys.readouterr().err
         assert e.value.code==2 and match in said and said.startswith('selback-compare: error:') and said.count('\n')==1
     assert not (tmp_path/'out').exists()
 
 def test_plots_and_tables_for_any_order_of_methods():
-    plot_runs(RUNS[RUNS.method=='top_loss'])
-    shown = show_table(summarize(RUNS, n_valid=2000).assign(forwarded=22528))
+    fig = plot_runs(RUNS[RUNS.method=='top_loss'], measure='error')
+    assert fig.axes[0].lines[0].get_xydata().tolist()==[[1,.5],[2,.4],[3,.29],[4,.285]]
+    shown = show_table(summarize(RUNS).assign(forwarded=22528))
     assert shown.loc['forwarded','none']=='22,528' and shown.loc['vs random, equal time','top_loss']=='-29%' and shown.loc['vs plain, equal time','none']=='-'
-    assert 'nothing was left out' in verdict(summarize(RUNS.assign(backpropagated=900)))
-    assert 'one seed' in verdict(summarize(RUNS[RUNS.seed==0]))
+    assert shown.loc['times less time to 1.2x','top_loss']=='1.33 (1.33 to 1.33)' and shown.loc['times less time to 1.2x','none']=='-'
+    assert to_markdown(shown).splitlines()[0]=='|  | `none` | `top_loss` | `random_subset(keep=.5)` |'
+
+def learner_of(n=132, **kwargs): return Learner(dls_of(*class_data(n), drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error, **kwargs)
+
+@pytest.mark.parametrize('method,trains', [('none', 48), ('top_loss(keep=.25)', 16)])
+def test_a_budget_of_items_ends_every_run_alike(method, trains):
+    lrs,pcts = [],[]
+    class Notes(Callback):
+        order = 99
+        def before_backward(self): lrs.append(self.opt.hypers[0]['lr']); pcts.append(self.pct_train)
+    runs = compare(lambda: learner_of(cbs=[Notes()]), [method], items=480, seeds=1, lr=.01, plot=False)
+    assert runs.backpropagated.iloc[-1]==pytest.approx(480, abs=15) and (runs.annealing=='one_cycle').all() and (runs.budget=='480 items').all()
+    steps = pcts[pcts.index(0., 20):] # after the piece that wakes the machine up
+    assert steps==sorted(steps) and .9<steps[-1]<1 and lrs[-1]<.001 and max(lrs)<=.01
+
+def test_a_budget_of_seconds_ends_a_run(monkeypatch):
+    import selback.compare as c
+    t = [0.]
+    def tick(): t[0] += .5; return t[0]
+    monkeypatch.setattr(c.time, 'perf_counter', tick)
+    runs = compare(learner_of, ['none'], seconds=40, seeds=1, plot=False)
+    assert 40<=runs.seconds.iloc[-1]<43 and (runs.seconds.iloc[:-1]<40).all()
+
+def test_a_selection_follows_the_budget():
+    learn = learner_of(cbs=[CostLog(), TopLossCallback(.25, start=.5, warmup=0)])
+    with learn.no_bar(),learn.no_logging(): learn.fit(10**4, cbs=Budget('items', 960))
+    stats = learn.selection.stats
+    first = (stats.kept<stats.seen).idxmax()
+    assert stats.trained[:first].sum()==480 # half of it
+
+def test_finished_runs_are_not_run_again(tmp_path, monkeypatch):
+    import selback.compare as c
+    made,train,path = [],c._train,tmp_path/'runs.csv'
+    def counted(learn, cbs, *args):
+        made.append(learn.selection)
+        if len(made)==4: raise KeyboardInterrupt
+        train(learn, cbs, *args)
+    monkeypatch.setattr(c, '_train', counted)
+    study = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=2, seeds=2, path=path, plot=False, data='mine')
+    with pytest.raises(KeyboardInterrupt): compare(**study)
+    saved = pd.read_csv(path)
+    assert saved.groupby(['method','seed']).size().to_dict()=={('none',0):2, ('top_loss',0):2}
+    runs = compare(**study)
+    assert len(made)==4+3 and runs.groupby(['method','seed']).size().tolist()==[2]*4
+    pd.testing.assert_frame_equal(runs[runs.seed==0].reset_index(drop=True), saved)
+    compare(**study)
+    assert len(made)==7
+    compare(**study | dict(methods=['none','top_loss','random_subset']))
+    assert len(made)==7+3
+    for other,match in [(dict(lr=.1),'lr 0.001, wanted 0.1'), (dict(data='yours'), 'data mine, wanted yours'), (dict(epochs=3), 'budget 2 epochs, wanted 3 epochs'), (dict(colour='red'),'colour unknown')]:
+        with pytest.raises(ValueError, match=match): compare(**study | other)
 
 def test_methods_are_split_outside_of_brackets():
     assert split_methods('none,top_loss(keep=.5, warmup=0) , random_subset')==['none','top_loss(keep=.5, warmup=0)','random_subset']
+
+def test_public_datasets_by_name(monkeypatch, folder, tmp_path):
+    import selback.datasets as d, torchvision
+    asked = []
+    def download(url): asked.append(url); return folder
+    monkeypatch.setattr(d, 'untar_data', download)
+    (folder/'test').symlink_to(folder/'valid')
+    d._cifar.cache_clear()
+    for name,url in (('cifar10',URLs.CIFAR),('cifar100',URLs.CIFAR_100),('imagenette',URLs.IMAGENETTE_160),('imagewoof',URLs.IMAGEWOOF_160)):
+        dls = get_dls(name, 8)
+        assert asked[-1]==url and dls.c==2 and len(dls.train_ds)==32 and len(dls.valid_ds)==16
+    x = get_dls('cifar10', 8).train_ds[0][0]
+    assert x.dtype==torch.float32 and 0<=x.min() and x.max()<=1
+    d._cifar.cache_clear()
+    class SVHN:
+        def __init__(self, root, split, download):
+            assert download
+            n = dict(train=16, test=8)[split]
+            self.data,self.labels = np.zeros((n,3,32,32), dtype=np.uint8),np.arange(n)%10
+    monkeypatch.setattr(torchvision.datasets, 'SVHN', SVHN)
+    dls = get_dls('svhn', 8)
+    assert (len(dls.train_ds),len(dls.valid_ds),dls.c)==(16,8,10)
+    d._svhn.cache_clear()
 
 def test_networks(): assert get_model('small_resnet', 7)(torch.randn(2,3,32,32)).shape==get_model('resnet18', 7)(torch.randn(2,3,32,32)).shape==(2,7)
 
@@ -106,7 +212,7 @@ def test_the_command(folder, capsys):
     assert 'backpropagated' in said and said.strip().splitlines()[-1].endswith('.')
     runs,summary = pd.read_csv(out/'runs.csv'),pd.read_csv(out/'summary.csv')
     assert len(runs)==6 and {'arch','device','torch','fastai','lr','bs'}<=set(runs.columns) and len(summary)==3
-    assert (out/'compare.png').stat().st_size>10000
+    assert (out/'compare.png').stat().st_size>10000 and '<svg' in (out/'compare.svg').read_text() and '| `none` |' in (out/'table.md').read_text()
 
 def test_help():
     said = subprocess.run([sys.executable, '-m', 'selback.compare', '--help'], capture_output=True, text=True).stdout

@@ -114,6 +114,7 @@ def test_a_look_of_its_own_is_refused_with_one_pass():
     for k,v in dict(scale_factor=.5, precision='bf16', scorer=nn.Linear(1, 1)).items():
         with pytest.raises(ValueError, match='passes: got 1, so that there is no scoring pass'): TopLossCallback(passes=1, **{k: v})
     with pytest.raises(ValueError, match="passes: got 3, wanted 1, 2 or 'auto'"): TopLossCallback(passes=3)
+    with pytest.raises(ValueError, match="passes: got 'auto' with auto=False"): TopLossCallback(passes='auto', auto=False)
     with pytest.raises(ValueError, match='score_batches: got 2 with passes=1'): SelectiveBackpropCallback(passes=1, score_batches=2)
     for passes in 1,'auto':
         with pytest.raises(ValueError, match='passes: got .*, but importance sampling draws from several batches'): ImportanceSamplingCallback(passes=passes)
@@ -363,7 +364,7 @@ class Clock:
     def callback(clock):
         class Ticks(Callback):
             order,run_valid = 0,False
-            def before_backward(self): clock.tick(clock.step)
+            def before_backward(self): clock.tick(clock.step*len(self.yb[0])/16)
         return Ticks()
 
 DEAR,CHEAP = dict(step=1.1, score=1., small=.4),dict(step=3., score=1., small=1.)
@@ -450,6 +451,117 @@ def test_another_fit_is_measured_anew():
     whole = cb.governor.seen
     quiet_fit(other.add_cb(cb), 1)
     assert cb.governor.seen is not whole and len(cb.epoch_times)==1
+
+@pytest.mark.governed
+def test_the_clock_overrules_the_prediction(monkeypatch, capsys):
+    clock = Clock(monkeypatch, **CHEAP)
+    class Slow(Callback):
+        order,run_valid = 1,False
+        def before_backward(self): clock.tick(2.9*(self.learn.selection._chose)) # a small step that takes as long as a whole one
+    learn = quiet_fit(table_learner(n=32+320, cbs=[clock.callback(), Slow(), TopLossCallback(.25, auto=True)]), 4)
+    cb = learn.selection
+    kept = cb.stats.groupby('epoch').kept.mean()
+    assert kept.tolist()==[16,4,16,16] and cb.governor.aside and cb.governor.cost>1
+    said = capsys.readouterr().out
+    assert said.count('selecting does not pay here')==1 and 'It stands aside' in said and 'It stands aside now.' in cb.card
+
+def test_a_stale_copy_begins_with_the_selection():
+    copies = []
+    class Notes(Callback):
+        order,run_valid = 60,False
+        def after_loss(self):
+            cb = self.learn.selection
+            if cb._chose: copies.append((weights(cb.scoring.scorer), self.learn.before))
+        def before_batch(self): self.learn.before = weights(self.learn)
+    learn = table_learner(n=32+160, drop_last=True, cbs=TopLossCallback(.5, warmup=1, scorer=ModelCopy(every=1000)))
+    quiet_fit(learn.add_cb(Notes()), 2)
+    copied,first = copies[0]
+    assert same(copied, first) and same(copies[-1][0], first) and not same(copies[-1][1], first)
+
+def test_networks_that_do_not_survive_int8_are_refused():
+    from fastai.tabular.model import TabularModel
+    set_seed(0)
+    batch = torch.randint(0, 4, (64, 1)),torch.randn(64, 2)
+    with pytest.raises(ValueError, match='Int8Copy: got predictions that correlate by 0.*use precision'): Int8Copy().of(TabularModel([(4,3)], 2, 2, [200,100]).eval(), batch)
+
+def test_errors_name_the_scorer():
+    with pytest.raises(TypeError, match='scorer: got the class Int8Copy, wanted a module'): TopLossCallback(scorer=Int8Copy)
+    with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(table_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3))), 1)
+    for bad in dict(n_epoch=0),dict(lr=-1.):
+        with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(table_learner(), mlp(), **bad)
+
+class InPlace(nn.Module):
+    def __init__(self): super().__init__(); self.net = mlp()
+    def forward(self, x): return self.net(x.sub_(.5).div_(.25))
+
+class Counts(nn.Module):
+    "A model that keeps more than tensors"
+    def __init__(self): super().__init__(); self.net,self.n = mlp(),0; self.register_buffer('ema', torch.zeros(4))
+    def forward(self, x):
+        if self.training: self.ema,self.n = self.ema*.9+.1*x.mean(0),self.n+1
+        return self.net(x-self.ema)
+
+@pytest.mark.governed
+@pytest.mark.parametrize('model', [InPlace, Counts])
+@pytest.mark.parametrize('kwargs', [dict(auto=False), dict(warmup=5), dict(), dict(passes=1)], ids=str)
+def test_models_with_habits_train_as_ever(model, kwargs):
+    def run(*cbs):
+        learn = table_learner(n=192, cbs=cbs)
+        set_seed(1)
+        learn.model = model()
+        return quiet_fit(learn, 2)
+    ours,plain = run(TopLossCallback(1., **(dict(warmup=0) | kwargs))),run()
+    assert same(weights(ours), weights(plain)) and getattr(ours.model, 'n', 0)==getattr(plain.model, 'n', 0)
+
+@pytest.mark.governed
+@pytest.mark.parametrize('fault', [RuntimeError('one batch size only'), torch.cuda.OutOfMemoryError('full')], ids=str)
+def test_measuring_never_ends_a_training(fault, capsys):
+    class Sixteen(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x):
+            if len(x)!=16: raise fault
+            return self.net(x)
+    learn = table_learner(n=192, drop_last=True, cbs=(cb := SelectiveBackpropCallback(auto=True)))
+    learn.model = Sixteen()
+    learn._do_epoch_validate = lambda *args: None
+    quiet_fit(learn, 2)
+    said = capsys.readouterr().out
+    assert said.count('could not be measured')==1 and not cb.governs and 'Not measured' in cb.card and cb.stats.trained.sum()>16
+
+@pytest.mark.governed
+def test_tiny_batches_are_not_measured_for_ever():
+    learn = quiet_fit(table_learner(bs=2, n=64, cbs=(cb := TopLossCallback(.5))), 1)
+    assert not cb.governs and not cb.governor.seen.get('small') and len(cb.governor.seen.get('wait', []))<=1
+
+@pytest.mark.parametrize('make', [lambda: ModelCopy(every=1000), lambda: Int8Copy(every=1000)], ids=['copy','int8'])
+def test_a_copy_is_of_the_model_that_trains(make):
+    copy,x = make(),torch.randn(8, 4)
+    first,second = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    for model in first,second,first:
+        got,wanted = copy.of(model, (x,))(x),model(x)
+        assert (got-wanted).abs().max()<.1*wanted.abs().max()
+        for _ in range(1000): copy.step(model)
+    copy.step(second) # not its model
+
+def test_a_model_that_cannot_be_copied_is_named():
+    model = mlp()
+    model.extra = model[0].weight*2 # not a leaf
+    with pytest.raises(ValueError, match="ModelCopy: the model can't be copied"): quiet_fit(learner_with(model, TopLossCallback(scorer=ModelCopy())), 1)
+
+def learner_with(model, cb):
+    learn = table_learner(cbs=cb)
+    learn.model = model
+    return learn
+
+@pytest.mark.parametrize('event', ['before_train','before_batch','after_loss','after_batch','before_epoch','after_train'])
+def test_a_selection_may_be_attached_within_an_epoch(event):
+    class Attaches(Callback):
+        order,run_valid = 60,False
+        def __call__(self, name):
+            if name==event and self.learn.selection is None: self.learn.top_loss(keep=.5, warmup=0)
+            super().__call__(name)
+    learn = quiet_fit(table_learner(n=32+160, cbs=Attaches()), 2)
+    assert (learn.selection.stats.query('epoch==1').kept==8).all()
 
 @pytest.mark.governed
 def test_importance_sampling_stands_aside_and_looks_again(monkeypatch):
@@ -579,7 +691,7 @@ def test_the_card_tells_what_was_saved():
     learn = quiet_fit(table_learner(n=32+320, cbs=TopLossCallback(.25)), 3)
     cb = learn.selection
     assert len(cb.epoch_times)==3 and math.isclose(cb.saved, 1-(cb.epoch_times[1][1]+cb.epoch_times[2][1])/2/cb.epoch_times[0][1])
-    assert f'A selecting epoch took {1-cb.saved:.2f} of the time of a full one' in cb.card and 'of a plain step' in cb.card
+    assert f'Measured: a selecting epoch took {1-cb.saved:.2f} of the time of a full one' in cb.card and 'of a plain step' in cb.card
 
 def test_governors_check_what_they_get():
     with pytest.raises(ValueError, match="auto: got 'yes', wanted 'warn', True or False"): TopLossCallback(auto='yes')

@@ -230,8 +230,8 @@ def test_interrupted_fits_leave_what_fastai_leaves(cls, event, ex):
     learn,got = fit_twice(small_learner, [cls(warmup=0)], event, ex)
     assert got==left_by_fastai(None, event, ex)
     if got[3] is not None: return # the next fit fails without us, too
-    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==2 and len(learn.recorder.values[-1])==5
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','time']
+    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==2 and len(learn.recorder.values[-1])==6
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','saved_secs','time']
 
 @pytest.mark.parametrize('other', OTHER_CALLBACKS)
 @pytest.mark.parametrize('event,ex', [(e,x) for e in ('before_batch','after_pred','after_step','after_train') for x in EXCEPTIONS], ids=case_id)
@@ -271,7 +271,7 @@ def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
 def test_columns_once_and_gone():
     learn = table_learner(metrics=[accuracy_of]).selective_backprop()
     for _ in range(3): quiet_fit(learn, 2)
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','samp_perc','loss_perc','full_loss','time']
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','samp_perc','loss_perc','full_loss','saved_secs','time']
     assert len(learn.metrics)==1
     quiet_fit(learn.full_batches())
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3

@@ -13,6 +13,7 @@ from fastai.learner import Learner
 
 from ..learner import base_loss
 from ..loader import own_loader
+from ..losses import preserved
 from ..policies import check_range
 from ..scoring import fixed_random
 
@@ -35,12 +36,16 @@ def train_proxy(
     every:int=1, # Every how many batches one trains
 ): # `proxy`, trained, for `scorer=`
     "Train a small model on the learner's own stream of batches, to choose by it (airbench)"
+    check_range('n_epoch', n_epoch, 1, whole=True)
+    if lr is not None: check_range('lr', lr, 0, above=True)
     loader = own_loader(learn.dls.train)
-    rng = copy(getattr(loader, 'rng', None)) # what shuffles
-    with fixed_random():
+    rng,generator = copy(getattr(loader, 'rng', None)),getattr(loader, 'generator', None) # what shuffles
+    state = None if generator is None else generator.get_state()
+    with fixed_random(),preserved(base_loss(learn)):
         try:
             small = Learner(learn.dls, proxy, loss_func=base_loss(learn), opt_func=learn.opt_func, cbs=_OnlySome(check_range('every', every, 1, whole=True)))
             with small.no_bar(),small.no_logging(): small.fit(n_epoch, learn.lr if lr is None else lr)
         finally:
             if rng is not None: loader.rng = rng
+            if state is not None: generator.set_state(state)
     return proxy
