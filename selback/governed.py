@@ -17,6 +17,7 @@ from .loader import own_loader, pads
 from .losses import plain, preserved
 from .policies import round_up
 from .ranks import from_first
+from .scoring import unwrapped
 
 # %% ../nbs/17_governed.ipynb #abb25168
 class Governed:
@@ -40,8 +41,8 @@ class Governed:
     def _meet_circumstances(self):
         "Forget what was measured, where this fit is another: of another learner, model, dataset, batch size or precision, or with a body that was frozen"
         trained,dl = sum(p.numel() for p in self.model.parameters() if p.requires_grad),own_loader(self.dls.train)
-        circumstances = self._last_learn,id(self.model),trained,id(dl.dataset),getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None),callback_of(self.learn, MixedPrecision) is None
-        if circumstances!=self._measured_with:
+        circumstances = self._last_learn,id(unwrapped(self.model)),trained,id(dl.dataset),getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None),callback_of(self.learn, MixedPrecision) is None
+        if self._as_first(circumstances!=self._measured_with):
             self.governor.clear()
             self.epoch_times,self.passes_now,self._can_measure = [],1 if self.passes=='auto' else self.passes,True
         self._measured_with = circumstances
@@ -101,7 +102,7 @@ def _note_step(self:Governed):
 def _decide(self:Governed):
     "Decide whether selecting pays, as soon as that is known"
     g = self.governor
-    if self._undecided: g.seen,g.kept = self._as_first((g.seen, g.kept))
+    if g.measured and (g.cost is None or len(g.kept)>=g.every): g.seen,g.kept = self._as_first((g.seen, g.kept))
     if not g.decide(**self._circumstances): return
     if self.passes=='auto': self.passes_now,g.aside = 2 if g.pays() else 1,False
     if g.pays()!=g.told: self._tell_cost()
@@ -169,7 +170,7 @@ def _goes_on(self:Governed, n):
     "Does selecting pay, as far as is known? Where it did not, a batch is looked at now and then"
     g = self.governor
     if not g.aside: return True
-    if g.looks_now() and g.pays(g.least_cost(**self._circumstances)): g.look(self._as_first(self._would_keep(n)), **self._circumstances)
+    if g.looks_now() and self._as_first(g.pays(g.least_cost(**self._circumstances))): g.look(self._as_first(self._would_keep(n)), **self._circumstances)
     return False
 
 @patch
