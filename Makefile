@@ -1,9 +1,10 @@
-# make demo: plain and selective training race on real data. make test: all tests. make bench: costs, as ratios. All set up .venv first.
+# make demo: plain and selective training race on real data. make test: all tests. make bench: costs, as ratios.
+# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them. All set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: demo test bench readme clean
+.PHONY: demo test bench experiment notebooks readme clean
 
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data digits --out runs/digits
@@ -14,6 +15,12 @@ test: $(BIN)/.installed
 
 bench: $(BIN)/.installed
 	for b in steps memory overhead looks governor; do $(BIN)/python benchmarks/$$b.py; done
+
+experiment: $(BIN)/.installed
+	$(BIN)/python nbs/_run.py nbs/experiments/$(name).ipynb
+
+notebooks: $(BIN)/.installed
+	$(BIN)/python nbs/_run.py
 
 readme: $(BIN)/.installed
 	$(BIN)/python nbs/_readme.py

@@ -1,8 +1,11 @@
 "A selection with `auto=True` against plain training, where it pays and where it doesn't; and loading, where that is the bottleneck"
-import io, warnings
+import io, itertools, warnings
+from unittest.mock import patch
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 from PIL import Image
+from selback import callback, cost, governed
 from common import *
 
 class Jpegs:
@@ -38,13 +41,42 @@ def loader_bound_workers(args): return jpeg_learner(args, workers=1, size=1024)
 LEARNERS = dict(normal=normal, small_batch=small_batch, frozen_body=frozen_body, loader_bound=loader_bound, loader_bound_workers=loader_bound_workers)
 METHODS = dict(top_loss=lambda: TopLossCallback(1/3, auto=True))
 
-def fit(learn, cb, args, epochs=2):
-    "Seconds of a fit"
-    if cb is not None: learn.add_cb(cb)
-    with learn.no_bar(),learn.no_logging():
-        start = now(args.device)
-        learn.fit(epochs)
-        return now(args.device)-start
+class TakesTurns(Callback):
+    "Lets other fits go on, every so many batches"
+    order = -100
+    def __init__(self, every): self.every,self.n = every,0
+    def before_batch(self):
+        self.n += 1
+        if self.n%self.every==0: getcurrent().parent.switch()
+
+class Fit(greenlet):
+    "A fit that others can interrupt, and its clock, which stands still meanwhile"
+    def __init__(self, learn, cb, device, every=None, epochs=2):
+        self.learn,self.device,self.epochs,self.seconds,self.start = learn,device,epochs,0.,0.
+        learn.add_cbs([o for o in (cb, TakesTurns(every) if every else None) if o is not None])
+        super().__init__()
+
+    def run(self):
+        with self.learn.no_bar(),self.learn.no_logging(): self.learn.fit(self.epochs)
+
+    def go_on(self):
+        if self.dead: return
+        self.start = now(self.device)
+        self.switch()
+        self.seconds += now(self.device)-self.start
+
+def time_in_turns(_=None):
+    "The clock of the fit that is running"
+    fit = getcurrent()
+    return now(fit.device)-fit.start+fit.seconds
+
+def fit_in_turns(fits):
+    "Seconds of each fit, while they take turns: what else the machine does slows them alike"
+    with patch.object(governed, 'now', time_in_turns),patch.object(cost, 'now', time_in_turns),patch.object(callback, 'now', time_in_turns):
+        for first in itertools.count(): # each is the first of a round as often as any other
+            for fit in fits[first%len(fits):]+fits[:first%len(fits)]: fit.go_on()
+            if all(o.dead for o in fits): break
+    return [o.seconds for o in fits]
 
 class EpochTimes(Callback):
     "Seconds of the training part of each epoch"
@@ -54,13 +86,14 @@ class EpochTimes(Callback):
     def after_train(self): self.seconds.append(now(self.device)-self.start)
 
 def standing_aside(args):
-    "Plain, plain again and two selections with `auto=True`, in turn"
+    "Plain, plain again and a selection with `auto=True`, in turn"
     rows = []
     for name in args.learners:
         make = LEARNERS[name]
+        every = None if 'workers' in name else 5 # they would load while others have their turn
         for r in range(-1, args.repeats):
             learns = dict(plain=(make(args), None), plain_again=(make(args), None), **{m: (make(args), cb()) for m,cb in METHODS.items()})
-            t = {k: fit(learn, cb, args) for k,(learn,cb) in learns.items()}
+            t = dict(zip(learns, fit_in_turns([Fit(*o, args.device, every) for o in learns.values()])))
             if r<0: continue
             steps = 2*len(learns['plain'][0].dls.train)
             for m in ('plain_again', *METHODS):
@@ -79,7 +112,7 @@ def loading(args):
             for name,make in methods.items():
                 learn = jpeg_learner(args, workers, bs=32, n=640)
                 learn.add_cb(timer := EpochTimes(args.device))
-                fit(learn, make() if make else None, args, 3)
+                Fit(learn, make() if make else None, args.device, epochs=3).switch()
                 seconds = sum(timer.seconds[1:])/2 # an epoch of warm-up; two that select, one of them scored by stale losses
                 rows.append(dict(workers=workers, method=name, repeat=r, epoch_seconds=seconds, of_plain=seconds/(plain := seconds if make is None else plain)))
     return rows

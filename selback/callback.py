@@ -23,7 +23,7 @@ from .learner import ItemLoss, autocast_of, base_loss, callback_of, take_mixed, 
 from .loader import check_independent, own_loader, pads
 from .losses import check_unmixed, is_mean, is_sum, item_losses_how, map_tensors, n_items, plain
 from .policies import Chosen, check_range, weigh_grads
-from .report import SelectionReport
+from .report import LeanCallback, SelectionReport
 from .scores import get_score
 from .scoring import ScoringPass, batch_scores, fixed_random
 from .state import Resumable
@@ -31,7 +31,7 @@ from .tracking import TracksItems
 from .window import Window, value_at
 
 # %% ../nbs/20_callback.ipynb #27e4cf11
-class SelectionCallback(TracksItems, Governed, Resumable, Callback):
+class SelectionCallback(TracksItems, Governed, Resumable, LeanCallback):
     "Train each batch on the items that `choose` picks from their scores"
     order,run_valid,name = TrainEvalCallback.order+5,False,'selection_callback'
     scored,_says = True,'' # does `choose` look at the scores? what else the card says of when it selects
@@ -124,7 +124,7 @@ def __call__(self:SelectionCallback, event_name):
         self.run = self.report.run = self.learn.selection is self and not resting
         if self.run: self._name_resting()
     elif self.learn is None or self.learn.selection is not self: return # taken off in this event, or woken up by a fit in a fit
-    self._awake = self._awake or event_name=='before_train'
+    if event_name=='before_train': self._awake = True
     if not self._awake and event_name!='before_fit': return # attached within an epoch
     return super(SelectionCallback, self).__call__(event_name)
 

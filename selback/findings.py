@@ -181,9 +181,9 @@ def verdict(
 def plot_runs(
     runs:pd.DataFrame, # As `compare` returns it
     title:str='', # Above the plots
-    measure:str='valid_loss', # What is plotted: 'valid_loss' or 'error'
+    measure:str='valid_loss', # What is drawn: 'valid_loss' or 'error'
 ): # A figure
-    "The best loss or error so far, by time and by back-propagated items, means over the seeds"
+    "The best loss or error so far, by time and by back-propagated items, means over the seeds, with the Pareto points"
     import matplotlib.pyplot as plt
     fig,axes = plt.subplots(1, 2, figsize=(10,3.8), sharey=True, layout='constrained')
     for ax,(cost,label) in zip(axes, dict(seconds='seconds of training', backpropagated='items back-propagated').items()):
@@ -193,6 +193,9 @@ def plot_runs(
             best = best.groupby('epoch')[[cost,'best']].mean()
             look = dict(color='black', ls='-') if method=='none' else dict(color='grey', ls=next(greys)) if is_random(method) else dict(color=next(colours), ls='-')
             ax.plot(best[cost], best.best, label='plain training' if method=='none' else method, lw=1.8, **look)
+        ends = runs.groupby(['method','seed'], sort=False).agg(**{cost: (cost,'last'), 'best': (measure,'min')}).reset_index()
+        front = table(ends).loc[pareto(ends, cost, 'best')]
+        ax.plot(front[cost], front.best, 'o', ms=11, mfc='none', mec='black', mew=1., label='no other is cheaper and better')
         ax.set(xlabel=label, yscale='log')
         ax.spines[['top','right']].set_visible(False)
         ax.grid(alpha=.3, which='both', lw=.5)

@@ -9,6 +9,7 @@ __all__ = ['Governed']
 import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastcore.basics import patch
+from torch.nn.parameter import is_lazy
 
 from .cost import now, seconds, trial_step, waits_for_data
 from .items import take
@@ -40,7 +41,7 @@ class Governed:
 
     def _meet_circumstances(self):
         "Forget what was measured, where this fit is another: of another learner, model, dataset, batch size or precision, or with a body that was frozen"
-        trained,dl = sum(p.numel() for p in self.model.parameters() if p.requires_grad),own_loader(self.dls.train)
+        trained,dl = sum(p.numel() for p in self.model.parameters() if p.requires_grad and not is_lazy(p)),own_loader(self.dls.train)
         circumstances = self._last_learn,id(unwrapped(self.model)),trained,id(dl.dataset),getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None),callback_of(self.learn, MixedPrecision) is None
         if self._as_first(circumstances!=self._measured_with):
             self.governor.clear()

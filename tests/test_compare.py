@@ -218,3 +218,106 @@ def test_help():
     said = subprocess.run([sys.executable, '-m', 'selback.compare', '--help'], capture_output=True, text=True).stdout
     said = ' '.join(said.split())
     for word in ('--data','--methods','--epochs','--seeds','--arch','--bs','--out','cifar10','folder of class folders'): assert word in said
+
+def test_methods_by_names_of_ones_own_and_columns_of_ones_own(tmp_path):
+    made = []
+    def own(): made.append(1); return TopLossCallback(.25, auto=False)
+    watch = lambda learn: dict(steps=learn.epoch*10)
+    study = dict(get_learner=learner_of, methods={'none':'none', 'by hand':own, 'renamed':'top_loss(keep=.25)'}, epochs=2, seeds=2, plot=False, watch=watch, path=tmp_path/'runs.csv')
+    runs = compare(**study)
+    assert len(made)==2 # one for each run, none to try it
+    assert runs.method.unique().tolist()==['none','by hand','renamed'] and runs.steps.tolist()==[0,10]*6
+    last = runs[(runs.epoch==2) & (runs.seed==1)].set_index('method')
+    assert last.error['by hand']==last.error['renamed'] and last.backpropagated['by hand']==last.backpropagated['renamed']<last.backpropagated['none']
+    compare(**study)
+    assert len(made)==2
+    with pytest.raises(ValueError, match="method: got 'ohem'"): compare(learner_of, {'mine':'ohem'}, plot=False)
+
+def test_a_complete_study_is_read_on_any_machine_but_added_to_on_its_own_only(tmp_path):
+    study = dict(get_learner=learner_of, methods=['none'], epochs=1, seeds=1, path=tmp_path/'runs.csv', plot=False)
+    here,there = dict(device='this', python='3', torch='2', fastai='2'),dict(device='that', python='4', torch='3', fastai='3')
+    assert set(here)==set(environment())
+    runs = compare(**study, **here)
+    pd.testing.assert_frame_equal(compare(**study, **there), pd.read_csv(study['path']), check_dtype=False)
+    for name in here:
+        with pytest.raises(ValueError, match=f'got runs with {name} '): compare(**study | dict(seeds=2), **here | {name: there[name]})
+    with pytest.raises(ValueError, match='lr 0.001, wanted 0.1'): compare(**study | dict(lr=.1), **here) # complete or not
+
+def test_pareto_points_are_drawn():
+    fig = plot_runs(RUNS)
+    points = [next(l for l in ax.lines if l.get_marker()=='o').get_xydata().tolist() for ax in fig.axes]
+    assert points==[[[4.,.57],[8.,.5]]]+[[[400.,.57],[800.,.5]]] # the random control is as dear as top_loss, and worse
+
+def test_info_batch_follows_a_budget():
+    learn = learner_of(n=32+96, cbs=[CostLog(), InfoBatchCallback(delta=.5, auto=False)])
+    with learn.no_bar(),learn.no_logging(): learn.fit(10**4, cbs=Budget('items', 960))
+    epochs = learn.selection.stats.groupby('epoch')[['trained']].sum()
+    start = epochs.trained.cumsum().shift(fill_value=0)/960
+    pruned = epochs.trained<96
+    assert pruned[(start>0) & (start<.5)].all() and not pruned[(start>=.5) & (start<.9)].any() and pruned.any()
+
+@pytest.mark.parametrize('kind', ['flipped_labels','random_labels','shuffled_pixels','gaussian_images'])
+@pytest.mark.parametrize('as_bytes', [True, False])
+def test_damage(kind, as_bytes):
+    from selback.datasets import damage
+    images,labels = torch.rand(2000, 3, 8, 8)*torch.tensor([.2,.5,1.])[:,None,None],torch.arange(2000)%10
+    if as_bytes: images = (images*255).byte()
+    ds = TensorItems(images, labels, 0)
+    before = images.clone(),labels.clone()
+    damaged = damage(ds, kind, .25, seed=1)
+    assert damaged.sum()==500 and torch.equal(images, before[0]) and torch.equal(labels, before[1]) # what the dataset was made of is as it was
+    assert torch.equal(ds.images[~damaged], images[~damaged]) and torch.equal(ds.labels[~damaged], labels[~damaged])
+    assert ds.images.dtype==images.dtype
+    wrong = (ds.labels!=labels)[damaged].float().mean()
+    if kind=='flipped_labels': assert wrong==1
+    if kind=='random_labels': assert abs(wrong-.9)<.05 # one in ten is right by chance
+    if kind in ('flipped_labels','random_labels'): assert torch.equal(ds.images, images) and ds.labels[damaged].bincount(minlength=10).min()>25
+    else: assert wrong==0
+    new,old = ds.images[damaged].float(),images[damaged].float()
+    if kind=='shuffled_pixels':
+        assert torch.equal(new.flatten(2).sort().values, old.flatten(2).sort().values) and not torch.equal(new, old)
+        order = [(old[0,0].flatten()==v).nonzero()[0,0] for v in new[0,0].flatten()] if not as_bytes else None
+        if order: assert torch.equal(old.flatten(2)[:,:,order], new.flatten(2)) # one order for all
+    if kind=='gaussian_images':
+        scale = 255 if as_bytes else 1
+        assert ((new.mean((0,2,3))-images.float().mean((0,2,3))).abs()<.06*scale).all() and (new.std((0,2,3))>.6*images.float().std((0,2,3))).all()
+        assert 0<=new.min() and new.max()<=scale
+        assert abs(torch.corrcoef(torch.stack([new.flatten(), old.flatten()]))[0,1]-torch.corrcoef(torch.stack([new[torch.randperm(500)].flatten(), old.flatten()]))[0,1])<.05 # nothing of the image is left
+    again = TensorItems(images, labels, 0)
+    assert torch.equal(damage(again, kind, .25, seed=1), damaged) and torch.equal(again.images, ds.images) and torch.equal(again.labels, ds.labels)
+    assert not torch.equal(damage(TensorItems(images, labels, 0), kind, .25, seed=2), damaged)
+
+def test_damage_refuses_what_it_does_not_know():
+    from selback.datasets import damage
+    ds = get_dls('digits', bs=8, n_train=20).train_ds
+    with pytest.raises(ValueError, match="kind: got 'noise', wanted one of flipped_labels"): damage(ds, 'noise', .1)
+    with pytest.raises(ValueError, match='share: got 2'): damage(ds, 'random_labels', 2)
+
+def test_parts_of_the_data_share_nothing_and_are_the_same_each_time():
+    a,again,b = (get_dls('digits', n_train=700, part=i).train_ds for i in (0,0,1))
+    assert torch.equal(a.images, again.images) and len(a)==len(b)==700
+    assert not {t.numpy().tobytes() for t in a.images} & {t.numpy().tobytes() for t in b.images}
+    with pytest.raises(ValueError, match='n_train: got 800'): get_dls('digits', n_train=800, part=1)
+    with pytest.raises(ValueError, match='n_train, n_valid: got a number'): get_dls('imagenette', n_train=10)
+
+def test_images_are_moved_each_by_itself_and_nothing_is_lost():
+    from selback.datasets import PadCrop
+    x = TensorImage(torch.arange(64.).view(1,1,8,8).expand(400,2,8,8))
+    moved = PadCrop(2)(x, split_idx=0)
+    assert type(moved) is TensorImage and torch.equal(moved[:,0], moved[:,1])
+    padded = nn.functional.pad(torch.arange(64.).view(1,1,8,8), [2]*4, mode='reflect')[0,0]
+    windows = {padded[i:i+8,j:j+8].numpy().tobytes(): (i,j) for i in range(5) for j in range(5)}
+    seen = [windows[m[0].contiguous().numpy().tobytes()] for m in torch.Tensor(moved)] # a KeyError: something else than a shift
+    assert set(seen)==set(windows.values()) # all 25, about 16 times each
+    assert PadCrop(2)(x, split_idx=1) is x
+
+def test_a_batch_is_taken_at_once_and_is_what_its_items_are():
+    dls = get_dls('digits', bs=16, n_train=64)
+    dls.train.after_batch.fs.clear()
+    for dl in (dls.train.new(shuffle=False), dls.train.new(get_idxs=lambda: [5,3,60,*range(13)], n=16)):
+        idxs = dl.get_idxs()
+        batches = list(dl)
+        xs,ys = torch.cat([b[0] for b in batches]),torch.cat([b[1] for b in batches])
+        items = [dl.dataset[i] for i in idxs[:len(xs)]]
+        assert torch.equal(xs, torch.stack([x for x,_ in items])) and torch.equal(ys, torch.stack([y for _,y in items]))
+        assert type(xs) is TensorImage and type(ys) is TensorCategory

@@ -5,9 +5,7 @@
 # %% auto #0
 __all__ = ['InfoBatchCallback']
 
-# %% ../../nbs/methods/35_info_batch.ipynb #1c26048a
-import math
-
+# %% ../../nbs/methods/35_info_batch.ipynb #09cb571e
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
@@ -31,7 +29,7 @@ class InfoBatchCallback(SelectionCallback):
         self.prune,self.delta = check_schedule('prune', prune, 0, 1-1e-6),check_range('delta', delta, 0, 1)
 
     def choose_items(self, idxs):
-        if self.epoch<math.floor(self.delta*self.n_epoch+1e-9): return prune_easy(self.memory.loss[idxs], self.now(self.prune), self.generator)
+        if self.pct_train+1/self.n_epoch<=self.delta+1e-9: return prune_easy(self.memory.loss[idxs], self.now(self.prune), self.generator)
 
 # %% ../../nbs/methods/35_info_batch.ipynb #7d4e44d8
 @patch
