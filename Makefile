@@ -1,10 +1,11 @@
 # make demo: plain and selective training race on real data. make test: all tests. make bench: costs, as ratios.
-# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them. All set up .venv first.
+# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them.
+# make docs: the site, in _docs. All set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: demo test bench experiment notebooks readme clean
+.PHONY: demo test bench experiment notebooks docs readme clean
 
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data digits --out runs/digits
@@ -16,11 +17,14 @@ test: $(BIN)/.installed
 bench: $(BIN)/.installed
 	for b in steps memory overhead looks governor; do $(BIN)/python benchmarks/$$b.py; done
 
-experiment: $(BIN)/.installed
-	$(BIN)/python nbs/_run.py nbs/experiments/$(name).ipynb
+experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise or multi_label)).ipynb
 
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py
+
+docs: $(BIN)/.docs
+	$(BIN)/python nbs/_docs.py
 
 readme: $(BIN)/.installed
 	$(BIN)/python nbs/_readme.py
@@ -31,4 +35,8 @@ clean:
 $(BIN)/.installed: settings.ini setup.py pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' || $(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+$(BIN)/.docs: $(BIN)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs]' || $(BIN)/pip install --quiet -e '.[docs]'
 	touch $@

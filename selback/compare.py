@@ -203,9 +203,9 @@ def compare(
     if todo: # an untimed piece of a run wakes up the machine
         learn = get_learner()
         _train(learn, [CostLog()], 1, ('items', 20*learn.dls.bs), lr_at, lr)
-    bar = progress_bar(range(100*len(todo)))
-    bar.on_iter_begin()
-    bar.update(0)
+        bar = progress_bar(range(100*len(todo)))
+        bar.on_iter_begin()
+        bar.update(0)
     for i,(seed,method) in enumerate(todo):
         set_seed(seed, reproducible=True)
         learn,log = get_learner(),CostLog(watch)

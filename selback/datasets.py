@@ -32,11 +32,13 @@ class TensorItems:
         images, # Shape (n, 3, height, width), bytes, or floats between 0 and 1
         labels, # Class numbers, shape (n,)
         split_idx:int, # 0: for training, with augmentation; 1: for validation
+        n_classes:int|None=None, # None: as many as the labels tell of
     ):
         self.images,self.labels,self.split_idx = images,labels,split_idx
+        self.n_classes = n_classes or (int(labels.max())+1 if len(labels) else 0)
     def __len__(self): return len(self.labels)
     def __getitem__(self, i): return TensorImage(_as_float(self.images[i])),TensorCategory(self.labels[i])
-    def new_empty(self): return TensorItems(self.images[:0], self.labels[:0], self.split_idx) # as `Learner.export` wants it
+    def new_empty(self): return TensorItems(self.images[:0], self.labels[:0], self.split_idx, self.n_classes) # as `Learner.export` wants it
 
 class TensorDL(TfmdDL):
     "Takes batches out of `TensorItems`"
@@ -54,14 +56,15 @@ def _some(xy, n, name, part=0):
 
 def _in_memory(train, valid, augment, bs, n_train=None, n_valid=None, part=0):
     "`DataLoaders` for `(images, labels)` in memory"
+    n_classes = int(train[1].max())+1 # of all, whatever is cut
     train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
     device = default_device()
-    dsets = [TensorItems(images.to(device), labels.to(device), split_idx=i) for i,(images,labels) in enumerate((train, valid))]
+    dsets = [TensorItems(images.to(device), labels.to(device), i, n_classes) for i,(images,labels) in enumerate((train, valid))]
     some = _as_float(train[0][:10_000])
     mean,std = some.mean((0,2,3)),some.std((0,2,3))
     tfms = [*augment(), Normalize.from_stats(mean, std, cuda=False)]
     dls = DataLoaders.from_dsets(*dsets, bs=bs, after_batch=tfms, num_workers=0, device=device, dl_type=TensorDL)
-    dls.c = int(train[1].max())+1
+    dls.c = n_classes
     return dls
 
 # %% ../nbs/45_datasets.ipynb #5247b8f5
@@ -137,6 +140,7 @@ def get_dls(
     check_range('bs', bs, 1, whole=True)
     if data not in datasets | folders and not Path(data).is_dir():
         raise ValueError(f"data: got {data!r}, wanted one of {', '.join(datasets | folders)} or a folder of class folders.")
+    if part and n_train is None: raise ValueError(f'part: got {part} without n_train, wanted how many items a part has.')
     if data in datasets: dls = _in_memory(*datasets[data](), bs, n_train, n_valid, check_range('part', part, 0, whole=True))
     elif n_train is not None or n_valid is not None: raise ValueError(f"n_train, n_valid: got a number with {data!r}, wanted None; they cut {', '.join(datasets)} only.")
     else: dls = _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
@@ -145,13 +149,13 @@ def get_dls(
     return dls
 
 # %% ../nbs/45_datasets.ipynb #ef54296c
-def _flipped(images, labels, n_classes, of_all, g): return images,(labels+torch.randint(1, n_classes, labels.shape, generator=g))%n_classes
-def _randomized(images, labels, n_classes, of_all, g): return images,torch.randint(n_classes, labels.shape, generator=g)
+def _flipped(images, labels, n_classes, of_all, g): return images,(labels+torch.randint(1, n_classes, labels.shape, generator=g).to(labels.device))%n_classes
+def _randomized(images, labels, n_classes, of_all, g): return images,torch.randint(n_classes, labels.shape, generator=g).to(labels.device)
 def _shuffled(images, labels, n_classes, of_all, g):
-    return images.flatten(2)[:,:,torch.randperm(images[0,0].numel(), generator=g)].view_as(images),labels
+    return images.flatten(2)[:,:,torch.randperm(of_all[0,0].numel(), generator=g).to(images.device)].view_as(images),labels
 def _gaussian(images, labels, n_classes, of_all, g):
     mean,std = (t[:,None,None] for t in (of_all.float().mean((0,2,3)), of_all.float().std((0,2,3))))
-    noise = torch.randn(images.shape, generator=g)*std+mean
+    noise = torch.randn(images.shape, generator=g).to(images.device)*std+mean
     return noise.clamp(0, 1 if images.is_floating_point() else 255).to(images.dtype),labels
 
 damages = dict(flipped_labels=_flipped, random_labels=_randomized, shuffled_pixels=_shuffled, gaussian_images=_gaussian)
@@ -169,7 +173,7 @@ def damage(
     damaged = torch.zeros(n, dtype=torch.bool)
     damaged[torch.randperm(n, generator=g)[:round(share*n)]] = True
     images,labels = ds.images.clone(),ds.labels.clone()
-    images[damaged],labels[damaged] = damages[kind](images[damaged], labels[damaged], int(labels.max())+1, ds.images, g)
+    images[damaged],labels[damaged] = damages[kind](images[damaged], labels[damaged], ds.n_classes, ds.images, g)
     ds.images,ds.labels = images,labels
     return damaged
 

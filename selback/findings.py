@@ -36,8 +36,10 @@ def against(
     control:pd.DataFrame, # The epochs of the run to compare with
     cost:str, # A column: 'seconds', 'cpu_seconds', 'forwarded' or 'backpropagated'
     measure:str='valid_loss', # A column: 'valid_loss' or 'error'
+    at_end:bool=False, # Compare the last epochs, of runs that had equal budgets?
 )->float: # The ratio less 1: below 0, `run` is better
     "How much higher the loss or error of a run is than that of a control that spent as much"
+    if at_end: return run[measure].iloc[-1]/control[measure].iloc[-1]-1 if control[measure].iloc[-1] else float('nan')
     budget = min(run[cost].max(), control[cost].max())
     of_control = best_within(control, budget, cost, measure)
     return best_within(run, budget, cost, measure)/of_control-1 if of_control else float('nan')
@@ -47,13 +49,15 @@ costs = dict(seconds='time', backpropagated='items')
 words = dict(valid_loss='validation loss', error='error')
 factors = 1.1,1.2,1.4
 
+def _anneals(runs): return 'annealing' in runs and runs.annealing.iloc[0]!='constant'
+
 def _row(run, plain, random, measure, targets, equal):
     "What one run cost, reached, and won against the runs of plain training and of the random control with its seed"
     row = {**run.iloc[-1][['seconds','cpu_seconds','forwarded','backpropagated','kept']], 'best loss': run.valid_loss.min(), 'best error': run.error.min()}
     if plain is not None:
         for f in targets: row |= {f'{name} to {f:g}x': reach(run, f*plain[measure].min(), c, measure) for c,name in costs.items()}
     for name,control in dict(plain=plain, random=random).items():
-        if control is not None and control is not run: row |= {f'vs {name}, equal {e}': against(run, control, c, measure) for c,e in costs.items() if e in equal}
+        if control is not None and control is not run: row |= {f'vs {name}, equal {e}': against(run, control, c, measure, _anneals(run)) for c,e in costs.items() if e in equal}
     return row
 
 def is_random(
@@ -185,21 +189,28 @@ def plot_runs(
 ): # A figure
     "The best loss or error so far, by time and by back-propagated items, means over the seeds, with the Pareto points"
     import matplotlib.pyplot as plt
-    fig,axes = plt.subplots(1, 2, figsize=(10,3.8), sharey=True, layout='constrained')
+    from matplotlib.ticker import NullFormatter
+    budgeted = dict(seconds='seconds', items='backpropagated').get(str(runs.budget.iloc[0]).split()[-1]) if 'budget' in runs else None
+    ends = runs.groupby(['method','seed'], sort=False).agg(seconds=('seconds','last'), backpropagated=('backpropagated','last'), best=(measure,'min')).reset_index()
+    at_end = {cost: table(ends)[[cost,'best']] for cost in costs}
+    fig,axes = plt.subplots(1, 2, figsize=(10,4.4), sharey=True, layout='constrained')
     for ax,(cost,label) in zip(axes, dict(seconds='seconds of training', backpropagated='items back-propagated').items()):
         colours,greys = iter(f'C{i}' for i in range(100)),iter(['--',':','-.']*9)
         for method,rs in runs.groupby('method', sort=False):
             best = rs.assign(best=rs.groupby('seed')[measure].cummin()).groupby('epoch').filter(lambda e: len(e)==rs.seed.nunique())
-            best = best.groupby('epoch')[[cost,'best']].mean()
+            best = pd.concat([best.groupby('epoch')[[cost,'best']].mean(), at_end[cost].loc[[method]]]).drop_duplicates() # seeds may differ in their number of epochs
             look = dict(color='black', ls='-') if method=='none' else dict(color='grey', ls=next(greys)) if is_random(method) else dict(color=next(colours), ls='-')
             ax.plot(best[cost], best.best, label='plain training' if method=='none' else method, lw=1.8, **look)
-        ends = runs.groupby(['method','seed'], sort=False).agg(**{cost: (cost,'last'), 'best': (measure,'min')}).reset_index()
-        front = table(ends).loc[pareto(ends, cost, 'best')]
-        ax.plot(front[cost], front.best, 'o', ms=11, mfc='none', mec='black', mew=1., label='no other is cheaper and better')
+        if cost!=budgeted: # else all cost the same
+            front = at_end[cost].loc[pareto(ends, cost, 'best')]
+            ax.plot(front[cost], front.best, 'o', ms=11, mfc='none', mec='black', mew=1., label='no other is cheaper and better')
         ax.set(xlabel=label, yscale='log')
+        low,high = ax.get_ylim()
+        ax.yaxis.set_major_formatter('{x:g}')
+        ax.yaxis.set_minor_formatter('{x:g}' if high<10*low else NullFormatter())
         ax.spines[['top','right']].set_visible(False)
         ax.grid(alpha=.3, which='both', lw=.5)
     axes[0].set_ylabel(f'best {words[measure]} so far')
-    axes[0].legend(frameon=False)
+    fig.legend(*axes[int(budgeted=='seconds')].get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False)
     fig.suptitle(title)
     return fig

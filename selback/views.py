@@ -20,7 +20,7 @@ from torch import Tensor
 from .callback import SelectionCallback
 from .items import take
 from .learner import ItemLoss, base_loss, true_output
-from .loader import _copy, _Indices, _longest_first, check_loader
+from .loader import _copy, _Indices, _longest_first, check_loader, unaugmented
 from .losses import plain, preserved, unmixed_losses
 from .policies import check_range, random_k, top_k
 from .scoring import ScoringPass, fixed_random, unwrapped
@@ -132,19 +132,7 @@ def plot_selection(self:Recorder,
         'learn.selective_backprop() or another method. After full_batches() it is gone.')
     return self.learn.selection.plot(n_epochs, smooth)
 
-# %% ../nbs/22_views.ipynb #07fd2111
-@contextmanager
-def _as_validated(ds):
-    "Within the context, a dataset hands out its items without augmentation, where fastai can tell; random states are left alone"
-    with fixed_random():
-        if hasattr(ds, 'set_split_idx'):
-            with ds.set_split_idx(1): yield
-        elif 'split_idx' in getattr(ds, '__dict__', {}):
-            old,ds.split_idx = ds.split_idx,1
-            try: yield
-            finally: ds.split_idx = old
-        else: yield
-
+# %% ../nbs/22_views.ipynb #8356a10a
 def _label(y):
     "A label as a number, a name or a list of names; None for masks and the like"
     if isinstance(y, Tensor): y = y.item() if y.numel()==1 else None
@@ -166,7 +154,7 @@ def _target_of(ds):
 
 def _labels(ds):
     "The labels of a dataset, or None if it has none"
-    with _as_validated(ds):
+    with unaugmented(ds):
         target = _target_of(ds)
         return None if _label(target(0)) is None else [_label(target(i)) for i in range(len(ds))]
 
@@ -224,7 +212,7 @@ def _show(self:SelectionCallback, asked, n, ascending, kwargs):
     idxs = losses.argsort(descending=not ascending, stable=True)
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
-    with _as_validated(self.learn.dls.train_ds): x,y,samples = _loader_of(self.learn.dls.train, idxs, n).show_batch(max_n=n, show=False)
+    with unaugmented(self.learn.dls.train_ds): x,y,samples = _loader_of(self.learn.dls.train, idxs, n).show_batch(max_n=n, show=False)
     if samples is not None: samples = samples.map(_showable, asked=asked)
     show_batch(x, y, samples, max_n=n, **kwargs)
 

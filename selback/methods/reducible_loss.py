@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['reducible_loss']
 
-# %% ../../nbs/methods/36_reducible_loss.ipynb #25a1c6ec
-from contextlib import nullcontext
+# %% ../../nbs/methods/36_reducible_loss.ipynb #8a721e21
 from pathlib import Path
 
 import pandas as pd, torch
@@ -14,7 +13,7 @@ from fastai.learner import Learner
 from torch.utils.data import Subset
 
 from ..learner import ItemLoss, base_loss
-from ..loader import in_order
+from ..loader import in_order, unaugmented
 from ..losses import plain, unmixed_losses
 from ..scoring import ReducibleLoss, ScoringPass
 
@@ -46,7 +45,7 @@ def reducible_loss(
     if n_epoch: holdout_learn.fit(n_epoch, **kwargs)
     losses,model,ds,loss_func = [],holdout_learn.model,dls.train_ds,base_loss(holdout_learn)
     if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
-    with ds.set_split_idx(1) if hasattr(ds, 'set_split_idx') else nullcontext(): # without augmentation, where fastai can tell
+    with unaugmented(ds):
         for batch in in_order(dls.train):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = plain(holdout_learn._set_device(batch))
