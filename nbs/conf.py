@@ -4,7 +4,8 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from nbdev.config import get_config
 
 cfg = get_config()
-project,release,author = cfg.lib_name,cfg.version,'The selback authors'
+project,release = cfg.lib_name,cfg.version
+author = f'The {project} authors'
 html_title,html_theme,html_copy_source = project,'furo',False
 extensions = ['myst_nb','sphinx_copybutton']
 myst_enable_extensions = ['amsmath','dollarmath']
