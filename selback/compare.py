@@ -7,12 +7,12 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
            'comparable', 'main', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table',
            'summarize', 'to_markdown', 'verdict']
 
-# %% ../nbs/50_compare.ipynb #62c069f6
-import ast, os, platform, re, sys, time
+# %% ../nbs/50_compare.ipynb #41eb7439
+import ast, platform, re, sys, time
 from pathlib import Path
 
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first, since it imports fastai quietly
-import fastai, numpy as np, pandas as pd, torch
+import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, TrainEvalCallback
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
@@ -155,9 +155,9 @@ def _finished(path, about, methods, seeds):
     "The runs in a file, which must be of the same study"
     if path is None or not Path(path).exists(): return pd.DataFrame(columns=['method','seed'])
     runs = pd.read_csv(path)
-    complete = not _missing(runs, methods, seeds)
+    anywhere = () if _missing(runs, methods, seeds) else environment() # a complete study is read on any machine
     for name,value in about.items():
-        if complete and name in environment(): continue
+        if name in anywhere: continue
         if name not in runs or (runs[name].astype(str)!=str(value)).any(): raise ValueError(
             f"{path}: got runs with {name} {runs[name].iloc[0] if name in runs else 'unknown'}, wanted {value}; remove the file, or name another.")
     return runs
