@@ -1,22 +1,29 @@
-"Write README.md from index.ipynb: `python nbs/_readme.py`"
-import json, re
+"Write README.md, and the pictures in it, from index.ipynb: `python nbs/_readme.py`"
+import base64, json, re
 from pathlib import Path
 
 nbs = Path(__file__).parent
 
-def _cell(cell):
-    "A cell as Markdown: its source unless it is hidden, and its Markdown and text outputs"
-    source = ''.join(cell['source'])
+def _cell(cell, pictures):
+    "A cell as Markdown: its source unless it is hidden, and its Markdown, text and pictures"
+    source,shown = ''.join(cell['source']),[]
     if cell['cell_type']=='markdown': return [source]
     if re.search(r'^#\|\s*hide\s*$', source, re.M): return []
-    shown = [] if re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M) else [f'```python\n{source}\n```']
-    outputs = [''.join(o['data']['text/markdown']) for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
-    return shown + [re.sub(r'^\s*```html\n|```\s*$|^ +', '', o, flags=re.M) for o in outputs] # fastai's training table is HTML
+    if not re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M): shown.append(f'```python\n{source}\n```')
+    for data in (o.get('data', {}) for o in cell['outputs']):
+        if 'text/markdown' in data: shown.append(re.sub(r'^\s*```html\n|```\s*$|^ +', '', ''.join(data['text/markdown']), flags=re.M)) # fastai's training table is HTML
+        elif 'image/png' in data:
+            pictures[f'results/index_{len(pictures)}.png'] = base64.b64decode(''.join(data['image/png']))
+            shown.append(f'![What the code above draws](../{list(pictures)[-1]})')
+    return shown
 
 def readme():
-    "The text of README.md"
-    cells = json.loads((nbs/'index.ipynb').read_text(encoding='utf-8'))['cells']
-    text = '\n\n'.join(part.strip() for cell in cells for part in _cell(cell))+'\n'
-    return re.sub(r'\]\(([\w/]+)\.ipynb\)', r'](nbs/\1.ipynb)', text).replace('](../', '](')
+    "The text of README.md, and its pictures by their paths"
+    cells,pictures = json.loads((nbs/'index.ipynb').read_text(encoding='utf-8'))['cells'],{}
+    text = '\n\n'.join(part.strip() for cell in cells for part in _cell(cell, pictures))+'\n'
+    return re.sub(r'\]\(([\w/]+)\.ipynb\)', r'](nbs/\1.ipynb)', text).replace('](../', ']('),pictures
 
-if __name__=='__main__': (nbs.parent/'README.md').write_text(readme(), encoding='utf-8')
+if __name__=='__main__':
+    text,pictures = readme()
+    (nbs.parent/'README.md').write_text(text, encoding='utf-8')
+    for path,picture in pictures.items(): (nbs.parent/path).write_bytes(picture)

@@ -11,7 +11,7 @@ extensions = ['myst_nb','sphinx_copybutton']
 myst_enable_extensions = ['amsmath','dollarmath']
 nb_execution_mode,nb_render_markdown_format = 'off','myst'
 suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
-html_static_path,html_css_files = ['_static'],['site.css']
+html_static_path,html_css_files,html_favicon = ['_static'],['site.css'],'_static/icon.svg'
 html_theme_options = dict(source_repository=cfg.git_url, source_branch='main', source_directory='nbs/')
 
 # Formulas as MathML, which browsers show without a script from elsewhere

@@ -88,7 +88,7 @@ class SelectionCallback(TracksItems, Governed, Resumable, LeanCallback):
         self._generator,self._source,self._item_weights,self._left_out,self._lrs = None,None,None,None,None
         self._shared = None # what all processes remember, before an epoch
         self._chose,self._pending = False,False # was the batch that trains chosen? will it be, after its forward pass?
-        self._dataset_id,self.picked_by_epoch = None,[] # which training set is remembered; epochs done, and how often tracked items had been picked by then
+        self._dataset_id,self.picked_by_epoch = None,() # which training set is remembered; epochs done, and how often tracked items had been picked by then
         self._last_learn = None # weak: whose epochs and items are remembered
 
     def choose(self,

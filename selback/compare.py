@@ -258,7 +258,7 @@ def _report(runs, summary, measure, target, title, out):
     summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown = show_table(summary, target)
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{verdict(summary, measure, target)}\n', encoding='utf-8')
-    fig = plot_runs(runs, title, measure)
+    fig = plot_runs(runs, title, measure)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)
     return shown
 

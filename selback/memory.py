@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ItemMemory']
 
-# %% ../nbs/06_memory.ipynb #97d6c04e
-import pandas as pd, torch
+# %% ../nbs/06_memory.ipynb #bb385bea
+import torch
 from torch import Tensor
 
 from .policies import check_range
@@ -66,8 +66,9 @@ class ItemMemory:
         "The items whose loss has been among the highest in three epochs that looked at it"
         return self.streak>=3 if 'streak' in self.fields else torch.zeros_like(self.loss, dtype=torch.bool)
 
-    def frame(self)->pd.DataFrame: # One row for each item
+    def frame(self): # A DataFrame with a row for each item
         "What is remembered, as a DataFrame"
+        import pandas as pd # here, since nothing else needs it
         return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in self.fields})
 
     def state_dict(self):

@@ -10,7 +10,7 @@ from .loader import check_loader
 
 class Resumable:
     "The part of a selection that is saved and restored"
-    stateful,kept_numbers = ('memory','scoring'),('epochs_done','_began','_n_unscored','_has_selected')
+    stateful,kept_numbers = ('memory','scoring'),('epochs_done','picked_by_epoch','_began','_n_unscored','_has_selected')
     def state_dict(self):
         "What a resumed training needs"
         parts = {name: getattr(self, name).state_dict() for name in self.stateful if getattr(self, name) is not None}

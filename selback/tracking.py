@@ -55,7 +55,7 @@ def _draw_items(self:TracksItems):
 @patch
 def _know_again(self:TracksItems, n):
     "A memory of the training set's `n` items; tell if they may be others than those remembered"
-    if self.memory is None or len(self.memory)!=n: self.memory,self.picked_by_epoch = self._new_memory(n),[]
+    if self.memory is None or len(self.memory)!=n: self.memory,self.picked_by_epoch = self._new_memory(n),()
     elif self._dataset_id not in (None, id(self.dls.train.dataset)): print(f'{type(self).__name__}: the training set is another one of as many items, '
         'and what is remembered of each item goes on. If they are other items, attach a new selection.')
     self._dataset_id = id(self.dls.train.dataset)
@@ -154,4 +154,4 @@ def tracked(self:TracksItems):
 @patch
 def _note_picks(self:TracksItems):
     "Keep how often the tracked items have been picked by now"
-    if self._notes: self.picked_by_epoch.append((self.epochs_done, self.memory.picked[self.tracked.to(self.memory.picked.device)].cpu()))
+    if self._notes: self.picked_by_epoch += ((self.epochs_done, self.memory.picked[self.tracked.to(self.memory.picked.device)].cpu()),)

@@ -115,18 +115,18 @@ def selection_figure(
 def plot(self:SelectionCallback,
     n_epochs:int=4, # Epochs whose losses are shown, at most
     smooth:int|None=None, # Batches of the running mean; None: a twentieth of all
-): # A figure; raises a `ValueError` if nothing was selected yet
+)->list: # Three axes; raises a `ValueError` if nothing was selected yet
     "What is kept, the losses at a few epochs, and which of them are chosen"
     stats,samples = self.stats,self.report.samples
     if not len(samples) and not (stats.kept<stats.seen).any(): raise ValueError(f'plot_selection: nothing was selected yet in {len(stats)} batches; '
         f'fit for longer than the warm-up of {self.window.warmup} epoch(s), or pass warmup=0.')
-    return selection_figure(stats, samples, n_epochs, smooth)
+    return selection_figure(stats, samples, n_epochs, smooth).axes
 
 @patch
 def plot_selection(self:Recorder,
     n_epochs:int=4, # Epochs whose losses are shown, at most
     smooth:int|None=None, # Batches of the running mean; None: a twentieth of all
-): # A figure; raises a `ValueError` if nothing was selected yet
+)->list: # Three axes; raises a `ValueError` if nothing was selected yet
     "What the learner's selection keeps, the losses at a few epochs, and which of them are chosen"
     if self.learn.selection is None: raise ValueError('plot_selection: got a learner without a selection, wanted one with; attach it with '
         'learn.selective_backprop() or another method. After full_batches() it is gone.')
@@ -244,7 +244,7 @@ def _spread_by_loss(self:SelectionCallback, n=6):
 @patch
 def plot_items(self:SelectionCallback,
     idxs=None, # Dataset indices, among those of `tracked`; None: six of these, from the easiest to the hardest
-): # A figure; raises a `ValueError` if nothing is remembered, or not of these items
+)->list: # One axes; raises a `ValueError` if nothing is remembered, or not of these items
     "How often single items had been picked by the end of each epoch (Jiang et al. 2019, figure 15)"
     import matplotlib.pyplot as plt
     self._known('plot_items')
@@ -259,7 +259,7 @@ def plot_items(self:SelectionCallback,
     _tidy(ax, xlabel='epochs', ylabel='times picked')
     for axis in (ax.xaxis,ax.yaxis): axis.get_major_locator().set_params(integer=True)
     ax.legend(frameon=False, loc='center left', bbox_to_anchor=(1,.5))
-    return fig
+    return fig.axes
 
 # %% ../nbs/22_views.ipynb #0b902c95
 @patch
@@ -344,11 +344,11 @@ def by_percentile(
 # %% ../nbs/22_views.ipynb #c4154a0d
 def plot_by_percentile(
     rows:pd.DataFrame, # As `by_percentile` returns it
-): # A figure
+): # Axes
     "Confidence and accuracy by percentile of the loss"
     import matplotlib.pyplot as plt
     fig,ax = plt.subplots(figsize=(5,3.6), layout='constrained')
     for name in ('confidence','accuracy'): ax.plot(rows.percentile-50/len(rows), rows[name], marker='o', ms=3.5, lw=1.8, label=name)
     _tidy(ax, xlabel='percentile of the loss', ylabel='mean of the items', xlim=(0,100), ylim=(0,1.03))
     ax.legend(frameon=False)
-    return fig
+    return ax

@@ -104,8 +104,8 @@ def test_the_command_answers_bad_input_in_one_line(tmp_path, capsys):
     assert not (tmp_path/'out').exists()
 
 def test_plots_and_tables_for_any_order_of_methods():
-    fig = plot_runs(RUNS[RUNS.method=='top_loss'], measure='error')
-    assert fig.axes[0].lines[0].get_xydata().tolist()==[[1,.5],[2,.4],[3,.29],[4,.285]]
+    axes = plot_runs(RUNS[RUNS.method=='top_loss'], measure='error')
+    assert axes[0].lines[0].get_xydata().tolist()==[[1,.5],[2,.4],[3,.29],[4,.285]]
     shown = show_table(summarize(RUNS).assign(forwarded=22528))
     assert shown.loc['forwarded','none']=='22,528' and shown.loc['vs random, equal time','top_loss']=='-29%' and shown.loc['vs plain, equal time','none']=='-'
     assert shown.loc['times less time to 1.2x','top_loss']=='1.33 (1.33 to 1.33)' and shown.loc['times less time to 1.2x','none']=='-'
@@ -244,8 +244,8 @@ def test_a_complete_study_is_read_on_any_machine_but_added_to_on_its_own_only(tm
     with pytest.raises(ValueError, match='lr 0.001, wanted 0.1'): compare(**study | dict(lr=.1), **here) # complete or not
 
 def test_pareto_points_are_drawn():
-    fig = plot_runs(RUNS)
-    points = [next(l for l in ax.lines if l.get_marker()=='o').get_xydata().tolist() for ax in fig.axes]
+    axes = plot_runs(RUNS)
+    points = [next(l for l in ax.lines if l.get_marker()=='o').get_xydata().tolist() for ax in axes]
     assert points==[[[4.,.57],[8.,.5]]]+[[[400.,.57],[800.,.5]]] # the random control is as dear as top_loss, and worse
 
 def test_info_batch_follows_a_budget():

@@ -1,5 +1,5 @@
 "The repository agrees with itself"
-import ast, importlib.metadata, inspect, json, re, subprocess, sys
+import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -8,6 +8,11 @@ from fastcore.docments import docments
 from nbdev.clean import clean_nb
 from nbdev.export import nb_export
 from fastcore.nbio import read_nb
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from _readme import readme
+from _run import code_of, record
 
 try: import tomllib
 except ModuleNotFoundError: import tomli as tomllib
@@ -91,16 +96,16 @@ def test_imports_go_down_only():
             if target in where: assert where[target][0]<floor, f'{name} (floor {floor}) imports {target} (floor {where[target][0]})'
             if floor<10: assert (node.module or '').split('.')[0] not in ('fastai','fastcore'), f'{name} is plain PyTorch, but imports {node.module}'
 
-def test_plain_rooms_import_no_fastai():
+def test_plain_modules_import_no_fastai():
     plain = [n for n,(floor,_) in floors().items() if floor<10]
     program = f"import sys; {'; '.join(f'import selback.{n}' for n in plain)}; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastcore')]"
     subprocess.run([sys.executable, '-c', program], check=True, cwd='/')
 
 def test_readme_is_made_from_the_index():
-    sys.path.insert(0, str(root/'nbs'))
-    from _readme import readme
-    assert (root/'README.md').read_text()==readme(), 'run make readme'
-    for link in re.findall(r'\]\(((?!http)[^)#]+)\)', readme()): assert (root/link).exists(), link
+    text,pictures = readme()
+    assert (root/'README.md').read_text()==text and pictures, 'run make readme'
+    for path,picture in pictures.items(): assert (root/path).read_bytes()==picture, 'run make readme'
+    for link in re.findall(r'\]\(((?!http)[^)#]+)\)', text): assert (root/link).exists(), link
 
 def test_commands_in_the_readme_exist():
     make = (root/'Makefile').read_text()
@@ -108,30 +113,67 @@ def test_commands_in_the_readme_exist():
 
 # public names
 def public():
-    import importlib
-    for m in map(importlib.import_module, (f'selback.{n}' for n in ('all','compare','functional','loader','learner'))):
-        for name in m.__all__:
-            o = getattr(m, name)
-            if callable(o) and name not in ('Learner',): yield pytest.param(o, id=name)
+    "Every public function and class of the package, and what it adds to fastai's"
+    from fastai.learner import Learner, Recorder
+    for info in pkgutil.walk_packages([root/'selback'], 'selback.'):
+        m = importlib.import_module(info.name)
+        for name in getattr(m, '__all__', ()):
+            if callable(o := getattr(m, name)): yield f'{info.name}.{name}',o
+    for cls in Learner,Recorder:
+        for name,o in vars(cls).items():
+            o = getattr(o, 'fget', o)
+            if name[0]!='_' and (getattr(o, '__module__', None) or '').startswith('selback'): yield f'{cls.__name__}.{name}',o
 
-@pytest.mark.parametrize('o', public())
-def test_public_names_are_documented(o):
-    doc = inspect.getdoc(o)
-    assert doc and len(doc.splitlines())==1
-    if inspect.isfunction(o) or '__init__' in vars(o):
-        f = o if inspect.isfunction(o) else o.__init__
-        bare = [k for k,v in docments(f).items() if k not in ('self','return','kwargs','args','yb','others') and not v]
-        assert not bare, f'{o.__name__}: {bare}'
+def lacks(o):
+    "What is not said of a name: a docstring of one line, and a comment on each parameter"
+    if not inspect.isfunction(o) and not inspect.isclass(o): return [] # an alias of something documented elsewhere
+    said,f = inspect.getdoc(o) or '',o if inspect.isfunction(o) else vars(o).get('__init__')
+    bare = [] if f is None else [k for k,v in docments(f).items() if k not in ('self','return','kwargs','args','yb') and not v]
+    return bare+['docstring']*(len(said.splitlines())!=1)
+
+def test_no_public_name_is_undocumented():
+    names = dict(public())
+    without = {name: what for name,o in names.items() if (what := lacks(o))}
+    assert len(names)>150 and not without, without
+
+def test_names_without_documentation_are_noticed():
+    def bare(x): pass
+    def half(
+        x, # What it is
+        y,
+    ): "A docstring"
+    assert lacks(bare)==['x','docstring'] and lacks(half)==['y']
+
+# what notebooks show
+@pytest.fixture(scope='module')
+def runs():
+    return pd.read_csv(record, index_col='notebook', dtype=str)
+
+def test_outputs_are_of_the_code_that_is_there(runs):
+    "Of a run from top to bottom of these cells, in this order"
+    assert set(runs.index)=={id_of(nb) for nb in notebooks}
+    stale = [id_of(nb) for nb in notebooks if code_of(nb)!=runs.code[id_of(nb)]]
+    assert not stale, 'run `.venv/bin/python nbs/_run.py` on these'
+
+def test_outputs_are_of_versions_that_are_supported(runs):
+    wanted = {'python': SpecifierSet('>='+settings['min_python'])} | {r.name: r.specifier for r in map(Requirement, settings['requirements'].split())}
+    assert all(v in wanted[c] for c in ('python','torch','fastai') for v in runs[c])
+
+def test_what_is_printed_is_stored():
+    for nb in notebooks:
+        for c in json.loads(nb.read_text())['cells']:
+            source = ''.join(c['source'])
+            if c['cell_type']=='code' and re.search(r'^(print|display)\(', source, re.M) and not re.search(r'^#\| *(hide$|eval: false)', source, re.M):
+                assert c['outputs'], f'{id_of(nb)}: {source[:80]}'
 
 # benchmarks
-@pytest.mark.parametrize('script', ['steps', 'memory', 'overhead', 'looks', 'governor'])
-def test_benchmarks_are_made_by_one_command(script):
-    assert script in re.search(r'for b in (.*?);', (root/'Makefile').read_text())[1].split()
-    compile((root/'benchmarks'/f'{script}.py').read_text(), script, 'exec')
+def test_benchmarks_are_made_by_one_command():
+    assert set(re.search(r'for b in (.*?);', (root/'Makefile').read_text())[1].split())=={p.stem for p in (root/'benchmarks').glob('*.py')}-{'common'}
+    for script in (root/'benchmarks').glob('*.py'): compile(script.read_text(), script, 'exec')
 
 def test_measured_costs_say_where_they_come_from():
     files = sorted((root/'results'/'benchmarks').glob('*.csv'))
-    assert {f.stem.rsplit('_', 1)[0] for f in files}>={'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading'}
+    assert {f.stem.rsplit('_', 1)[0] for f in files}>={'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading','imports'}
     for f in files:
         df = pd.read_csv(f)
         assert df[['machine','repeats','python','torch','fastai']].notna().all().all() and len(df)

@@ -108,7 +108,7 @@ def test_what_a_pool_of_batches_draws_from_each_is_unknown():
 def test_random_subsets_have_no_losses():
     learn = quiet_fit(table_learner().random_subset(warmup=0), 2)
     assert learn.selection.report.samples.empty
-    kept,cdf,_ = learn.selection.plot().axes
+    kept,cdf,_ = learn.selection.plot()
     assert lines(kept)['of each batch'][:6,1].tolist()==[.5]*6 and 'no losses' in cdf.texts[0].get_text()
 
 # the figure
@@ -125,7 +125,7 @@ def test_means_by_quantile():
 
 def test_the_hardest_are_chosen_from_a_single_batch_as_a_step():
     learn = quiet_fit(table_learner(cbs=TopLossCallback(keep=.3, warmup=0), n=132, bs=100), 3)
-    _,cdf,chosen = learn.recorder.plot_selection().axes
+    _,cdf,chosen = learn.recorder.plot_selection()
     samples = learn.selection.report.samples
     assert list(lines(cdf))==['epoch 0','epoch 1','epoch 2']
     for epoch in range(3):
@@ -138,7 +138,7 @@ def test_random_choices_are_even_over_the_losses():
     class Blind(TopLossCallback):
         def choose(self, scores): return super().choose(torch.rand(len(scores), generator=self.generator))
     learn = quiet_fit(table_learner(cbs=Blind(keep=.5, warmup=0), n=1032), 2)
-    for xy in lines(learn.selection.plot().axes[2]).values(): assert np.abs(xy[:,1]-.5).max()<.2
+    for xy in lines(learn.selection.plot()[2]).values(): assert np.abs(xy[:,1]-.5).max()<.2
 
 def test_kept_share_adds_up_however_items_are_left_out():
     for cb in (StaleLossCallback(n=3), InfoBatchCallback(), SelectiveBackpropCallback(), ImportanceSamplingCallback(tau=0)):
@@ -155,8 +155,8 @@ def test_kept_share_adds_up_however_items_are_left_out():
 
 def test_epochs_of_several_fits_are_told_apart():
     learn = quiet_fit(quiet_fit(table_learner().top_loss(), 2), 2)
-    assert list(lines(learn.selection.plot().axes[1]))==['fit 1, epoch 1','fit 2, epoch 0','fit 2, epoch 1']
-    assert len(lines(learn.selection.plot(n_epochs=2).axes[1]))==2
+    assert list(lines(learn.selection.plot()[1]))==['fit 1, epoch 1','fit 2, epoch 0','fit 2, epoch 1']
+    assert len(lines(learn.selection.plot(n_epochs=2)[1]))==2
     with pytest.raises(ValueError, match='n_epochs: got 0'): learn.selection.plot(n_epochs=0)
 
 def test_nothing_to_plot():
@@ -256,7 +256,7 @@ def test_nothing_is_remembered():
     with pytest.raises(ValueError, match='items: nothing is remembered of the items yet; call fit first'): selection.items()
     quiet_fit(learn, 2).full_batches()
     with pytest.raises(ValueError, match='items: TopLossCallback was taken off its learner'): selection.items()
-    assert len(selection.plot().axes)==3
+    assert len(selection.plot())==3
 
 def test_loaders_whose_items_are_unknown_are_refused():
     learn = table_learner()
@@ -266,7 +266,7 @@ def test_loaders_whose_items_are_unknown_are_refused():
 def test_what_is_remembered_stays_with_its_learner(tmp_path):
     learn = quiet_fit(table_learner().top_loss(track_items=True), 2)
     selection = learn.selection
-    assert pickle.loads(pickle.dumps(learn)).selection.picked_by_epoch==[]
+    assert pickle.loads(pickle.dumps(learn)).selection.picked_by_epoch==()
     other = set_selection(table_learner(1), selection)
     with pytest.raises(ValueError, match='call fit first'): selection.items()
     quiet_fit(other, 1)
@@ -398,19 +398,32 @@ def test_texts_show(monkeypatch):
 def test_picks_over_the_epochs():
     learn = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 4)
     selection = learn.selection
-    (ax,) = selection.plot_items([3,50]).axes
+    (ax,) = selection.plot_items([3,50])
     for i in (3,50):
         xy = lines(ax)[f'item {i}']
         assert xy[:,0].tolist()==[0,1,2,3,4] and xy[1,1]==1 and xy[-1,1]==selection.items().picked[i] and set(np.diff(xy[:,1]))<={0,1}
     selection.n_tracked = 30 # of 100 items every fourth
     assert selection.tracked.tolist()==list(range(0, 100, 4))
 
+def test_picks_over_the_epochs_are_saved_too():
+    half = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 2)
+    state = half.selection.state_dict()
+    before = [picked.tolist() for _,picked in half.selection.picked_by_epoch]
+    quiet_fit(half, 1) # what is saved does not follow
+    resumed = table_learner().top_loss(keep=.5, track_items=True)
+    resumed.selection.load_state_dict(state)
+    assert [picked.tolist() for _,picked in resumed.selection.picked_by_epoch]==before
+    quiet_fit(resumed, 4, start_epoch=2)
+    (ax,) = resumed.selection.plot_items([3])
+    (xy,) = (xy for name,xy in lines(ax).items() if name.startswith('item'))
+    assert xy[:,0].tolist()==[0,1,2,3,4] and xy[-1,1]==resumed.selection.items().picked[3] and len(state['numbers']['picked_by_epoch'])==2
+
 def test_picks_are_kept_of_a_thousand_items_at_most():
     learn = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2)
     selection = learn.selection
     assert [len(picked) for _,picked in selection.picked_by_epoch]==[834,834] and selection.tracked.tolist()==list(range(0, 2500, 3))
     with pytest.raises(ValueError, match=r'plot_items: got \[1, 2\].*every 3. item from 0 to 2499'): selection.plot_items([0,1,2])
-    (ax,) = selection.plot_items().axes
+    (ax,) = selection.plot_items()
     numbers = [int(name.split()[1]) for name in lines(ax) if name.startswith('item')]
     losses = selection.items().loss[numbers].tolist()
     assert losses==sorted(losses) and losses[0]==selection.items().loss[::3].min() and losses[-1]==selection.items().loss[::3].max()
@@ -478,7 +491,7 @@ def test_confidence_and_accuracy_by_percentile():
     assert rows.confidence.to_numpy()==pytest.approx(confidence[order].mean(1).numpy(), rel=1e-5) and rows.accuracy.tolist()==right[order].mean(1).tolist()
     assert rows.percentile.tolist()==[25,50,75,100] and (rows['items']==8).all() and rows.loss.is_monotonic_increasing
     assert by_percentile(learn, ds_idx=0)['items'].sum()==100
-    assert np.allclose(lines(plot_by_percentile(rows).axes[0])['accuracy'], np.stack([[12.5,37.5,62.5,87.5], rows.accuracy], 1))
+    assert np.allclose(lines(plot_by_percentile(rows))['accuracy'], np.stack([[12.5,37.5,62.5,87.5], rows.accuracy], 1))
 
 def test_percentiles_of_pixels():
     set_seed(0)

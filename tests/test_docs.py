@@ -1,0 +1,150 @@
+"The site as a browser shows it: `make docs` builds it"
+import inspect, os, re, shutil, threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+site = Path(__file__).parents[1]/'_docs'
+pages = sorted(p.relative_to(site).as_posix() for p in site.rglob('*.html')) if site.is_dir() else []
+
+def missing(what):
+    "A reason to skip, and a failure where `.ci/run` has brought all"
+    (pytest.fail if os.environ.get('SELBACK_SITE') else pytest.skip)(what)
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+@pytest.fixture(scope='module')
+def address():
+    if 'index.html' not in pages: missing('there is no site: run `make docs` first')
+    with ThreadingHTTPServer(('127.0.0.1', 0), partial(Quiet, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}/'
+        server.shutdown()
+
+@pytest.fixture(scope='module')
+def browser(address):
+    exe = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
+    if exe is None: missing('there is no Chromium')
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=exe, args=['--no-sandbox'])
+        yield browser
+        browser.close()
+
+class Tab:
+    "A page with what went wrong in it"
+    def __init__(self, browser, address, width=1280, dark=False):
+        self.address,self.wrong = address,[]
+        self.page = browser.new_page(viewport=dict(width=width, height=900), color_scheme='dark' if dark else 'light')
+        self.page.on('console', lambda m: self.wrong.append(m.text) if m.type in ('error','warning') else None)
+        self.page.on('pageerror', lambda e: self.wrong.append(str(e)))
+        self.page.on('response', lambda r: self.wrong.append(f'{r.status} {r.url}') if r.status>=400 else None)
+        self.page.on('request', lambda r: None if r.url.startswith((address, 'data:')) else self.wrong.append(f'asks elsewhere: {r.url}'))
+    def go(self, page): self.page.goto(self.address+page); return self.page
+
+@pytest.fixture
+def tab(browser, address, request):
+    tab = Tab(browser, address, **getattr(request, 'param', {}))
+    yield tab
+    tab.page.close()
+    assert not tab.wrong
+
+narrow = pytest.mark.parametrize('tab', [dict(width=390)], indirect=True, ids=['390px'])
+dark = pytest.mark.parametrize('tab', [dict(dark=True)], indirect=True, ids=['dark'])
+some = pytest.mark.parametrize('name', ['index.html','methods/selective_backprop.html','experiments/cifar10.html'])
+
+def test_links_lead_somewhere(tab):
+    "All of them, on all pages, to addresses of the site"
+    linked,ids = {},{}
+    for name in pages:
+        page = tab.go(name)
+        ids[name] = set(page.evaluate("[...document.querySelectorAll('[id]')].map(o => o.id)"))
+        for url in page.evaluate("[...document.querySelectorAll('a[href], img[src]')].map(o => o.href || o.src)"):
+            if url.startswith(tab.address): linked.setdefault(url.removeprefix(tab.address), name)
+            else: assert urlparse(url).scheme in ('https','data'), f'{name}: {url}'
+    broken = []
+    for url,name in linked.items():
+        path,anchor = map(unquote, urldefrag(url))
+        path = urlparse(path).path or 'index.html'
+        if not (site/path).is_file() or anchor and path in ids and anchor not in ids[path]: broken.append(f'{name}: {url}')
+    assert not broken
+    assert len(linked)>len(pages)>40
+
+def test_every_page_is_reached_from_home(tab):
+    seen = tab.go('index.html').evaluate("[...document.querySelectorAll('.sidebar-tree a')].map(o => o.href)")
+    assert set(pages)-{o.removeprefix(tab.address).partition('#')[0] for o in seen}<={'index.html','search.html','genindex.html'}
+
+@some
+def test_pictures_are_visible(tab, name):
+    page = tab.go(name)
+    assert page.locator('article h1').is_visible() and len(page.locator('article p').all())>3
+    pictures = page.locator('article img').all()
+    assert pictures
+    for picture in pictures:
+        picture.scroll_into_view_if_needed()
+        assert picture.is_visible() and picture.evaluate('o => o.complete && o.naturalWidth>200 && o.getBoundingClientRect().width>150')
+
+def test_search_finds_a_method(tab):
+    page = tab.go('index.html')
+    page.get_by_placeholder('Search').fill('stale')
+    page.keyboard.press('Enter')
+    page.wait_for_selector('#search-results li a')
+    found = page.evaluate("[...document.querySelectorAll('#search-results li a')].map(o => o.getAttribute('href').split(/[?#]/)[0])")
+    assert 'methods/stale_loss.html' in found[:3]
+
+@narrow
+def test_nothing_is_wider_than_a_phone(tab):
+    wide = {name: tab.go(name).evaluate('document.documentElement.scrollWidth') for name in pages}
+    assert not {name: w for name,w in wide.items() if w>390}
+    assert tab.page.locator('article').bounding_box()['width']>330
+
+LUMINANCE = """o => { let of = c => c.match(/[\\d.]+/g).map(Number), back = o
+  while (getComputedStyle(back).backgroundColor.match(/(, 0\\)|transparent)$/)) back = back.parentElement
+  let lum = c => c.slice(0, 3).map(v => v/255).map(v => v<=.03928 ? v/12.92 : ((v+.055)/1.055)**2.4).reduce((s, v, i) => s+v*[.2126,.7152,.0722][i], 0)
+  return [o, back].map((e, i) => lum(of(getComputedStyle(e)[i ? 'backgroundColor' : 'color']))) }"""
+
+@dark
+@some
+def test_dark_pages_are_dark_and_readable(tab, name):
+    page = tab.go(name)
+    for what in 'article p','article h1','.sidebar-tree a','article code','article pre span':
+        text,back = page.locator(what).first.evaluate(LUMINANCE)
+        assert back<.1<text and (text+.05)/(back+.05)>=4.5, f'{what}: contrast of {(text+.05)/(back+.05):.1f}'
+    for picture in page.locator('article .cell_output img').all(): assert picture.evaluate('o => getComputedStyle(o).backgroundColor')=='rgb(255, 255, 255)'
+
+def test_names_are_shown_with_parameters_source_and_links(tab):
+    page = tab.go('policies.html')
+    name = page.locator('section:has(> h2:text("loss_share"), > h3:text("loss_share"))').last
+    assert name.locator('a.source').get_attribute('href').startswith('https://github.com/') and '/selback/policies.py#L' in name.locator('a.source').get_attribute('href')
+    assert name.locator('table tbody tr').count()==4 and 'Share of the summed loss' in name.locator('table').inner_text()
+    assert name.locator('a[href*="pytorch.org"]').count()>0 and name.locator('a[href$="#def-chosen"]').count()>0
+    page = tab.go('methods/selective_backprop.html')
+    assert page.locator('a[href^="https://docs.fast.ai"]').count()>0
+
+SHOWN = """() => Object.fromEntries([...document.querySelectorAll('[id^=def-]')].map(o => [o.id.slice(4), (o.closest('section') || o).querySelector('.highlight-python pre')?.innerText || '']))"""
+
+def test_signatures_are_those_of_the_code(tab):
+    "Each parameter of each public name in its order, and which ones are keywords only"
+    import selback.all as selback
+    shown = {name: text for page in pages for name,text in tab.go(page).evaluate(SHOWN).items()}
+    checked = 0
+    for name in selback.__all__:
+        o = getattr(selback, name)
+        if not (inspect.isfunction(o) or inspect.isclass(o)) or (label := name.lower().replace('_', '-')) not in shown: continue
+        wanted,keywords = [],False
+        for p in inspect.signature(o).parameters.values():
+            if p.kind==p.KEYWORD_ONLY and not keywords: wanted.append('*')
+            keywords = keywords or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+            wanted.append({p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '')+p.name)
+        got = re.findall(r'(?<=[(,])\s*(\*{0,2}[a-z_]*\w*|\*)(?=[=,)])', shown[label].partition(' -> ')[0])
+        assert [o for o in got if o]==wanted, f'{name}: {shown[label]}'
+        checked += 1
+    assert checked>40
+
+def test_formulas_are_drawn_without_a_script(tab):
+    page = tab.go('start/how_it_works.html')
+    assert page.locator('math').count()>1 and page.locator('math mfrac').first.bounding_box()['height']>15
