@@ -5,6 +5,7 @@ import re, shutil, sys, textwrap
 from inspect import Parameter, formatannotation
 from pathlib import Path
 
+import yaml
 from fastcore.basics import patch
 from fastcore.nbio import mk_cell, read_nb, write_nb
 from nbdev.doclinks import NbdevLookup
@@ -48,13 +49,13 @@ def converted(cell, tables):
     if marks.get('output')=='asis' and 'show_doc' in cell.source: return symbol(cell, tables)
     cell.source = re.sub(r'^#\|.*\n?', '', cell.source, flags=re.M).strip()
     if not cell.source or marks.get('include')=='false': return
-    cell.metadata = dict(tags=['remove-input']) if marks.get('echo')=='false' else {}
+    cell.metadata = dict(tags=['remove-input']) if marks.get('echo')=='false' or 'hide_input' in marks else {}
     return cell
 
 def page(fn):
     "A processed notebook with its title in place, and the name of its page"
     nb,tables = read_nb(fn),{}
-    front = dict(re.findall(r"^([\w-]+): ['\"]?(.*?)['\"]?$", nb.cells[0].source, re.M)) if nb.cells[0].cell_type=='raw' else {}
+    front = yaml.safe_load(nb.cells[0].source.strip('-\n')) if nb.cells[0].cell_type=='raw' else {}
     title = mk_cell(f"# {front.get('title', fn.stem)}\n\n*{front.get('description', '')}*".removesuffix('\n\n**'), 'markdown')
     nb.cells = [title, *filter(None, (converted(c, tables) for c in nb.cells))]
     return nb,Path(front.get('output-file', fn.name)).stem
