@@ -12,7 +12,7 @@ myst_enable_extensions = ['amsmath','dollarmath']
 nb_execution_mode,nb_render_markdown_format = 'off','myst'
 suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
 html_static_path,html_css_files,html_favicon = ['_static'],['site.css'],'_static/icon.svg'
-html_theme_options = dict(source_repository=cfg.git_url, source_branch='main', source_directory='nbs/')
+html_show_copyright,pygments_dark_style = False,'monokai'
 
 # Formulas as MathML, which browsers show without a script from elsewhere
 html_math_renderer = 'mathml'

@@ -105,7 +105,9 @@ def _set_learn(self, learn):
     self.__dict__.update(_learn=learn, _began=False, _awake=False)
     if learn is None: return
     if self._last_learn is None: self._untrained = self.state_dict()
-    elif self._last_learn() is not learn: self.load_state_dict(self._untrained)
+    elif self._last_learn() is not learn:
+        self.load_state_dict(self._untrained)
+        self.report = SelectionReport()
     self._last_learn = weakref.ref(learn)
     learn.add_cb(self.report)
 

@@ -29,7 +29,7 @@ def best_within(
     measure:str='valid_loss', # A column: 'valid_loss' or 'error'
 )->float: # Between two epochs: interpolated
     "How good a run was at best within a budget"
-    return float(np.interp(budget, run[cost], run[measure].cummin()))
+    return float(np.interp(budget, run[cost], run[measure].cummin().ffill())) # what diverges later was as good before
 
 def against(
     run:pd.DataFrame, # The epochs of one run
@@ -39,10 +39,9 @@ def against(
     at_end:bool=False, # Compare the last epochs, of runs that had equal budgets?
 )->float: # The ratio less 1: below 0, `run` is better
     "How much higher the loss or error of a run is than that of a control that spent as much"
-    if at_end: return run[measure].iloc[-1]/control[measure].iloc[-1]-1 if control[measure].iloc[-1] else float('nan')
     budget = min(run[cost].max(), control[cost].max())
-    of_control = best_within(control, budget, cost, measure)
-    return best_within(run, budget, cost, measure)/of_control-1 if of_control else float('nan')
+    of_run,of_control = (o[measure].iloc[-1] if at_end else best_within(o, budget, cost, measure) for o in (run,control))
+    return of_run/of_control-1 if of_control else 0. if of_run==0 else float('nan')
 
 def last_epochs(
     runs:pd.DataFrame, # As `compare` returns it
@@ -166,6 +165,7 @@ def verdict(
     target:float=1.2, # The target, as a multiple of plain training's best
 )->str: # One sentence or two, of the best method that chooses by loss too, if that did not win
     "Which method won at equal cost, by how much, and did it beat a random choice?"
+    summary = summary[summary.seed.isin(set.intersection(*map(set, summary.groupby('method').seed.unique())))] # what all methods ran
     means,word = table(summary),words[measure]
     chosen = [m for m in means.index if not is_control(m)]
     if 'none' not in means.index or not chosen: return 'There is nothing to compare: that takes none and a method that chooses by loss.'
@@ -174,17 +174,18 @@ def verdict(
     equal,said = next((e for e in ('time','items') if f'vs plain, equal {e}' in means), None),dict(time='seconds', items='back-propagated items')
     if equal is None: return f'Under a schedule that anneals, runs of equal epochs cost differently and cannot be compared at equal cost: give them equal seconds or items.'
     others = [m for m in means.index if is_random(m)]
-    order = means.loc[chosen+others, f'vs plain, equal {equal}'].sort_values()
+    order = means.loc[chosen+others, f'vs plain, equal {equal}'].dropna().sort_values()
+    if not set(chosen) & set(order.index): return f'There is nothing to compare: plain training or the methods have no finite {word}.'
     first,best = order.index[0],next(m for m in order.index if m in chosen)
     runs,to_random = summary[summary.method==best],means.get(f'vs random, equal {equal}', pd.Series(0., means.index))[best]
-    won = f'{best} won' if first==best and to_random<=0 else f'{best} beat plain training, but not a random choice' if first==best else f'{first} won, and {best} came closest'
+    won = f'{best} won' if first==best and not to_random>0 else f'{best} beat plain training, but not a random choice' if first==best else f'{first} won, and {best} came closest'
     text = f"At equal {said[equal]} {won if order.iloc[0]<0 else f'plain training won, and {best} came closest'}: its {word} was {_than(runs, equal)}"
     if equal=='time' and 'vs plain, equal items' in means: text += f"; at equal back-propagated items {_than(runs, 'items')}"
     if not others: text += '; without random_subset among the methods there is no control'
     text += '.' if len(runs)>1 else ' (one seed, which proves little).'
     time,up = f'time to {target:g}x',speedup(summary, f'time to {target:g}x').loc[best]
     goal = f"{target:g} times plain training's best {word}"
-    if np.isnan(means[time][best]): return text+f' It did not reach {goal} in every run.'
+    if np.isnan(means[time][best]) or np.isnan(up.speedup): return text+f' It did not reach {goal} in every run.'
     sure = '' if np.isnan(up.low) else f' (95 % interval {1/up.high:.2f} to {1/up.low:.2f})'
     return text+f" It reached {goal} in {1/up.speedup:.2f} of its time{sure}, with {means[f'items to {target:g}x'][best]/means[f'items to {target:g}x']['none']:.2f} of its back-propagated items."
 

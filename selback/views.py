@@ -172,6 +172,8 @@ def _known(self:SelectionCallback, asked):
         'pass track_items=True.')
     if self.memory is None: raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
     if self.learn is None: raise ValueError(f'{asked}: {type(self).__name__} was taken off its learner, and has no items without; attach it again.')
+    n = check_loader(self.learn.dls.train).n
+    if len(self.memory)!=n: raise ValueError(f'{asked}: got a training set of {n} items, of which nothing is remembered: what is, is of one with {len(self.memory)}; call fit first.')
 
 @patch
 def items(self:SelectionCallback)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items

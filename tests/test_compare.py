@@ -321,3 +321,73 @@ def test_a_batch_is_taken_at_once_and_is_what_its_items_are():
         items = [dl.dataset[i] for i in idxs[:len(xs)]]
         assert torch.equal(xs, torch.stack([x for x,_ in items])) and torch.equal(ys, torch.stack([y for _,y in items]))
         assert type(xs) is TensorImage and type(ys) is TensorCategory
+
+# what a study refuses, before it trains
+def test_what_cannot_be_compared_is_refused_at_once(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr('selback.compare._train', lambda *args: trained.append(args))
+    def refuses(match, get_learner=learner_of, methods=('none','top_loss'), error=ValueError, **kwargs):
+        with pytest.raises(error, match=match): compare(get_learner, methods, 1, 1, plot=False, **kwargs)
+    refuses('wanted a function that returns a new learner', learner_of(), error=TypeError)
+    refuses('got Sequential, wanted a Learner', mlp, error=TypeError)
+    refuses('with TopLossCallback, wanted one without a selection', lambda: learner_of().top_loss())
+    refuses('with 2 metrics, wanted one', lambda: Learner(learner_of().dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=[error, error]))
+    refuses('got a training set without a batch', lambda: Learner(dls_of(*class_data(40), bs=16, n_valid=32, drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error))
+    refuses('methods: got none', methods=[])
+    refuses("'a': 3, wanted a name with", methods={'a': 3}, error=TypeError)
+    refuses('wanted a name with', methods=[TopLossCallback()], error=TypeError)
+    refuses('got epoch, which it writes itself', epoch=3)
+    refuses('watch: got 3', watch=3, error=TypeError)
+    refuses('path: got .*nowhere.*wanted a CSV file in a folder that exists', path=tmp_path/'nowhere'/'runs.csv')
+    refuses('path: got', path=tmp_path)
+    assert not trained
+
+def test_runs_that_go_on_from_another_are_refused():
+    model = mlp()
+    with pytest.raises(ValueError, match='the same model twice'):
+        compare(lambda: Learner(learner_of().dls, model, loss_func=CrossEntropyLossFlat(), metrics=error), ['none'], 1, 1, plot=False)
+
+def test_a_method_that_gives_the_same_callback_again_counts_anew():
+    cb = TopLossCallback(auto=False, warmup=0, keep=.25)
+    runs = compare(learner_of, {'a': lambda: cb}, epochs=2, seeds=2, plot=False)
+    ends = last_epochs(runs)
+    assert ends.forwarded.nunique()==1 and ends.kept.nunique()==1 and ends.epoch.tolist()==[2,2]
+
+@pytest.mark.parametrize('lr', [1, 1., .0012345678])
+@pytest.mark.parametrize('more', [dict(note=None), dict(note='NA'), dict(frac=1/3), dict(version='2.10'), dict(n=1.)], ids=str)
+def test_a_study_knows_its_columns_again(tmp_path, lr, more):
+    study = dict(get_learner=learner_of, methods=['none'], epochs=1, path=tmp_path/'runs.csv', plot=False, lr=lr, **more)
+    first = compare(seeds=1, **study)
+    both = compare(seeds=2, **study)
+    assert both.valid_loss[0]==pytest.approx(first.valid_loss[0], rel=1e-5) and both.seed.tolist()==[0,1]
+
+@pytest.mark.parametrize('damage,match', [(lambda s: '', 'is no table'), (lambda s: 'a,b\n1,2\n', 'a file without annealing, backpropagated'), (lambda s: '\n'.join([*s.split('\n')[:1], *s.split('\n')[2:]]), r'got epochs \[2\] of none, seed 0'),
+    (lambda s: s+'\n'.join(s.split('\n')[1:]), r'got epochs \[1, 2, 1, 2\]')], ids=['empty','other columns','an epoch is missing','twice'])
+def test_a_damaged_file_is_refused(tmp_path, damage, match):
+    study = dict(get_learner=learner_of, methods=['none'], epochs=2, seeds=1, path=tmp_path/'runs.csv', plot=False)
+    compare(**study)
+    study['path'].write_text(damage(study['path'].read_text()))
+    with pytest.raises(ValueError, match=match): compare(**study)
+
+def test_a_fit_that_is_cancelled_at_once_leaves_no_file(tmp_path):
+    from fastai.callback.core import CancelFitException
+    class Cancels(Callback):
+        def before_epoch(self): raise CancelFitException
+    with pytest.raises(ValueError, match='none, seed 0: the fit ended before its first epoch'):
+        compare(lambda: learner_of(cbs=Cancels()), ['none'], 2, 1, plot=False, path=tmp_path/'runs.csv')
+    assert not list(tmp_path.iterdir())
+
+# verdicts on runs that are not finite or not all there
+def test_verdicts_say_when_there_is_nothing_to_say():
+    nan = RUNS.assign(valid_loss=RUNS.valid_loss.where(RUNS.method!='none'))
+    assert 'no finite validation loss' in verdict(summarize(nan))
+    lost = RUNS[~(RUNS.method.str.startswith('random') & (RUNS.seed==1))]
+    assert verdict(summarize(lost))==verdict(summarize(RUNS[RUNS.seed==0]))
+    diverged = RUNS.assign(valid_loss=RUNS.valid_loss.where((RUNS.method!='top_loss') | (RUNS.seconds<4)))
+    assert diverged.valid_loss.isna().sum()==2 and 'nan' not in verdict(summarize(diverged)) and '0.58' not in verdict(summarize(diverged))
+
+def test_how_good_a_run_was_before_it_diverged():
+    run = pd.DataFrame(dict(seconds=[1.,2,3,4], valid_loss=[1.,.3,float('nan'),float('nan')]))
+    assert best_within(run, 4., 'seconds')==.3
+    zero = run.assign(valid_loss=0.)
+    assert against(zero, zero, 'seconds')==0

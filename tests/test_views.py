@@ -418,6 +418,12 @@ def test_picks_over_the_epochs_are_saved_too():
     (xy,) = (xy for name,xy in lines(ax).items() if name.startswith('item'))
     assert xy[:,0].tolist()==[0,1,2,3,4] and xy[-1,1]==resumed.selection.items().picked[3] and len(state['numbers']['picked_by_epoch'])==2
 
+def test_items_of_another_training_set_are_not_shown():
+    learn = quiet_fit(table_learner().top_loss(track_items=True, warmup=0), 1)
+    learn.dls = table_learner(n=82).dls
+    for view in (learn.selection.items, learn.selection.show_hardest, learn.selection.plot_items):
+        with pytest.raises(ValueError, match='got a training set of 50 items, of which nothing is remembered.* one with 100'): view()
+
 def test_picks_are_kept_of_a_thousand_items_at_most():
     learn = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2)
     selection = learn.selection
