@@ -142,6 +142,7 @@ class _Progress(Callback):
     def after_batch(self): self.bar.update(self.done+int(100*min(self.learn.pct_train, .99)))
     def after_epoch(self): self.bar.comment = f'{self.run_name}: {self.cost_log.rows[-1]["valid_loss"]:.4f}'
 
+# %% ../nbs/50_compare.ipynb #8015d534
 def machine(
     device='cpu', # Where it trained
 )->str: # The processor and its threads, or the GPU
@@ -157,6 +158,7 @@ def environment(
     "Machine and versions"
     return dict(device=machine(device), python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
 
+# %% ../nbs/50_compare.ipynb #281b33ed
 def _missing(runs, methods, seeds): return [(s,m) for s in range(seeds) for m in methods if not ((runs.method==m) & (runs.seed==s)).any()]
 
 def _read(path):
@@ -182,6 +184,7 @@ def _finished(path, about, methods, seeds):
         if other: raise ValueError(f'{path}: got runs with {name} {other[0]}, wanted {_as_written(value)}; remove the file, or name another.')
     return runs
 
+# %% ../nbs/50_compare.ipynb #581c9726
 def _study(methods, epochs, seeds, lr, seconds, items, annealing, path, about):
     "Check what `compare` gets, before the first run, and read the runs that are there"
     if isinstance(methods, str): methods = split_methods(methods)
@@ -212,6 +215,7 @@ def _check_learner(learn):
     for name,dl in zip(('training','validation'), learn.dls.loaders):
         if not len(dl): raise ValueError(f'get_learner: got a {name} set without a batch, wanted one at least.')
 
+# %% ../nbs/50_compare.ipynb #5388b84c
 def _train(learn, cbs, epochs, budget, lr_at, lr):
     "One run"
     cbs = [*cbs, ParamScheduler(dict(lr=lr_at)), *([Budget(*budget)] if budget else [])]
