@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['get_policy', 'select_batch', 'Chosen', 'History', 'Int8Copy', 'ItemMemory', 'ItemPool', 'ModelCopy', 'ReducibleLoss',
-           'ScoringPass', 'Window', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score',
-           'grad_bound_score', 'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank',
-           'n_items', 'plain', 'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k',
-           'unmixed_losses', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
+           'ScoringPass', 'Window', 'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'batch_scores', 'cdf_power',
+           'entropy_score', 'fixed_random', 'get_score', 'grad_bound_score', 'importance_sample', 'item_losses', 'join',
+           'loss_share', 'margin_score', 'mid_rank', 'n_items', 'prune_easy', 'random_k', 'rank_sample', 'round_up',
+           'separable_losses', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain',
+           'weigh_grads']
 
 # %% ../nbs/07_functional.ipynb #ddf67afc
 from contextlib import nullcontext
@@ -16,18 +17,18 @@ from functools import partial
 import torch
 
 from .items import ItemPool, join, take
-from .losses import item_losses, n_items, plain, unmixed_losses, unreduced
+from .losses import as_tensors, item_losses, n_items, separable_losses, unreduced, weigh_grads
 from .memory import ItemMemory
-from .policies import (Chosen, History, cdf_power, importance_sample, loss_share, mid_rank, prune_easy, random_k,
-    rank_sample, round_up, top_and_bottom, top_k, variance_gain, weigh_grads)
+from .policies import (Chosen, History, at_least_two, avoid_singleton_batch, cdf_power, importance_sample, loss_share, mid_rank, prune_easy,
+    random_k, rank_sample, round_up, top_and_bottom, top_k, variance_gain)
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
 from .scoring import Int8Copy, ModelCopy, ReducibleLoss, ScoringPass, batch_scores, fixed_random, untouched
 from .window import Window, value_at
 
-_all_ = ['Chosen', 'History', 'Int8Copy', 'ItemMemory', 'ItemPool', 'ModelCopy', 'ReducibleLoss', 'ScoringPass', 'Window', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random',
-    'get_score', 'grad_bound_score', 'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'plain',
-    'prune_easy', 'random_k', 'rank_sample', 'round_up', 'take', 'top_and_bottom', 'top_k', 'unmixed_losses',
-    'unreduced', 'untouched', 'value_at',
+_all_ = ['Chosen', 'History', 'Int8Copy', 'ItemMemory', 'ItemPool', 'ModelCopy', 'ReducibleLoss', 'ScoringPass', 'Window', 'as_tensors',
+    'at_least_two', 'avoid_singleton_batch', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score',
+    'grad_bound_score', 'importance_sample', 'item_losses', 'join', 'loss_share', 'margin_score', 'mid_rank', 'n_items', 'prune_easy',
+    'random_k', 'rank_sample', 'round_up', 'separable_losses', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at',
     'variance_gain', 'weigh_grads']
 
 # %% ../nbs/07_functional.ipynb #a792133c
@@ -60,7 +61,7 @@ def select_batch(
 ): # Inputs and targets of the chosen items, in the form they came in, and their weights, shape (kept,) or None
     "Score a batch with a cheap forward pass, and take the items that `policy` chooses"
     xs,ys = (tuple(o) if isinstance(o, (tuple,list)) else (o,) for o in (xb, yb))
-    pred = ScoringPass(scale_factor, precision, scorer)(model, plain(xs), plain(ys), autocast)
-    losses = unmixed_losses(loss_func, pred, *plain(ys)) if score in ('loss','grad_bound') or hasattr(score, 'of_batch') else None
-    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, plain(xs), plain(ys), idx, losses))
-    return *take((xb, yb), chosen.idx),chosen.weight
+    pred = ScoringPass(scale_factor, precision, scorer)(model, as_tensors(xs), as_tensors(ys), autocast)
+    losses = separable_losses(loss_func, pred, *as_tensors(ys)) if score in ('loss','grad_bound') or hasattr(score, 'of_batch') else None
+    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, as_tensors(xs), as_tensors(ys), idx, losses))
+    return *take((xb, yb), chosen.rows),chosen.weight

@@ -9,7 +9,7 @@ __all__ = ['ItemMemory']
 import torch
 from torch import Tensor
 
-from .policies import check_range
+from .losses import check_range
 
 # %% ../nbs/06_memory.ipynb #1ba5f6a5
 class ItemMemory:
@@ -49,14 +49,14 @@ class ItemMemory:
         if 'looked' in self.fields: self.looked[idx] = True
 
     def next_epoch(self,
-        max_quantile:float|None=None, # Losses above this quantile are among the highest, if the guard is on
+        noise_quantile:float|None=None, # Losses above this quantile are among the highest, if the guard is on
     ):
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
-        if max_quantile is None or 'streak' not in self.fields: return
+        if noise_quantile is None or 'streak' not in self.fields: return
         known = self.loss[self.loss.isfinite()]
         if not len(known): return
-        limit = known.kthvalue(max(1, round(max_quantile*len(known)))).values
+        limit = known.kthvalue(max(1, round(noise_quantile*len(known)))).values
         streak = torch.where((self.loss>limit) & self.loss.isfinite(), self.streak+1, 0)
         self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
         self.looked.zero_()

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from .losses import item_losses, map_tensors, n_items, rows
-from .policies import check_range
+from .losses import check_range, item_losses, map_tensors, n_items, take_rows
 from .scores import get_score
 
 # %% ../nbs/04_scoring.ipynb #45608442
@@ -80,17 +79,17 @@ class ModelCopy:
         self.every,self.decay = check_range('every', every, 1, whole=True),check_range('decay', decay, 0, 1)
         if decay==1: raise ValueError('decay: got 1, wanted a number below 1, or the copy never changes.')
         self.device,self.model,self.steps,self._state = None if device is None else torch.device(device),None,0,None
-        self._source = None # weak: what is copied
+        self._copied_from = None # weak: what is copied
 
     def of(self,
         model:torch.nn.Module, # The model that trains
         xb:tuple=(), # Inputs that the copy will get: not used
     )->torch.nn.Module: # Its copy
         "The copy, made when it is first asked for, and for another model anew"
-        if self._source is not None and self._source() is not model: self.model,self._state = None,None
+        if self._copied_from is not None and self._copied_from() is not model: self.model,self._state = None,None
         if self.model is None:
             with fixed_random(): self.model = self._copied(model, xb)
-        self._source = weakref.ref(model)
+        self._copied_from = weakref.ref(model)
         return self.model
 
     def _copied(self, model, xb):
@@ -104,7 +103,7 @@ class ModelCopy:
     ):
         "Note a training step; every `every`-th brings the copy up to date"
         self.steps += 1
-        if self.model is not None and self.steps%self.every==0 and self._source() is model: self._update(model)
+        if self.model is not None and self.steps%self.every==0 and self._copied_from() is model: self._update(model)
 
     @torch.no_grad()
     def _update(self, model):
@@ -124,7 +123,7 @@ class ModelCopy:
         "Go on with a saved copy"
         self.steps,self._state,self.model = state['steps'],state['model'],None
 
-    def __getstate__(self): return self.__dict__ | dict(model=None, _state=None, _source=None) # an exported learner needs no second model
+    def __getstate__(self): return self.__dict__ | dict(model=None, _state=None, _copied_from=None) # an exported learner needs no second model
 
 # %% ../nbs/04_scoring.ipynb #0702182d
 class Int8Copy(ModelCopy):
@@ -223,7 +222,7 @@ class ScoringPass:
         n = n_items(xb)
         while True:
             size = min(self.chunk or n, n)
-            parts = [rows(xb, slice(i, i+size)) for i in range(0, n, size)] if size<n else [xb]
+            parts = [take_rows(xb, slice(i, i+size)) for i in range(0, n, size)] if size<n else [xb]
             try: return map_tensors(_cat, *[model(*part) for part in parts])
             except torch.cuda.OutOfMemoryError:
                 if size<=1: raise

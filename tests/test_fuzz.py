@@ -31,8 +31,8 @@ def rank_value(s): return [math.inf if not math.isfinite(v) else v for v in s.to
 
 def check_rows(chosen, n, count=None):
     "Row numbers of the batch, in its order, none twice"
-    idx = chosen.idx.tolist()
-    assert chosen.idx.dtype==torch.int64 and idx==sorted(set(idx)) and all(0<=i<n for i in idx)
+    idx = chosen.rows.tolist()
+    assert chosen.rows.dtype==torch.int64 and idx==sorted(set(idx)) and all(0<=i<n for i in idx)
     if count is not None: assert len(idx)==count
     return idx
 
@@ -116,8 +116,8 @@ def test_importance_sample(s, count, bias, seed):
     chosen,n = importance_sample(s, count, bias, gen(seed)),len(s)
     values = s.double().tolist()
     p = [v/sum(values) for v in values] if sum(values)>0 else [1/n]*n
-    assert chosen.idx.tolist()==sorted(chosen.idx.tolist()) and len(chosen.idx)==count and all(p[i]>0 for i in chosen.idx.tolist())
-    drawn = [p[i] for i in chosen.idx.tolist()]
+    assert chosen.rows.tolist()==sorted(chosen.rows.tolist()) and len(chosen.rows)==count and all(p[i]>0 for i in chosen.rows.tolist())
+    drawn = [p[i] for i in chosen.rows.tolist()]
     unbiased = [1/(n*q) for q in drawn]
     if not bias:
         assert chosen.weight is None
@@ -254,10 +254,10 @@ def test_losses_that_return_one_number(n, shape, dtype, traceable, seed):
     losses,way = item_losses_how(one_number, pred, y)
     assert way==('vmap' if traceable else 'loop')
     assert_near(losses, ((pred.double()-y)**2).reshape(n, -1).mean(1), n, dtype)
-    torch.testing.assert_close(unmixed_losses(one_number, pred, y), losses)
+    torch.testing.assert_close(separable_losses(one_number, pred, y), losses)
 
 @given(st.integers(3, 8), seeds)
 def test_losses_that_mix_items_are_refused(n, seed):
     pred,y = tensor_of((n, 2), seed),tensor_of((n, 2), seed+1)
     def normalised(p, t): return ((p-t)**2).mean()/p.var()
-    with pytest.raises(ValueError, match='item_loss='): unmixed_losses(normalised, pred, y)
+    with pytest.raises(ValueError, match='item_loss='): separable_losses(normalised, pred, y)

@@ -4,7 +4,7 @@ from functools import partial
 import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from selback.losses import item_losses, item_losses_how, n_items, unmixed_losses, unreduced
+from selback.losses import item_losses, item_losses_how, n_items, separable_losses, unreduced
 from selback.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F
@@ -103,7 +103,7 @@ def test_losses_that_return_one_number_are_taken_item_by_item(loss, way):
     got,how = item_losses_how(loss, logits, labels)
     assert how==way and got.dtype==torch.float32
     torch.testing.assert_close(got, (logits-labels).double().mean(1).float())
-    torch.testing.assert_close(unmixed_losses(loss, logits, labels), got)
+    torch.testing.assert_close(separable_losses(loss, logits, labels), got)
 
 def test_losses_that_return_one_number_take_dicts_and_several_targets():
     def loss(pred, y, w): return ((pred['a']-y)*w).mean()
@@ -126,7 +126,7 @@ def weighted_by_batch(pred, y): return F.cross_entropy(pred, y, weight)
 @pytest.mark.parametrize('loss', [contrastive, batch_hard_triplet, batch_dice, root_mean_square, weighted_by_batch])
 def test_losses_that_mix_items_are_refused(loss):
     y = torch.tensor([0,1,0,3,1])
-    with pytest.raises(ValueError, match=f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='): unmixed_losses(loss, logits, y)
+    with pytest.raises(ValueError, match=f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='): separable_losses(loss, logits, y)
 
 def test_losses_that_fail_on_one_item_are_refused():
     with pytest.raises(ValueError, match='fails on a batch of one item.*item_loss='): item_losses(lambda p,y: F.triplet_margin_loss(p[0], p[1], p[2]), logits, label)

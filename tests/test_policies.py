@@ -3,40 +3,41 @@ import math
 
 import pytest, torch
 from scipy import stats
+from selback.losses import weigh_grads
 from selback.policies import *
 from selback.window import Window
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
-def ids(chosen): return chosen.idx.tolist()
+def ids(chosen): return chosen.rows.tolist()
 
 LOSSES = torch.tensor([.5,.3,.15,.05])
 
 @pytest.mark.parametrize('share,n', [(.7,2), (.8,2), (.81,3), (1.,4), (.5,1), (.01,1)])
 @pytest.mark.parametrize('order', [[0,1,2,3], [3,2,1,0], [2,0,3,1]])
 def test_loss_share_keeps_the_hardest_until_the_share_is_crossed(share, n, order):
-    kept = loss_share(LOSSES[order], share).idx
+    kept = loss_share(LOSSES[order], share).rows
     assert sorted(LOSSES[order][kept].tolist(), reverse=True)==LOSSES[:n].tolist()
     assert ids(loss_share(LOSSES[order], share))==sorted(kept.tolist())
 
 def test_loss_share_of_one_keeps_all_of_heavy_tailed_batches():
     generator = gen()
-    for _ in range(500): assert len(loss_share((torch.randn(64, generator=generator)*3).exp(), 1.).idx)==64
+    for _ in range(500): assert len(loss_share((torch.randn(64, generator=generator)*3).exp(), 1.).rows)==64
 
 @pytest.mark.parametrize('losses', [torch.zeros(6), torch.tensor([1.,float('nan'),2,3,4,5]), torch.tensor([1.,math.inf,2,3,4,5]), -torch.ones(6)])
 def test_loss_share_keeps_whole_a_batch_that_has_no_shares(losses): assert ids(loss_share(losses))==[0,1,2,3,4,5]
 
 def test_loss_share_floor_and_rounding():
     losses = torch.tensor([100.]+[1.]*19)
-    assert len(loss_share(losses, .5).idx)==1
-    assert len(loss_share(losses, .5, min_sample_perc=.3).idx)==6
-    assert len(loss_share(losses, 0, min_sample_perc=.31).idx)==7
-    assert len(loss_share(losses, 0, min_sample_perc=.07).idx)==2
-    assert [len(loss_share(losses, .5, m, multiple_of=8).idx) for m in (0, .5, .9)]==[8,16,20]
+    assert len(loss_share(losses, .5).rows)==1
+    assert len(loss_share(losses, .5, min_sample_perc=.3).rows)==6
+    assert len(loss_share(losses, 0, min_sample_perc=.31).rows)==7
+    assert len(loss_share(losses, 0, min_sample_perc=.07).rows)==2
+    assert [len(loss_share(losses, .5, m, multiple_of=8).rows) for m in (0, .5, .9)]==[8,16,20]
     assert 0 in ids(loss_share(losses, .5, multiple_of=8))
 
 def test_loss_share_is_monotone_in_the_share():
     losses = torch.rand(64, generator=gen()).exp()
-    counts = [len(loss_share(losses, p/20).idx) for p in range(1, 21)]
+    counts = [len(loss_share(losses, p/20).rows) for p in range(1, 21)]
     assert counts==sorted(counts) and counts[-1]==64
 
 @pytest.mark.parametrize('beta', [.5, 1., 2., 4.])
@@ -46,7 +47,7 @@ def test_cdf_power_probabilities(beta):
     k = torch.arange(1024).float()
     torch.testing.assert_close(mid_rank(k, history).double()**beta, ((k.double()+.5)/1024)**beta, rtol=0, atol=1e-6)
     n,draws = 400,torch.zeros(1024)
-    for s in range(n): draws[cdf_power(k, history, beta, gen(s)).idx] += 1
+    for s in range(n): draws[cdf_power(k, history, beta, gen(s)).rows] += 1
     p = ((k+.5)/1024)**beta
     sigma = (p*(1-p)/n).sqrt()
     assert ((draws/n-p).abs()<=5*sigma+1e-3).all()
@@ -56,21 +57,21 @@ def test_cdf_power_mean_share(beta):
     "A share of 1/(beta+1) is kept on average, within 4 sigma"
     n,p = 200,((torch.arange(1024).double()+.5)/1024)**beta
     generator,scores = gen(1),torch.rand(1024, generator=gen(2))
-    kept = sum(len(cdf_power(scores, scores, beta, generator).idx) for _ in range(n))/(n*1024)
+    kept = sum(len(cdf_power(scores, scores, beta, generator).rows) for _ in range(n))/(n*1024)
     sigma = (p*(1-p)).sum().sqrt()/(1024*n**.5)
     assert abs(kept-p.mean())<=4*sigma+1e-12 and abs(p.mean()-1/(beta+1))<1e-3
 
 def test_cdf_power_of_equal_losses_is_one_half_to_beta():
     generator = gen()
-    kept = sum(len(cdf_power(torch.ones(64), torch.ones(1024), 2., generator).idx) for _ in range(200))/(64*200)
+    kept = sum(len(cdf_power(torch.ones(64), torch.ones(1024), 2., generator).rows) for _ in range(200))/(64*200)
     assert abs(kept-.25)<4*(.25*.75/(64*200))**.5
 
 def test_cdf_power_keeps_whole_a_batch_with_bad_losses_and_rounds_up():
     scores = torch.rand(32, generator=gen())
-    for bad in (float('nan'), math.inf): assert len(cdf_power(torch.cat([scores, torch.tensor([bad])]), scores, 9.).idx)==33
+    for bad in (float('nan'), math.inf): assert len(cdf_power(torch.cat([scores, torch.tensor([bad])]), scores, 9.).rows)==33
     for s in range(20):
         plain,rounded = cdf_power(scores, scores, 2., gen(s)),cdf_power(scores, scores, 2., gen(s), multiple_of=8)
-        assert set(ids(plain))<=set(ids(rounded)) and len(rounded.idx)==round_up(len(plain.idx), 8, 32)
+        assert set(ids(plain))<=set(ids(rounded)) and len(rounded.rows)==round_up(len(plain.rows), 8, 32)
 
 def test_mid_rank_matches_scipy():
     history,scores = torch.randint(0, 9, (50,), generator=gen()).float(),torch.arange(-1., 10.)
@@ -97,25 +98,25 @@ def test_rank_sample_is_composers_draw():
     rng,wanted,got,generator = np.random.default_rng(0),np.zeros(n),torch.zeros(n),gen()
     for _ in range(draws):
         wanted[rng.choice(n, int(keep*n), replace=False, p=p/p.sum())] += 1
-        got[rank_sample(torch.arange(n).float(), keep, generator).idx] += 1
+        got[rank_sample(torch.arange(n).float(), keep, generator).rows] += 1
     sigma = (np.maximum(wanted/draws*(1-wanted/draws), 1e-3)*2/draws)**.5
     assert (np.abs(wanted-got.numpy())/draws<5*sigma).all()
 
 def test_rank_sample_counts():
     assert ids(rank_sample(torch.rand(9), 1.))==list(range(9))
-    assert [len(rank_sample(torch.rand(n), .5).idx) for n in (1,3,64)]==[1,1,32]
-    assert len(rank_sample(torch.rand(1000), .01).idx)==10
+    assert [len(rank_sample(torch.rand(n), .5).rows) for n in (1,3,64)]==[1,1,32]
+    assert len(rank_sample(torch.rand(1000), .01).rows)==10
 
 def test_top_k_keeps_the_highest():
     scores = torch.rand(40, generator=gen())
     assert ids(top_k(scores, .25))==sorted(scores.argsort(descending=True)[:10].tolist())
-    assert len(top_k(scores, .29).idx)==11 and len(top_k(torch.rand(100), .29).idx)==29
-    assert len(top_k(scores, .1, multiple_of=8).idx)==8 and len(top_k(scores[:5], .5, multiple_of=8).idx)==5
+    assert len(top_k(scores, .29).rows)==11 and len(top_k(torch.rand(100), .29).rows)==29
+    assert len(top_k(scores, .1, multiple_of=8).rows)==8 and len(top_k(scores[:5], .5, multiple_of=8).rows)==5
     for bad in (float('nan'), math.inf, -math.inf): assert 3 in ids(top_k(torch.tensor([1.,9.,2.,bad]), .25))
 
 def test_random_k_is_uniform():
     counts,generator = torch.zeros(20),gen()
-    for _ in range(2000): counts[random_k(counts, .3, generator).idx] += 1
+    for _ in range(2000): counts[random_k(counts, .3, generator).rows] += 1
     assert counts.sum()==2000*6
     sigma = (.3*.7/2000)**.5
     assert ((counts/2000-.3).abs()<5*sigma).all()
@@ -123,7 +124,7 @@ def test_random_k_is_uniform():
 def test_every_policy_returns_sorted_rows_without_repeats():
     scores = torch.rand(33, generator=gen())
     for c in (loss_share(scores), cdf_power(scores, scores, 1.), rank_sample(scores, .4), top_k(scores, .4), random_k(scores, .4)):
-        assert c.idx.dtype==torch.int64 and c.weight is None
+        assert c.rows.dtype==torch.int64 and c.weight is None
         assert ids(c)==sorted(set(ids(c))) and 0<=min(ids(c)) and max(ids(c))<33
 
 def test_same_generator_same_draw():
@@ -165,3 +166,48 @@ def test_weighted_gradient_is_that_of_the_weighted_loss():
         pred = x*1
         weigh_grads(pred, w)
         torch.testing.assert_close(torch.autograd.grad(f(pred, y), x)[0], wanted, rtol=1e-6, atol=1e-9)
+
+# no batch of one item
+SCORES = torch.tensor([9.,1.,5.,7.])
+def mask(*allowed): return torch.zeros(4, dtype=torch.bool).index_fill_(0, torch.tensor(allowed, dtype=torch.int64), True)
+def lists(chosen): return chosen.rows.tolist(),None if chosen.weight is None else chosen.weight.tolist()
+
+@pytest.mark.parametrize('row,weight,allowed,wanted', [
+    (0, None, None, ([0,3], None)), (2, None, None, ([0,2], None)), (3, None, None, ([0,3], None)),
+    (0, None, mask(0,1,2), ([0,2], [1.,1.])), (0, None, mask(1), ([0,1], [1.,1.])), (2, None, mask(1,2), ([1,2], [1.,1.])),
+    (0, None, mask(0), ([0,1], [2.,0.])), (3, None, mask(3), ([0,3], [0.,2.])), (3, None, mask(), ([0,3], [0.,2.])), # nobody may: the next row, which counts for nothing
+    (0, 3., None, ([0,3], [6.,0.])), (2, 3., None, ([0,2], [0.,6.])), (2, 3., mask(1,2), ([1,2], [0.,6.])), (3, .5, mask(), ([0,3], [0.,1.]))])
+def test_a_single_item_gets_the_hardest_of_the_others_for_company(row, weight, allowed, wanted):
+    chosen = Chosen(torch.tensor([row]), None if weight is None else torch.tensor([weight]))
+    got = at_least_two(chosen, SCORES, allowed)
+    assert lists(got)==wanted and got.rows.dtype==torch.int64
+    assert torch.equal(SCORES, torch.tensor([9.,1.,5.,7.])) and len(chosen.rows)==1 # what it was given is as it was
+    if got.weight is not None: assert got.weight.sum()==2*(1 if weight is None else weight) # the mean over two is the single item's
+
+@pytest.mark.parametrize('bad', [float('nan'), math.inf, -math.inf])
+def test_company_with_a_score_that_is_not_finite_ranks_highest(bad):
+    scores = torch.tensor([9.,1.,bad,7.])
+    assert lists(at_least_two(Chosen(torch.tensor([0])), scores))==([0,2], None)
+    assert lists(at_least_two(Chosen(torch.tensor([0])), scores, mask(1,3)))==([0,3], [1.,1.])
+    assert lists(at_least_two(Chosen(torch.tensor([2])), scores, mask(2)))==([2,3], [2.,0.])
+
+@pytest.mark.parametrize('rows,n', [([],4), ([0,2],4), ([0,1,2,3],4), ([0],1)])
+def test_other_counts_get_no_company(rows, n):
+    for weight in None,torch.ones(len(rows)):
+        chosen = Chosen(torch.tensor(rows, dtype=torch.int64), weight)
+        for allowed in None,torch.ones(n).bool(): assert at_least_two(chosen, SCORES[:n], allowed) is chosen
+
+@pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,wanted', [(5,9,4,1,False,4), (4,9,4,1,False,4), (6,9,4,1,False,6), (5,9,4,1,True,5), (5,5,4,1,False,5), (9,20,4,2,False,8),
+    (10,20,4,2,False,8), (11,20,4,2,False,11), (17,20,8,2,False,16), (3,9,1,1,False,3), (2,9,4,1,False,2)])
+def test_no_item_is_left_over_for_a_batch_of_its_own(count, n, bs, n_ranks, drop_last, wanted):
+    rows = torch.arange(count)
+    assert avoid_singleton_batch(rows, torch.ones(n).bool(), bs, n_ranks, drop_last).tolist()==list(range(wanted))
+
+def test_too_few_items_are_joined_by_others_that_are_drawn():
+    allowed = torch.tensor([True,False,True,True,False])
+    drawn = [avoid_singleton_batch(torch.tensor([2]), allowed, 4, generator=gen(s)).tolist() for s in range(50)]
+    assert {tuple(o) for o in drawn}=={(0,2),(2,3)} # of those that are allowed
+    assert avoid_singleton_batch(torch.tensor([2]), torch.zeros(5).bool(), 4, generator=gen()).shape==(2,) # unless there are none
+    none = torch.zeros(0, dtype=torch.int64)
+    assert set([0,2,3])<set(avoid_singleton_batch(none, allowed, 4, 2, generator=gen()).tolist()) # two for each process: a fourth is needed
+    assert avoid_singleton_batch(none, torch.ones(1).bool(), 4).tolist()==[0] and not len(avoid_singleton_batch(none, torch.ones(0).bool(), 4))
