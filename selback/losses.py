@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['n_items', 'map_tensors', 'as_tensors', 'take_rows', 'check_range', 'has_reduction', 'is_sum', 'unreduced',
-           'preserved', 'one_by_one', 'item_losses_how', 'item_losses', 'is_mean', 'check_separable',
-           'separable_losses', 'weigh_grads']
+           'has_side_effects', 'preserved', 'one_by_one', 'item_losses_how', 'item_losses', 'is_mean',
+           'check_separable', 'separable_losses', 'weigh_grads', 'ItemLoss']
 
 # %% ../nbs/00_losses.ipynb #ca67bec8
-import inspect, math
+import inspect, math, weakref
 from collections.abc import Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from functools import partial
 from numbers import Real
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,13 @@ def n_items(
     batch, # A tensor, or tuples, lists and dicts of them, with items along the first dimension
 )->int: # Number of items; raises a `ValueError` if `batch` holds no such tensor
     "The number of items in a batch"
-    def sizes(o):
+    left = [batch]
+    while left:
+        o = left.pop()
         if isinstance(o, Tensor):
-            if o.ndim: yield len(o)
-        elif not isinstance(o, str):
-            for part in o.values() if isinstance(o, Mapping) else o if hasattr(o, '__iter__') else (): yield from sizes(part)
-    n = next(sizes(batch), None)
-    if n is None: raise ValueError(f'n_items: no tensor with a first dimension in a {type(batch).__name__}')
-    return n
+            if o.ndim: return len(o)
+        elif not isinstance(o, str) and hasattr(o, '__iter__'): left += reversed([*(o.values() if isinstance(o, Mapping) else o)])
+    raise ValueError(f'n_items: no tensor with a first dimension in a {type(batch).__name__}')
 
 # %% ../nbs/00_losses.ipynb #94ccbab4
 def _like(batch, parts):
@@ -57,7 +57,8 @@ def as_tensors(
     batch, # A batch of fastai's tensor subclasses
 ): # The same as `Tensor`s, which PyTorch's losses insist on
     "The batch as plain tensors"
-    return map_tensors(lambda t: t.as_subclass(Tensor), batch)
+    if type(batch) is tuple and {*map(type, batch)}<={Tensor}: return batch # as most are: each batch is asked a few times
+    return map_tensors(lambda t: t if type(t) is Tensor else t.as_subclass(Tensor), batch)
 
 # %% ../nbs/00_losses.ipynb #23f37ef9
 def take_rows(
@@ -77,11 +78,12 @@ def check_range(
     whole:bool=False, # Must it be a whole number?
 ): # `value`; raises a `ValueError` if it is outside the range or not finite, a `TypeError` if it is no number
     "Check that a number is in its range"
-    wanted = f"a {'whole ' if whole else ''}number {'above' if above else 'of at least'} {low}" + (f' and at most {high}' if high<math.inf else '')
-    if not isinstance(value, Real): raise TypeError(f'{name}: got {value!r}, wanted {wanted}.')
-    inside = (low<value if above else low<=value) and value<=high and math.isfinite(value) and (not whole or value==int(value))
-    if not inside: raise ValueError(f'{name}: got {value!r}, wanted {wanted}.')
-    return int(value) if whole else value
+    is_number = isinstance(value, Real)
+    inside = is_number and (low<value if above else low<=value) and value<=high and math.isfinite(value)
+    if inside and (not whole or value==int(value)): return int(value) if whole else value
+    most = f' and at most {high}' if high<math.inf else ''
+    wanted = f"a {'whole ' if whole else ''}number {'above' if above else 'of at least'} {low}{most}"
+    raise (ValueError if is_number else TypeError)(f'{name}: got {value!r}, wanted {wanted}.')
 
 # %% ../nbs/00_losses.ipynb #b4f9b997
 def _layers(loss_func):
@@ -90,21 +92,41 @@ def _layers(loss_func):
         yield loss_func
         loss_func = getattr(loss_func, 'func', None)
 
+def _name(loss_func): return getattr(loss_func, '__name__', loss_func)
+
+_found = dict(params=weakref.WeakKeyDictionary(), separable=weakref.WeakKeyDictionary()) # what asking a loss function takes long for
+
+def _recall(what, loss_func):
+    with suppress(TypeError): return _found[what].get(loss_func) # some can't be hashed or referenced weakly
+
+def _remember(what, loss_func, value):
+    with suppress(TypeError): _found[what][loss_func] = value
+    return value
+
+# %% ../nbs/00_losses.ipynb #e61ec4d3
 def _params(loss_func):
     "The parameters that calling `loss_func` takes, by name; none if it doesn't tell"
-    try: return inspect.signature(loss_func.forward if isinstance(loss_func, nn.Module) else loss_func).parameters
-    except (ValueError,TypeError): return {} # built-in or scripted
+    known = _recall('params', loss_func)
+    if known is not None: return known
+    try: params = inspect.signature(loss_func.forward if isinstance(loss_func, nn.Module) else loss_func).parameters
+    except (ValueError,TypeError): params = {} # built-in or scripted
+    return _remember('params', loss_func, params)
 
 def _owner(loss_func):
     "What of `loss_func` has the attribute `reduction`, or None"
     return next((o for o in _layers(loss_func) if hasattr(o, 'reduction')), None)
 
+def _takes_reduction(loss_func):
+    "Does what `loss_func` wraps innermost take a keyword `reduction`?"
+    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in _params([*_layers(loss_func)][-1]).items())
+
+# %% ../nbs/00_losses.ipynb #52a338d9
 def has_reduction(
     loss_func, # Any loss
 )->bool: # Can it be asked for unreduced losses?
     "Has a loss an attribute `reduction` that can be set, or a keyword of that name?"
     owner = _owner(loss_func)
-    if owner is None: return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in _params([*_layers(loss_func)][-1]).items())
+    if owner is None: return _takes_reduction(loss_func)
     try: owner.reduction = owner.reduction
     except (AttributeError,RuntimeError): return False
     return True
@@ -116,22 +138,40 @@ def is_sum(
     said = [o.keywords['reduction'] for o in _layers(loss_func) if isinstance(o, partial) and 'reduction' in o.keywords]
     return getattr(_owner(loss_func), 'reduction', (said or ['mean'])[0])=='sum'
 
-def _name(loss_func): return getattr(loss_func, '__name__', loss_func)
-
 # %% ../nbs/00_losses.ipynb #1514a6fc
+class _NoneUnreduced(TypeError):
+    def __init__(self, loss_func): super().__init__(f'{_name(loss_func)} has no unreduced losses: it has neither an attribute `reduction` '
+        'that can be set nor a keyword of that name. Use `item_losses`, or give it one.')
+
 @contextmanager
 def unreduced(
     loss_func, # A loss with a `reduction` attribute or keyword; else raises a `TypeError`
 ):
     "Within the context, `loss_func` with `reduction='none'`; its own `reduction` is restored afterwards"
     owner = _owner(loss_func)
-    if not has_reduction(loss_func): raise TypeError(f'{_name(loss_func)} has no unreduced losses: it has neither an attribute `reduction` '
-        'that can be set nor a keyword of that name. Use `item_losses`, or give it one.')
-    if owner is None: yield partial(loss_func, reduction='none')
-    else:
-        old,owner.reduction = owner.reduction,'none'
-        try: yield loss_func
-        finally: owner.reduction = old
+    if owner is None:
+        if not _takes_reduction(loss_func): raise _NoneUnreduced(loss_func)
+        yield partial(loss_func, reduction='none')
+        return
+    try: old,owner.reduction = owner.reduction,'none'
+    except (AttributeError,RuntimeError): raise _NoneUnreduced(loss_func) from None
+    try: yield loss_func
+    finally: owner.reduction = old
+
+# %% ../nbs/00_losses.ipynb #61170a05
+_hooks = 'forward','_forward_pre_hooks','_forward_hooks','_backward_pre_hooks','_backward_hooks' # somebody else's code
+
+def _is_known(o):
+    "Is it a loss of PyTorch or fastai, or a `partial`?"
+    if isinstance(o, FunctionType): return getattr(nn.functional, o.__name__, None) is o and 'reduction' in o.__code__.co_varnames
+    if type(o) is partial: return True
+    return type(o).__module__ in ('torch.nn.modules.loss','fastai.losses') and not any(map(vars(o).get, _hooks))
+
+def has_side_effects(
+    loss_func, # Any loss
+)->bool: # False for the losses of PyTorch and fastai, also where these are wrapped in a `partial`
+    "Could a loss draw random numbers, or change itself?"
+    return not all(map(_is_known, _layers(loss_func)))
 
 # %% ../nbs/00_losses.ipynb #f692044b
 @contextmanager
@@ -139,8 +179,9 @@ def preserved(
     loss_func, # Any loss
 ):
     "Within the context a loss may change its attributes and buffers; they are restored afterwards"
-    parts = [m for o in _layers(loss_func) for m in (o.modules() if isinstance(o, nn.Module) else [o]) if isinstance(getattr(m, '__dict__', None), dict)]
-    before = [(d, dict(d)) for m in parts for d in (vars(m), getattr(m, '_buffers', {}))]
+    parts = [m for o in _layers(loss_func) for m in (o.modules() if isinstance(o, nn.Module) else [o])]
+    parts = [m for m in parts if isinstance(getattr(m, '__dict__', None), dict)]
+    before = [(d, dict(d)) for m in parts for d in (vars(m), getattr(m, '_buffers', {})) if isinstance(d, dict)]
     values = [(b, b._version, b.clone()) for m in parts for b in getattr(m, '_buffers', {}).values() if b is not None]
     try: yield loss_func
     finally:
@@ -175,7 +216,8 @@ def one_by_one(
     except Exception: pass # if the loss itself is at fault, the loop raises
     try: return torch.stack([of_one(take_rows(batch, slice(i, i+1))) for i in range(n_items(yb or pred))]),'loop'
     except torch.cuda.OutOfMemoryError: raise
-    except Exception as e: raise ValueError(f'{_name(loss_func)} gives no loss per item: it fails on a batch of one item ({e}). {_remedy}') from e
+    except Exception as e:
+        raise ValueError(f'{_name(loss_func)} gives no loss per item: it fails on a batch of one item ({e}). {_remedy}') from e
 
 _remedy = 'Pass item_loss=, a function `(pred, *yb)` that returns one number for each item.'
 _mixes = f'It mixes items, weighs them by the others, or is random. {_remedy}'
@@ -193,16 +235,18 @@ def _per_item(losses, n, loss_func, pred, yb):
 # %% ../nbs/00_losses.ipynb #aa5be4f8
 def _mean_unreduced(losses, loss_func, pred, yb):
     "The mean of each item's unreduced losses over its elements that are not ignored"
-    n,ignored,y = n_items(yb or pred),_ignore_index(loss_func),yb[0] if yb else None
+    n = n_items(yb or pred)
+    if losses.shape==(n,): return losses
+    ignored,y = _ignore_index(loss_func),yb[0] if yb else None
     losses = _per_item(losses, n, loss_func, pred, yb)
     if ignored is None or not isinstance(y, Tensor) or y.is_floating_point() or y.numel()!=losses.numel(): return losses.mean(1)
     return losses.sum(1) / (y.reshape(n, -1)!=ignored).sum(1).clamp(min=1)
 
 def _unreduced(loss_func, pred, yb):
     "The unreduced losses, None if the loss has none after all"
-    if not has_reduction(loss_func): return
     try:
         with unreduced(loss_func) as f: losses = as_tensors(f(pred, *yb)).float()
+    except _NoneUnreduced: return
     except torch.cuda.OutOfMemoryError: raise
     except Exception:
         loss_func(pred, *yb) # raises if the loss itself is at fault, and not that it was asked for unreduced losses
@@ -216,7 +260,7 @@ def item_losses_how(
 ): # One float32 loss per item, shape (bs,), and how it was computed: 'reduction', 'vmap' or 'loop'
     "The loss of each item, and how it was found"
     pred,*yb = as_tensors((pred, *yb))
-    with preserved(loss_func):
+    with preserved(loss_func) if has_side_effects(loss_func) else nullcontext():
         losses = _unreduced(loss_func, pred, yb)
         if losses is None: return one_by_one(loss_func, pred, *yb)
         return _mean_unreduced(losses, loss_func, pred, yb),'reduction'
@@ -253,14 +297,15 @@ def check_separable(
     map_tensors(tensors.append, pred)
     if not tensors: return True # predictions of some other kind, of which no part can be taken
     with preserved(loss_func): half,way = item_losses_how(loss_func, *take_rows((pred,*yb), slice(0, n)))
-    if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True): raise ValueError(f'{_name(loss_func)} gives no loss per item: '
-        f'those of the first {n} items have a mean of {float(losses[:n].mean()):.4g} in a batch of {len(losses)}, but of {float(half.mean()):.4g} in a batch of their own. {_mixes}')
+    if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ValueError(f'{_name(loss_func)} gives no loss per item: those of the first {n} items have a mean of '
+            f'{float(losses[:n].mean()):.4g} in a batch of {len(losses)}, but of {float(half.mean()):.4g} in a batch of their own. {_mixes}')
     for n in () if way=='reduction' else (len(losses), n):
         some,mean,total = losses[:n],losses[:n].mean(),losses[:n].sum()
         with preserved(loss_func): whole = torch.as_tensor(loss_func(*take_rows((pred,*yb), slice(0, n)))).to(losses).mean()
         if not any(torch.allclose(whole, o, rtol=1e-4, atol=1e-6, equal_nan=True) for o in (mean, total)):
-            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {float(mean):.4g}, but their loss as '
-                f'one batch is {float(whole):.4g}. {_mixes}')
+            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {float(mean):.4g}, '
+                f'but their loss as one batch is {float(whole):.4g}. {_mixes}')
     return bool(losses.isfinite().all() and (losses!=losses[0]).any())
 
 def separable_losses(
@@ -268,9 +313,9 @@ def separable_losses(
     pred, # What the model predicts for the batch
     *yb, # Targets, as `loss_func` takes them
 )->Tensor: # One float32 loss per item, shape (bs,); raises a `ValueError` if the loss mixes items
-    "The loss of each item, by a loss that treats each by itself"
+    "The loss of each item, by a loss that treats each by itself, as the first batch that could tell has shown"
     losses = item_losses(loss_func, pred, *yb)
-    check_separable(loss_func, losses, pred, *yb)
+    if not _recall('separable', loss_func): _remember('separable', loss_func, check_separable(loss_func, losses, pred, *yb))
     return losses
 
 # %% ../nbs/00_losses.ipynb #dd6866d9
@@ -285,5 +330,22 @@ def weigh_grads(
         if p.requires_grad: p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
         return p
     map_tensors(weigh, pred)
-    if not found: raise TypeError(f'weigh_grads: got predictions that are a {type(pred).__name__}, wanted a tensor, or tensors in tuples, lists '
-        'and dicts, to weigh the items by.')
+    if not found: raise TypeError(f'weigh_grads: got predictions that are a {type(pred).__name__}, wanted a tensor, or tensors in tuples, '
+        'lists and dicts, to weigh the items by.')
+
+# %% ../nbs/00_losses.ipynb #f043d30d
+class ItemLoss:
+    "The user's own loss per item, in the place of a loss function that has none"
+    reduction = 'none'
+    def __init__(self,
+        item_loss, # A function `(pred, *yb)` that returns one number for each item
+        loss_func=None, # The learner's own, which tells the scores of classes where these are
+    ):
+        if not callable(item_loss): raise TypeError(f'item_loss: got {item_loss!r}, wanted a function `(pred, *yb)` that returns one number for each item.')
+        self.item_loss,self.of_classes = item_loss,loss_func
+    def __call__(self, pred, *yb)->Tensor:
+        "One loss per item"
+        losses,n = self.item_loss(pred, *yb),n_items(yb or pred)
+        if getattr(losses, 'shape', None)==(n,): return losses
+        raise ValueError(f"item_loss: {getattr(self.item_loss, '__name__', self.item_loss)} returned {type(losses).__name__} of shape "
+            f"{tuple(getattr(losses, 'shape', ()))}, wanted one number for each of {n} items, shape ({n},).")

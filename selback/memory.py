@@ -11,11 +11,23 @@ from torch import Tensor
 
 from .losses import check_range
 
+# %% ../nbs/06_memory.ipynb #64c9128b
+def _row_by_row(idx, losses, past, ema):
+    "Sorted rows; for each the last loss of its item, and the smoothed loss of the item before that one"
+    at,order = idx.sort(stable=True)
+    losses,past,row = losses[order],past[order],torch.arange(len(idx), device=idx.device)
+    first,last = torch.searchsorted(at, at),torch.searchsorted(at, at, right=True)-1
+    new = past.isnan()
+    weight = torch.where(new & (row==first), 1., 1-ema)*ema**(last-1-row)
+    wide = torch.float32 if idx.device.type=='mps' else torch.float64 # in which sums of any order round alike
+    earlier = torch.where(row<last, weight*losses, 0.).to(wide)
+    smooth = torch.zeros_like(earlier).index_add_(0, first, earlier)[first] + torch.where(new & (first<last), 0., past*ema**(last-first))
+    return at,losses[last],smooth.to(losses)
+
 # %% ../nbs/06_memory.ipynb #1ba5f6a5
 class ItemMemory:
     "The last loss, a smoothed loss, the age in epochs, and how often seen and picked, of each dataset item"
     fields = dict(loss=torch.float32, ewma=torch.float32, age=torch.int16, seen=torch.int32, picked=torch.int32)
-
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
@@ -25,29 +37,29 @@ class ItemMemory:
         if check_range('ema', ema, 0, 1)==1: raise ValueError('ema: got 1, wanted a number below 1.')
         self.ema,self.fields = ema,self.fields | (dict(streak=torch.int32, looked=torch.bool) if guard else {})
         for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(check_range('n', n, 1), dtype=dtype, device=device))
+        self._one = torch.ones(1, dtype=torch.int32, device=device)
         self.loss.fill_(float('nan'))
         self.ewma.fill_(float('nan'))
-
     def __len__(self): return len(self.loss)
-
     def note(self,
-        idx:Tensor, # Dataset indices, int64, shape (n,)
+        idx:Tensor, # Dataset indices, int64, shape (n,); an item may have several rows
         losses:Tensor, # Their losses, shape (n,)
         fresh:bool=True, # Was that a look at all items, which starts the age anew?
         picked:bool=False, # Did they train?
         again:bool=False, # Was the item noted in this epoch before? It is then neither counted nor smoothed again
     ):
-        "Remember the losses of some items"
-        losses,one = losses.detach().to(self.loss),torch.ones_like(idx, dtype=torch.int32)
+        "Remember the losses of some items, row by row"
+        losses,past,at,one = losses.detach().to(self.loss),None,idx,self._one.expand(len(idx))
+        if not idx.is_cpu or len(set(rows := idx.tolist()))<len(rows): # a GPU is not asked, or it would have to finish first
+            at,losses,past = _row_by_row(idx, losses, self.ewma.index_select(0, idx), self.ema)
         if not again:
-            past = self.ewma[idx]
-            self.ewma[idx] = torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema))
+            if past is None: past = self.ewma.index_select(0, idx)
+            self.ewma.index_copy_(0, at, torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema)))
             self.seen.index_add_(0, idx, one)
-        self.loss[idx] = losses
+        self.loss.index_copy_(0, at, losses)
         if picked: self.picked.index_add_(0, idx, one)
-        if fresh: self.age[idx] = 0
-        if 'looked' in self.fields: self.looked[idx] = True
-
+        if fresh: self.age.index_fill_(0, idx, 0)
+        if 'looked' in self.fields: self.looked.index_fill_(0, idx, True)
     def next_epoch(self,
         noise_quantile:float|None=None, # Losses above this quantile are among the highest, if the guard is on
     ):
@@ -60,25 +72,22 @@ class ItemMemory:
         streak = torch.where((self.loss>limit) & self.loss.isfinite(), self.streak+1, 0)
         self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
         self.looked.zero_()
-
     @property
     def suspects(self)->Tensor: # A mask, shape (n,)
         "The items whose loss has been among the highest in three epochs that looked at it"
         return self.streak>=3 if 'streak' in self.fields else torch.zeros_like(self.loss, dtype=torch.bool)
-
     def frame(self): # A DataFrame with a row for each item
         "What is remembered, as a DataFrame"
         import pandas as pd # here, since nothing else needs it
         return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in self.fields})
-
     def state_dict(self):
         "What to save"
         return {name: getattr(self, name).clone() for name in self.fields}
-
     def load_state_dict(self,
         state, # As `state_dict` returned it, of as many items
     ):
         "Remember what was saved"
         for name in set(self.fields) & set(state):
-            if len(state[name])!=len(self): raise ValueError(f'ItemMemory: got a state of {len(state[name])} items, wanted {len(self)}, as in the dataset.')
+            if len(state[name])!=len(self):
+                raise ValueError(f'ItemMemory: got a state of {len(state[name])} items, wanted {len(self)}, as in the dataset.')
             getattr(self, name).copy_(state[name])

@@ -57,7 +57,8 @@ def grad_bound_score(
     *yb, # Targets
 )->Tensor: # Norms, shape (bs,)
     "The norm of each item's gradient at its prediction (Katharopoulos and Fleuret 2018, section 3.2)"
-    if not isinstance(pred, Tensor): raise ValueError(f"score='grad_bound': got predictions that are a {type(pred).__name__}, wanted a tensor; use score='loss'.")
+    if not isinstance(pred, Tensor): raise ValueError(f"score='grad_bound': got predictions that are a {type(pred).__name__}, wanted a "
+        "tensor; use score='loss'.")
     with torch.enable_grad():
         pred = pred.detach().float().requires_grad_()
         grad, = torch.autograd.grad(item_losses(loss_func, pred, *yb).sum(), pred)
@@ -72,7 +73,8 @@ def _of_classes(score, loss_func):
     loss_func = getattr(loss_func, 'of_classes', loss_func) # of the user's own loss per item: the loss function that trains
     func = getattr(loss_func, 'func', loss_func)
     if isinstance(func, _no_logits) or func in _no_logit_functions:
-        raise ValueError(f"score={score.__name__.removesuffix('_score')!r}: {getattr(func, '__name__', func)} takes no logits of classes; use score='loss'.")
+        raise ValueError(f"score={score.__name__.removesuffix('_score')!r}: {getattr(func, '__name__', func)} takes no logits of classes; "
+            "use score='loss'.")
     multi_label = isinstance(func, nn.BCEWithLogitsLoss) or func is F.binary_cross_entropy_with_logits
     return partial(score, axis=getattr(loss_func, 'axis', 1), multi_label=multi_label)
 

@@ -167,6 +167,61 @@ def test_weighted_gradient_is_that_of_the_weighted_loss():
         weigh_grads(pred, w)
         torch.testing.assert_close(torch.autograd.grad(f(pred, y), x)[0], wanted, rtol=1e-6, atol=1e-9)
 
+# pruning
+def by_sorting(scores, prune, generator):
+    "The easy items to keep, where their number is whole: those that drew the smallest numbers"
+    noise = torch.rand(len(scores), generator=generator)
+    easy = scores<scores.double().mean()
+    order = torch.where(easy, noise, 2.).argsort(stable=True)
+    left_out = order[round((1-prune)*int(easy.sum())):int(easy.sum())]
+    return sorted(set(range(len(scores)))-set(left_out.tolist()))
+
+@pytest.mark.parametrize('prune,n_easy', [(.5,0), (.5,2), (.5,64), (.75,64), (.25,400), (.9,10), (.7,10), (0.,33), (.3,1000)])
+def test_a_whole_number_of_easy_items_is_kept_as_by_sorting(prune, n_easy):
+    for s in range(5):
+        scores = torch.cat([torch.rand(n_easy, generator=gen(s))*.1, torch.ones(77)])[torch.randperm(n_easy+77, generator=gen(s))]
+        a,b = gen(s),gen(s)
+        chosen = prune_easy(scores, prune, a)
+        assert ids(chosen)==by_sorting(scores, prune, b) and torch.equal(a.get_state(), b.get_state())
+        easy = scores<.5
+        assert torch.equal(chosen.weight, torch.where(easy, 1/(1-prune), 1.)[chosen.rows])
+
+def test_equal_draws_keep_the_first(monkeypatch):
+    draw = torch.rand
+    monkeypatch.setattr(torch, 'rand', lambda *args, **kwargs: (draw(*args, **kwargs)*4).floor()/4) # four numbers only
+    for s in range(20):
+        scores = torch.rand(80, generator=gen(s))
+        if int((scores<scores.mean()).sum())%2: continue
+        assert ids(prune_easy(scores, .5, gen(s)))==by_sorting(scores, .5, gen(s))
+
+@pytest.mark.parametrize('n_easy,prune', [(9,.9), (1,.5), (3,.5), (7,.3), (10,.85), (1,.99)])
+@pytest.mark.parametrize('unknown', [0, 5])
+def test_the_rounding_of_a_share_is_right_on_average(n_easy, prune, unknown):
+    "The number of easy items that are kept, the sum of the weights, and each item's chance, within 5 sigma"
+    scores = torch.cat([torch.full((unknown,), math.nan), torch.ones(20), torch.arange(n_easy)/100])
+    easy,generator,draws,share = torch.arange(n_easy)+unknown+20,gen(n_easy),4000,(1-prune)*n_easy
+    kept,sums,states = torch.zeros(len(scores)),[],[]
+    for _ in range(draws):
+        chosen = prune_easy(scores, prune, generator)
+        kept[chosen.rows] += 1
+        sums.append(chosen.weight.sum().double())
+        assert len(chosen.rows)-20-unknown in (math.floor(share), math.ceil(share))
+    assert (kept[:unknown+20]==draws).all()
+    sums,p = torch.stack(sums),kept[easy]/draws
+    assert abs(sums.mean()-len(scores))<5*sums.std()/draws**.5+1e-9
+    assert ((p-(1-prune)).abs()<5*((1-prune)*prune/draws)**.5).all() # alike for all of them
+    fresh,used = gen(3),gen(3)
+    prune_easy(scores, prune, used)
+    torch.rand(len(scores), generator=fresh)
+    assert torch.equal(fresh.get_state(), used.get_state()) # no draw more than one for each item
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_equal_losses_are_not_easy(dtype):
+    for n in (3,7,10,1000): assert ids(prune_easy(torch.full((n,), .1, dtype=dtype), .5, gen()))==list(range(n))
+
+@pytest.mark.parametrize('scores', [torch.zeros(0), torch.full((3,), math.nan), torch.tensor([math.inf,math.nan])])
+def test_nothing_known_nothing_pruned(scores): assert ids(prune_easy(scores, .5, gen()))==list(range(len(scores)))
+
 # no batch of one item
 SCORES = torch.tensor([9.,1.,5.,7.])
 def mask(*allowed): return torch.zeros(4, dtype=torch.bool).index_fill_(0, torch.tensor(allowed, dtype=torch.int64), True)
@@ -175,7 +230,7 @@ def lists(chosen): return chosen.rows.tolist(),None if chosen.weight is None els
 @pytest.mark.parametrize('row,weight,allowed,wanted', [
     (0, None, None, ([0,3], None)), (2, None, None, ([0,2], None)), (3, None, None, ([0,3], None)),
     (0, None, mask(0,1,2), ([0,2], [1.,1.])), (0, None, mask(1), ([0,1], [1.,1.])), (2, None, mask(1,2), ([1,2], [1.,1.])),
-    (0, None, mask(0), ([0,1], [2.,0.])), (3, None, mask(3), ([0,3], [0.,2.])), (3, None, mask(), ([0,3], [0.,2.])), # nobody may: the next row, which counts for nothing
+    (0, None, mask(0), ([0,1], [2.,0.])), (3, None, mask(3), ([0,3], [0.,2.])), (3, None, mask(), ([0,3], [0.,2.])), # nobody may: the next row
     (0, 3., None, ([0,3], [6.,0.])), (2, 3., None, ([0,2], [0.,6.])), (2, 3., mask(1,2), ([1,2], [0.,6.])), (3, .5, mask(), ([0,3], [0.,1.]))])
 def test_a_single_item_gets_the_hardest_of_the_others_for_company(row, weight, allowed, wanted):
     chosen = Chosen(torch.tensor([row]), None if weight is None else torch.tensor([weight]))
@@ -197,8 +252,9 @@ def test_other_counts_get_no_company(rows, n):
         chosen = Chosen(torch.tensor(rows, dtype=torch.int64), weight)
         for allowed in None,torch.ones(n).bool(): assert at_least_two(chosen, SCORES[:n], allowed) is chosen
 
-@pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,wanted', [(5,9,4,1,False,4), (4,9,4,1,False,4), (6,9,4,1,False,6), (5,9,4,1,True,5), (5,5,4,1,False,5), (9,20,4,2,False,8),
-    (10,20,4,2,False,8), (11,20,4,2,False,11), (17,20,8,2,False,16), (3,9,1,1,False,3), (2,9,4,1,False,2)])
+@pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,wanted', [
+    (5,9,4,1,False,4), (4,9,4,1,False,4), (6,9,4,1,False,6), (5,9,4,1,True,5), (5,5,4,1,False,5),
+    (9,20,4,2,False,8), (10,20,4,2,False,8), (11,20,4,2,False,11), (17,20,8,2,False,16), (3,9,1,1,False,3), (2,9,4,1,False,2)])
 def test_no_item_is_left_over_for_a_batch_of_its_own(count, n, bs, n_ranks, drop_last, wanted):
     rows = torch.arange(count)
     assert avoid_singleton_batch(rows, torch.ones(n).bool(), bs, n_ranks, drop_last).tolist()==list(range(wanted))
@@ -210,4 +266,5 @@ def test_too_few_items_are_joined_by_others_that_are_drawn():
     assert avoid_singleton_batch(torch.tensor([2]), torch.zeros(5).bool(), 4, generator=gen()).shape==(2,) # unless there are none
     none = torch.zeros(0, dtype=torch.int64)
     assert set([0,2,3])<set(avoid_singleton_batch(none, allowed, 4, 2, generator=gen()).tolist()) # two for each process: a fourth is needed
-    assert avoid_singleton_batch(none, torch.ones(1).bool(), 4).tolist()==[0] and not len(avoid_singleton_batch(none, torch.ones(0).bool(), 4))
+    assert avoid_singleton_batch(none, torch.ones(1).bool(), 4).tolist()==[0]
+    assert not len(avoid_singleton_batch(none, torch.ones(0).bool(), 4))
