@@ -14,8 +14,11 @@ from .functional import select_batch
 from .scoring import Int8Copy, ModelCopy, ReducibleLoss, ScoringPass, untouched
 from .memory import ItemMemory
 from .report import SelectionReport
+from .attach import Selection, set_selection
+from .epochs import EpochSelection
 from .callback import *
 from .views import *
+from .gradients import *
 from .methods.batch_loss_filter import *
 from .methods.selective_backprop import *
 from .methods.stale_loss import *
@@ -24,5 +27,6 @@ from .methods.importance_sampling import *
 from .methods.info_batch import *
 from .methods.reducible_loss import *
 from .methods.proxy import *
+from .methods.scale_lr import *
 
 __all__ = [o for o in globals() if not o.startswith('_')]

@@ -20,19 +20,15 @@ from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
 from fastai.torch_core import set_seed
-from fastcore.basics import camel2snake
 from fastcore.script import call_parse
 
-from .all import SelectionCallback, n_items
+from .all import Selection, known_methods, n_items
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
-from .policies import check_range
+from .losses import check_range
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #1c1de6dd
-def _subclasses(cls):
-    for c in cls.__subclasses__(): yield from (c, *_subclasses(c))
-
 def _parse(spec):
     "The name, arguments and keywords of a call"
     try:
@@ -46,7 +42,7 @@ def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
 ): # A function that returns a new callback, or None for plain training; raises a `ValueError` for an unknown name
     "The selection that `spec` writes as a call"
-    known = {camel2snake(c.__name__.removesuffix('Callback')): c for c in _subclasses(SelectionCallback) if c.__name__[0]!='_'}
+    known = known_methods()
     name,args,kwargs = _parse(spec)
     if name=='none': return lambda: None
     if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
@@ -193,7 +189,7 @@ def _study(methods, epochs, seeds, lr, seconds, items, annealing, path, about):
     methods = methods if isinstance(methods, dict) else {m: m for m in methods}
     if not methods: raise ValueError("methods: got none, wanted at least one, such as 'none'.")
     for name,o in methods.items():
-        if not isinstance(name, str) or not (isinstance(o, str) or callable(o)) or isinstance(o, SelectionCallback): raise TypeError(
+        if not isinstance(name, str) or not (isinstance(o, str) or callable(o)) or isinstance(o, Selection): raise TypeError(
             f'methods: got {name!r}: {o!r}, wanted a name with what get_method takes, or with a function that returns a new callback.')
     if clash := sorted(_own_columns & set(about)): raise ValueError(f"compare: got {', '.join(clash)}, which it writes itself; wanted columns of other names.")
     made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
@@ -253,7 +249,7 @@ def compare(
         set_seed(seed, reproducible=True)
         before,learn,log,selection = learn.model,get_learner(),CostLog(watch),made[method]()
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
-        if not isinstance(selection, SelectionCallback|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
+        if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
         if selection is not None: learn.add_cb(selection)
         _train(learn, [log, _Progress(bar, 100*i, f'{method[:18]}, seed {seed}')], epochs, budget, lr_at, lr)
         if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')

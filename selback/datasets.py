@@ -8,7 +8,7 @@ __all__ = ['datasets', 'folders', 'damages', 'networks', 'TensorItems', 'TensorD
 
 # %% ../nbs/45_datasets.ipynb #b24bf57c
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 with warnings.catch_warnings(): # of PyTorch's, about fastai's code
@@ -23,7 +23,7 @@ from fastai.vision.augment import Flip, RandTransform, Resize, aug_transforms
 from fastai.vision.data import ImageDataLoaders, imagenet_stats
 from torch.nn import functional as F
 
-from .policies import check_range
+from .losses import check_range
 
 # %% ../nbs/45_datasets.ipynb #a67135d0
 class TensorItems:
@@ -126,7 +126,7 @@ def _folder(path, bs):
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
     return ImageDataLoaders.from_folder(path, bs=bs, item_tfms=Resize(128), batch_tfms=tfms, **split)
 
-datasets = dict(digits=_digits, cifar10=lambda: _cifar(URLs.CIFAR), cifar100=lambda: _cifar(URLs.CIFAR_100), svhn=_svhn) # kept in memory
+datasets = dict(digits=_digits, cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100), svhn=_svhn) # kept in memory
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 
 def get_dls(

@@ -14,7 +14,7 @@ from fastai.callback.core import Callback, TrainEvalCallback
 
 from .callback import SelectionCallback
 from .compare import comparable, measure_of
-from .cost import now
+from .cost import clock
 from .findings import last_epochs, summarize, table
 
 # %% ../nbs/55_experiments.ipynb #1246d7ff
@@ -57,30 +57,41 @@ def styled(
 # %% ../nbs/55_experiments.ipynb #0f0bc576
 class StepTimes(Callback):
     "Seconds that the training of a learner spent where, as `seconds`"
-    order = SelectionCallback.order+1
+    order,run_valid = SelectionCallback.order+1,False
     def __init__(self):
-        self.seconds,self._mark = dict(selection=0., forward=0., backward=0., other=0.),None
+        self.seconds,self._mark,self._waited = dict(selection=0., forward=0., backward=0., other=0.),None,None
 
     def lap(self,
         what:str, # A key of `seconds`
     ):
         "The time since the last call was spent on that"
-        if not self.training: return
-        end = now(self.dls.device or 'cpu')
+        end = clock(self.dls.device or 'cpu')
         self.seconds[what],self._mark = self.seconds[what]+end-self._mark,end
 
-    def before_train(self): self._mark = now(self.dls.device or 'cpu')
-    def before_batch(self): self.lap('selection')
+    def arrive(self):
+        "The first batch of a step is there; a selection may read more of them"
+        if self._waited is not None: return
+        self.lap('other')
+        self._waited = self._read
+
+    @property
+    def _read(self): return getattr(self.dl, 'waited', 0.) # seconds that a `Feed` has spent reading
+
+    def before_train(self): self._mark,self._waited = clock(self.dls.device or 'cpu'),None
+    def before_batch(self):
+        self.lap('selection')
+        read,self._waited = self._read-self._waited,None
+        self.seconds['selection'] -= read
+        self.seconds['other'] += read
     def after_loss(self): self.lap('forward')
     def after_backward(self): self.lap('backward')
-    def after_cancel_batch(self): self.lap('selection') # its items wait for more
     def after_train(self): self.lap('other')
 
 class _BeforeSelection(Callback):
-    "Tells `StepTimes` that the selection begins"
-    order = TrainEvalCallback.order+1
+    "Tells `StepTimes` that a batch is there"
+    order,run_valid = TrainEvalCallback.order+1,False
     def __init__(self, times): self.times = times
-    def before_batch(self): self.times.lap('other')
+    def before_batch(self): self.times.arrive()
 
 def step_times()->list: # Callbacks; the first is a `StepTimes`
     "What times the parts of a step"

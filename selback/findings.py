@@ -9,7 +9,7 @@ __all__ = ['costs', 'words', 'factors', 'reach', 'best_within', 'against', 'last
 # %% ../nbs/46_findings.ipynb #ff8aaeed
 import numpy as np, pandas as pd
 
-from .policies import check_range
+from .losses import check_range
 
 # %% ../nbs/46_findings.ipynb #648faf13
 def reach(

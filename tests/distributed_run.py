@@ -1,4 +1,4 @@
-"Run by `test_distributed.py` in each of several processes: trains and saves what happened"
+"Run by `test_distributed.py`: two processes train together, and save what happened"
 import os, sys
 from datetime import timedelta
 from pathlib import Path
@@ -20,34 +20,39 @@ def on_cpu(self, t, rank):
 DistributedDL._broadcast = on_cpu
 
 class Witness(Callback):
-    "Which items train, and with which weights"
+    "Which items train, and with which weights; who hands out the batches"
     order,run_valid = 20,False
-    def __init__(self): self.steps,self.n = [],-1
+    def __init__(self): self.steps,self.n,self.loaders,self.lengths = [],-1,set(),[]
     def before_epoch(self): self.n += 1 # over both fits
+    def before_batch(self):
+        feed = getattr(self.learn.selection, 'feed', None)
+        self.loaders.add((isinstance(self.learn.dl, DistributedDL), feed is None or self.learn.dl is feed))
     def after_loss(self):
         cb = self.learn.selection
         idx,weight = (None,None) if cb is None else (cb.item_idx,cb.item_weight)
-        self.steps.append((self.n, self.x[:,-1].long().tolist(), None if idx is None else idx.tolist(), None if weight is None else weight.tolist()))
-
-class Head(nn.Module):
-    def __init__(self): super().__init__(); self.net = mlp()
-    def forward(self, x): return self.net(x[:,:4])
+        self.steps.append((self.n, numbers(self.x), None if idx is None else idx.tolist(), None if weight is None else weight.tolist()))
+    def after_train(self): self.lengths.append(self.n_iter)
 
 class OddOnes(SelectionCallback):
     "Chooses nothing on one rank in every other batch"
     def choose(self, scores): return Chosen(torch.arange(0 if dist.get_rank()==self.iter%2 else 3))
 
-CASES = dict(plain=lambda: None, all_sb=lambda: SelectiveBackpropCallback(beta=0, warmup=0), all_stale=lambda: StaleLossCallback(beta=0, n=2, warmup=0), blf=lambda: BatchLossFilterCallback(.6), sb=lambda: SelectiveBackpropCallback(beta=1), composer=lambda: SelectiveBackpropCallback(beta=1, gather=False),
-    stale=lambda: StaleLossCallback(beta=1, n=2), stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False), top=lambda: TopLossCallback(.5),
-    guarded=lambda: TopLossCallback(.5, max_quantile=.5), random=lambda: RandomSubsetCallback(.5), random_before=lambda: RandomSubsetCallback(.37, before_loading=True),
-    cancelled=lambda: StaleLossCallback(beta=1, n=2, gather=False), importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02), info=lambda: InfoBatchCallback(), empty=OddOnes,
-    empty_gathered=lambda: OddOnes(gather=True), guarded_sb=lambda: SelectiveBackpropCallback(beta=1, max_quantile=.5), left_over=lambda: RandomSubsetCallback(34/101, before_loading=True))
+class OnlyTheFirst(SelectionCallback):
+    "Chooses on rank 0 only"
+    def choose(self, scores): return Chosen(torch.arange(0 if dist.get_rank() else min(5, len(scores))))
 
 class CancelEpoch(Callback):
     "Leaves the third epoch half-way"
     run_valid = False
     def before_batch(self):
-        if self.learn.witness.n==2 and self.iter==3: raise CancelEpochException
+        if self.learn.witness.n==2 and self.learn.iter>=3: raise CancelEpochException
+
+CASES = dict(plain=lambda: None, all_sb=lambda: SelectiveBackpropCallback(beta=0, warmup=0), all_stale=lambda: StaleLossCallback(beta=0, n=2, warmup=0), blf=lambda: BatchLossFilterCallback(.6), sb=lambda: SelectiveBackpropCallback(beta=1), composer=lambda: SelectiveBackpropCallback(beta=1, gather=False),
+    stale=lambda: StaleLossCallback(beta=1, n=2), stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False), top=lambda: TopLossCallback(.5), pooled=lambda: TopLossCallback(.6, gather=True, presample=3),
+    guarded=lambda: TopLossCallback(.5, noise_quantile=.5), random=lambda: RandomSubsetCallback(.5), gathered_random=lambda: RandomSubsetCallback(.7, gather=True), random_before=lambda: RandomSubsetCallback(.37, before_loading=True),
+    cancelled=lambda: StaleLossCallback(beta=1, n=2, gather=False), cancelled_sb=lambda: SelectiveBackpropCallback(keep=.4, warmup=0), importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02, score='loss'), info=lambda: InfoBatchCallback(delta=1.), empty=OddOnes,
+    empty_gathered=lambda: OddOnes(gather=True), needy=lambda: OnlyTheFirst(gather=True), guarded_sb=lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.5), left_over=lambda: RandomSubsetCallback(34/101, before_loading=True),
+    dropped=lambda: None, dropped_top=lambda: TopLossCallback(.5), dropped_sb=lambda: SelectiveBackpropCallback(beta=1), dropped_all=lambda: SelectiveBackpropCallback(beta=0, warmup=0))
 
 def data(n=101):
     torch.manual_seed(0)
@@ -55,22 +60,27 @@ def data(n=101):
     y[::7] = (y[::7]+1)%3
     return torch.cat([x, torch.arange(n)[:,None].float()], 1),y
 
-def train(make, cbs=(), n_epoch=6):
-    x,y = data()
+def train(name):
+    dropped = name.startswith('dropped') # of 90 items each of two ranks has 45, which are 5 full batches of 8; the loader says 6
+    x,y = data(90 if dropped else 101)
     train,valid = TensorDataset(x, y),TensorDataset(x[:16], y[:16])
     set_seed(dist.get_rank()) # their own random numbers, but the same weights
-    dls = DataLoaders(TfmdDL(train, bs=8, shuffle=True, num_workers=0), TfmdDL(valid, bs=8, num_workers=0))
-    witness,cb = Witness(),make()
+    dls = DataLoaders(TfmdDL(train, bs=8, shuffle=True, drop_last=dropped, num_workers=0), TfmdDL(valid, bs=8, num_workers=0))
+    witness,cb,cbs = Witness(),CASES[name](),[CancelEpoch()] if name.startswith('cancelled') else []
     torch.manual_seed(1)
-    learn = Learner(dls, Head(), loss_func=CrossEntropyLossFlat(), lr=.05, cbs=[o for o in (cb,witness) if o is not None]+list(cbs))
+    learn = Learner(dls, Numbered(), loss_func=CrossEntropyLossFlat(), lr=.05, cbs=[o for o in (cb,witness) if o is not None]+cbs)
     torch.manual_seed(dist.get_rank())
-    with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(n_epoch-2); learn.fit(2)
-    res = dict(steps=witness.steps, weights=weights(learn))
-    return res if cb is None else dict(res, memory=None if cb.memory is None else cb.memory.state_dict(), stats=cb.stats, left=len(cb.waiting))
+    with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(3); learn.fit(3 if name.startswith('guarded') else 1)
+    res = dict(steps=witness.steps, weights=weights(learn), loaders=witness.loaders, lengths=witness.lengths)
+    return res if cb is None else dict(res, memory=None if cb.memory is None else cb.memory.state_dict(), stats=cb.stats, left=cb.report.left, waiting=len(cb.delivery))
 
 if __name__=='__main__':
+    out = Path(sys.argv[1])
+    child = os.fork() # all is imported, once
+    rank = int(not child)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
     torch.set_num_threads(1)
-    dist.init_process_group('gloo', timeout=timedelta(seconds=60))
-    for name in sys.argv[2:] or CASES:
-        torch.save(train(CASES[name], [CancelEpoch()] if name=='cancelled' else []), Path(sys.argv[1])/f'{name}_{dist.get_rank()}.pt')
+    dist.init_process_group('gloo', init_method=f'file://{out}/store', rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    for name in sys.argv[2:] or CASES: torch.save(train(name), out/f'{name}_{rank}.pt')
     dist.destroy_process_group()
+    if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

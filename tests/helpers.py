@@ -3,6 +3,7 @@ import random, warnings
 from functools import partial
 
 import numpy as np, torch
+from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixUp
 from fastai.data.core import DataLoaders, TfmdDL
@@ -10,37 +11,28 @@ from fastai.learner import Learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
 from fastai.torch_core import TensorCategory, TensorImage, set_seed
 from fastai.vision.augment import aug_transforms
-from fastcore.basics import camel2snake
 from fastcore.foundation import L
 from selback.all import *
-from selback.compare import TensorItems, _subclasses
-from selback.losses import plain
-from selback.losses import map_tensors
+from selback.callback import known_methods
+from selback.datasets import TensorItems
+from selback.losses import as_tensors, map_tensors
 from torch import nn
 from torch.utils.data import TensorDataset
 
 def methods():
     "Every method of the package"
-    return [c for c in _subclasses(SelectionCallback) if c.__module__.startswith('selback.') and c.__name__[0]!='_']
+    return [c for c in known_methods().values() if c.__module__.startswith('selback.')]
 
-def one_liner(cls): return camel2snake(cls.__name__.removesuffix('Callback'))
-
-# each method set to keep every item of a batch
-KEEP_ALL = dict(BatchLossFilterCallback=[dict(min_loss_perc=1.), dict(min_loss_perc=0, min_sample_perc=1.), dict(min_loss_perc=1., gather=True)],
-    SelectiveBackpropCallback=[dict(beta=0), dict(keep=1., gather=False)],
-    TopLossCallback=[dict(keep=1.), dict(keep=1., gather=True), dict(keep=.5, also_bottom=.5)],
-    RandomSubsetCallback=[dict(keep=1.), dict(keep=1., before_loading=True)],
-    StaleLossCallback=[dict(beta=0, n=1), dict(beta=0, n=3), dict(beta=0, n=2, gather=False), dict(beta=0, fresh=False)],
-    InfoBatchCallback=[dict(prune=0.)], ImportanceSamplingCallback=[dict(tau=1e9)])
+def one_liner(cls): return next(name for name,c in known_methods().items() if c is cls)
 
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
     return learn
 
-def dls_of(x, y, bs=16, n_valid=32, shuffle=True, drop_last=False, **kwargs):
+def dls_of(x, y, bs=16, n_valid=32, shuffle=True, drop_last=False, num_workers=0, persistent_workers=False, **kwargs):
     train,valid = TensorDataset(x[n_valid:], y[n_valid:]),TensorDataset(x[:n_valid], y[:n_valid])
-    return DataLoaders(TfmdDL(train, bs=bs, shuffle=shuffle, drop_last=drop_last, num_workers=0, **kwargs),
-        TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
+    workers = dict(num_workers=num_workers, persistent_workers=persistent_workers)
+    return DataLoaders(TfmdDL(train, bs=bs, shuffle=shuffle, drop_last=drop_last, **workers, **kwargs), TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
 
 def class_data(n=132, classes=3):
     x = torch.randn(n, 4)
@@ -48,10 +40,30 @@ def class_data(n=132, classes=3):
 
 def mlp(n_out=3, n_in=4): return nn.Sequential(nn.Linear(n_in, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(.3), nn.Linear(8, n_out))
 
-def table_learner(seed=0, cbs=None, bs=16, drop_last=False, loss_func=None, n=132, **kwargs):
+def table_learner(seed=0, cbs=None, bs=16, drop_last=False, loss_func=None, n=132, n_valid=32, **kwargs):
     "BatchNorm, dropout, and (without `drop_last`) a last batch of 4 items"
     set_seed(seed)
-    return Learner(dls_of(*class_data(n), bs=bs, drop_last=drop_last), mlp(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+    return Learner(dls_of(*class_data(n), bs=bs, drop_last=drop_last, n_valid=n_valid), mlp(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+
+class Numbered(nn.Module):
+    "Does not look at the last column"
+    def __init__(self, net=None): super().__init__(); self.net = net or mlp()
+    def forward(self, x): return self.net(x[:,:4])
+
+def numbered_learner(seed=0, n=132, bs=16, cbs=None, net=None, **kwargs):
+    "The last input column is the item's number in the training set"
+    set_seed(seed)
+    x,y = class_data(n)
+    x = torch.cat([x, torch.arange(n)[:,None]-32.], 1)
+    return Learner(dls_of(x, y, bs=bs, **kwargs), Numbered(net), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
+
+def numbers(x): return x[:,-1].long().tolist()
+
+class Spy(Callback):
+    "Notes, behind the selection, which items train"
+    order,run_valid = 20,False
+    def before_fit(self): self.batches = []
+    def after_loss(self): self.batches.append(numbers(self.x))
 
 def mixup_learner(seed=0): return table_learner(seed, cbs=MixUp(.4))
 

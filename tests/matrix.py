@@ -50,7 +50,7 @@ class Net(nn.Module):
         out = self.net(torch.cat([t.flatten(1) for t in leaves(xb) if t.is_floating_point()], 1))
         return out.view(-1, *self.shape) if self.shape else out
 
-class Items:
+class Generated:
     "Items of any structure"
     def __init__(self, f, n, offset): self.f,self.n,self.offset = f,n,offset
     def __len__(self): return self.n
@@ -63,7 +63,7 @@ def splitter(model):
 def build(item, model, loss_func, **kwargs):
     "A learner of generated items; the model and the items are the same at each call"
     set_seed(0)
-    dls = DataLoaders(*[TfmdDL(Items(item, n, o), bs=BS, shuffle=not o, drop_last=False, num_workers=0) for n,o in ((N,0), (BS,N))])
+    dls = DataLoaders(*[TfmdDL(Generated(item, n, o), bs=BS, shuffle=not o, drop_last=False, num_workers=0) for n,o in ((N,0), (BS,N))])
     return Learner(dls, model(), loss_func=loss_func, splitter=splitter, lr=.02, **kwargs)
 
 g = torch.Generator().manual_seed(0)
@@ -112,38 +112,43 @@ TASKS = dict(cross_entropy=(single(CrossEntropyLossFlat), ce), class_weights=(si
     tabular=(tabular, ce), text=(text, ce), two_inputs=(two_inputs, ce), dict=(dicts, ce), nested=(nested, ce))
 
 # Methods: how they are made, and what they should choose, in the papers' words
-class Oracle:
-    "What a method should hand over, batch by batch; items are known by a key each"
-    gather,weighted,before_loading = False,False,False
-    def __init__(self): self.pool,self.began = [],False
-
-    def choose(self, scores, gen, multiple): "Row numbers and weights of the chosen items of a batch; not of a method that chooses before loading only"
-
-    def company(self, scores, rows, weights):
-        if len(rows)!=1 or len(scores)==1: return rows,weights
-        hardest = max((i for i in range(len(scores)) if i!=rows[0]), key=lambda i: scores[i])
-        pairs = sorted([(rows[0], 2*weights[0]), (hardest, 0.)] if self.weighted else [(rows[0], 1.), (hardest, 1.)])
-        return [i for i,_ in pairs],[w for _,w in pairs]
-
-    def hand_over(self, keys, scores, gen, last, multiple):
-        "The keys and weights of the items that train now, None for no step"
-        if self.gather and not self.began or type(self).choose is Oracle.choose: return [(k,1.) for k in keys]
-        rows,weights = self.choose(scores, gen, 1 if self.gather else multiple)
-        if not self.gather: return [(keys[i],w) for i,w in zip(*self.company(scores, rows, weights))]
-        return self.from_pool([(keys[i],w) for i,w in zip(rows, weights)], last, multiple)
-
-    def from_pool(self, items, last, multiple):
-        self.pool += items
-        n = BS if len(self.pool)>=BS else len(self.pool)//multiple*multiple if last else 0
-        if n<2: return None
-        out,self.pool = self.pool[:n],self.pool[n:]
-        return out
-
 def at_least(n, multiple, most): return min(math.ceil(n/multiple)*multiple, most)
 def hardest_first(scores): return sorted(range(len(scores)), key=lambda i: -scores[i])
 def ones(rows):
     rows = sorted(rows)
     return rows,[1.]*len(rows)
+
+class Oracle:
+    "What a method should train in an epoch, step by step; items are known by a key each"
+    gather = False
+    def choose(self, scores, gen, multiple): "Row numbers and weights of the chosen items of a batch; not of a method that chooses before loading only"
+
+    def steps(self, batches):
+        "The keys and weights of the items of each step, and how many batches of the loader were read for it"
+        if type(self).choose is Oracle.choose: return [([(k,1.) for k in b['keys']],i) for i,b in enumerate(batches, 1)]
+        if self.gather: return self.gathered(batches)
+        def chosen(b): return [(b['keys'][i],w) for i,w in zip(*self.company(b['seen'], *self.choose(b['seen'], b['gen'], b['multiple'])))]
+        return [(chosen(b),i) for i,b in enumerate(batches, 1)]
+
+    def company(self, scores, rows, weights):
+        "Never one item alone"
+        if len(rows)!=1 or len(scores)==1: return rows,weights
+        return ones([rows[0], next(i for i in hardest_first(scores) if i!=rows[0])])
+
+    def gathered(self, batches):
+        "Batch after batch is read until enough are chosen; at the end all that wait train, with the hardest others of the last batch"
+        pool,steps = [],[]
+        for n,b in enumerate(batches, 1):
+            rows,weights = self.choose(b['seen'], b['gen'], 1)
+            pool += [(b['keys'][i],w) for i,w in zip(rows, weights)]
+            while len(pool)>=BS:
+                steps.append((pool[:BS],n))
+                pool = pool[BS:]
+        if not pool and steps and steps[-1][1]==n: return steps
+        others = [i for i in hardest_first(b['seen']) if i not in rows][:BS-len(pool)]
+        pool += [(b['keys'][i],1.) for i in sorted(others)]
+        if len(pool)==1: pool = [(pool[0][0],2.), (b['keys'][0],0.)]
+        return [*steps, (pool,n)]
 
 class LossShare(Oracle):
     "The smallest set of hardest items whose losses add up to 70 %"
@@ -157,7 +162,7 @@ class GatheredLossShare(LossShare): gather = True
 class Cdf(Oracle):
     "Each item with probability CDF(loss)^1 over the last 20 losses, gathered"
     gather = True
-    def __init__(self): super().__init__(); self.history = []
+    def __init__(self): self.history = []
     def choose(self, scores, gen, multiple):
         self.history = (self.history+scores)[-20:]
         return ones(self.draw(scores, self.history, gen))
@@ -193,42 +198,46 @@ class Half(Oracle):
         u = torch.rand(len(scores), generator=gen).tolist()
         return ones(sorted(range(len(u)), key=lambda i: u[i])[:at_least(len(u)//2, multiple, len(u))])
 
+class GatheredHalf(Half): gather = True
+
 class HalfBefore(Oracle):
     "A random half of an epoch's items"
-    before_loading = True
     def load(self, losses, everything, gen):
         u = torch.rand(len(losses), generator=gen).tolist()
         return ones(sorted(range(len(u)), key=lambda i: u[i])[:len(u)//2])
 
 class Pruned(Oracle):
-    "Half of the items below the mean loss are left out, the others of them have weight 2; what was never seen is loaded"
-    before_loading,weighted = True,True
+    "Half of the items below the mean loss are left out, and the others of them have weight 2; what was never seen is loaded"
     def load(self, losses, everything, gen):
         known,u = [l for l in losses if l is not None],torch.rand(len(losses), generator=gen).tolist()
         easy = sorted((i for i,l in enumerate(losses) if l is not None and l<sum(known)/len(known)), key=lambda i: u[i])
-        out = set(easy[len(easy)//2:])
+        hardest = losses.index(None) if None in losses else losses.index(max(losses)) # its number rounds the half of an odd count
+        out = set(easy[len(easy)//2+(len(easy)%2 and u[hardest]<.5):])
         rows = [i for i in range(len(losses)) if i not in out]
         return rows,[2. if i in easy else 1. for i in rows]
 
 class Stale(Cdf):
     "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded, and what was never seen is"
-    before_loading = True
+    def steps(self, batches):
+        self.history = []
+        return super().steps(batches)
     def load(self, losses, everything, gen):
         drawn = set(self.draw([l or 0. for l in losses], [l for l in everything if l is not None], gen))
         return ones(i for i,l in enumerate(losses) if i in drawn or l is None)
 
 class Importance(Oracle):
-    "Of two batches, one in proportion to the loss, weighted by 1/(n p)"
-    weighted = True
-    def hand_over(self, keys, scores, gen, last, multiple):
-        if not self.began: return [(k,1.) for k in keys]
-        self.pool += list(zip(keys, scores))
-        if len(self.pool)<2*BS: return None
-        pool,self.pool = self.pool,[]
-        s = torch.tensor([s for _,s in pool])
-        p = s/s.sum() if s.sum()>0 and (s>=0).all() else torch.full_like(s, 1/len(s))
-        drawn = sorted(torch.multinomial(p, BS, replacement=True, generator=gen).tolist())
-        return [(pool[i][0], float(1/(len(pool)*p[i]))) for i in drawn]
+    "After the first batch of all, of two batches one in proportion to the loss, weighted by 1/(n p); of an epoch's last items as many as there are"
+    began = False
+    def steps(self, batches):
+        steps,first = [],[] if self.began else [([(k,1.) for k in batches[0]['keys']],1)]
+        for n in range(len(first), len(batches), 2):
+            items,gen = [o for b in batches[n:n+2] for o in zip(b['keys'], b['seen'])],batches[n:n+2][-1]['gen']
+            s = torch.tensor([s for _,s in items])
+            p = s/s.sum() if s.sum()>0 and (s>=0).all() else torch.full_like(s, 1/len(s))
+            drawn = sorted(torch.multinomial(p, min(BS, len(s)), replacement=True, generator=gen).tolist())
+            steps.append(([(items[i][0], float(1/(len(s)*p[i]))) for i in drawn], min(n+2, len(batches))))
+        self.began = True
+        return first+steps
 
 def in_batches(oracle):
     "The same method where items can't wait for other batches"
@@ -242,24 +251,32 @@ METHODS = dict(
     selective_backprop=(lambda **k: SelectiveBackpropCallback(beta=1, hist_size=20, **k), Cdf), composer=(lambda **k: SelectiveBackpropCallback(beta=1, gather=False, **k), ByRank),
     stale_loss=(lambda **k: StaleLossCallback(beta=1, n=2, hist_size=20, **k), Stale), top_loss=(lambda **k: TopLossCallback(.4, **k), Top),
     tails=(lambda **k: TopLossCallback(.3, also_bottom=.2, **k), Tails), random_subset=(lambda **k: RandomSubsetCallback(.5, **k), Half),
+    gathered_random=(lambda **k: RandomSubsetCallback(.5, gather=True, **k), GatheredHalf),
     random_before=(lambda **k: RandomSubsetCallback(.5, before_loading=True, **k), HalfBefore),
     importance_sampling=(lambda **k: ImportanceSamplingCallback(presample=2, tau=.01, score='loss', **k), Importance),
-    info_batch=(lambda **k: InfoBatchCallback(prune=.5, **k), Pruned))
+    info_batch=(lambda **k: InfoBatchCallback(prune=.5, delta=1., **k), Pruned))
+
+def with_all(cases, classes):
+    "The methods of the matrix; of those that have no oracle the defaults, of which is known what every method keeps to"
+    covered = {type(make()) for make,_ in cases.values()}
+    return cases | {one_liner(c): (c, None) for c in classes if c not in covered}
+
+METHODS = with_all(METHODS, methods())
 
 # Other callbacks: what is attached before ours, what after, and how the fit is called
-def fits(n=3, **kwargs): return lambda learn: learn.fit(n, **kwargs)
-FIT3 = fits()
+def fits(n, **kwargs): return lambda learn: learn.fit(n, **kwargs)
+FIT2,FIT3 = fits(2),fits(3)
 def mixes(task): return task in ('cross_entropy','class_weights','label_smoothing','focal','images','multi_label','regression','absolute','points','tabular','two_inputs')
 def pictures(task): return task in ('images','segmentation','weighted_pixels','dice')
 OTHERS = dict(
-    none=([], [], FIT3), mixup_first=([lambda: MixUp(.4)], [], FIT3, lambda t: mixes(t) and t!='two_inputs' and t!='tabular'), mixup_last=([], [lambda: MixUp(.4)], FIT3, lambda t: mixes(t) and t not in ('two_inputs','tabular')),
-    cutmix=([lambda: CutMix(1.)], [], FIT3, lambda t: t=='images'), cutmix_last=([], [lambda: CutMix(1.)], FIT3, lambda t: t=='images'),
-    mixed_precision=([CpuAmp], [], FIT3), mixed_precision_last=([], [CpuAmp], FIT3), accumulation=([lambda: GradientAccumulation(24)], [], FIT3),
-    clip=([], [lambda: GradientClip(.1)], FIT3), channels_last=([ChannelsLast], [], FIT3, pictures), bn_freeze=([BnFreeze], [], FIT3),
-    early_stopping=([lambda: EarlyStoppingCallback(min_delta=1e9, patience=1)], [], FIT3), save_model=([SaveModelCallback], [], FIT3),
-    reduce_lr=([lambda: ReduceLROnPlateau(min_delta=1e9, patience=0)], [], FIT3), csv_logger=([CSVLogger], [], FIT3),
-    tensorboard=([lambda: TensorBoardCallback('runs', trace_model=False, log_preds=False)], [], FIT3),
-    one_cycle=([], [], lambda learn: learn.fit_one_cycle(3)), fine_tune=([], [], lambda learn: learn.fine_tune(2)), start_epoch=([], [], fits(3, start_epoch=1)))
+    none=([], [], FIT3), mixup_first=([lambda: MixUp(.4)], [], FIT2, lambda t: mixes(t) and t!='two_inputs' and t!='tabular'), mixup_last=([], [lambda: MixUp(.4)], FIT2, lambda t: mixes(t) and t not in ('two_inputs','tabular')),
+    cutmix=([lambda: CutMix(1.)], [], FIT2, lambda t: t=='images'), cutmix_last=([], [lambda: CutMix(1.)], FIT2, lambda t: t=='images'),
+    mixed_precision=([CpuAmp], [], FIT2), mixed_precision_last=([], [CpuAmp], FIT2), accumulation=([lambda: GradientAccumulation(24)], [], FIT2),
+    clip=([], [lambda: GradientClip(.1)], FIT2), channels_last=([ChannelsLast], [], FIT2, pictures), bn_freeze=([BnFreeze], [], FIT2),
+    early_stopping=([lambda: EarlyStoppingCallback(min_delta=1e9, patience=1)], [], FIT3), save_model=([SaveModelCallback], [], FIT2),
+    reduce_lr=([lambda: ReduceLROnPlateau(min_delta=1e9, patience=0)], [], FIT3), csv_logger=([CSVLogger], [], FIT2),
+    tensorboard=([lambda: TensorBoardCallback('runs', trace_model=False, log_preds=False)], [], FIT2),
+    one_cycle=([], [], lambda learn: learn.fit_one_cycle(2)), fine_tune=([], [], lambda learn: learn.fine_tune(2)), start_epoch=([], [], fits(3, start_epoch=1)))
 
 def cases():
     "Every method with every task and every callback that the task can take"

@@ -1,5 +1,5 @@
 "What every method has: warm-up, columns, precision, neighbours, errors"
-import pickle, warnings
+import functools, pickle, warnings
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback
@@ -10,6 +10,7 @@ from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner, load_learner
 from helpers import *
+from selback.report import SelectionColumns
 
 def steps(learn, **where):
     stats = learn.selection.stats
@@ -42,7 +43,7 @@ def test_weights_of_a_method_scale_the_gradient():
         quiet_fit(learn, 1)
         return seen
     class Unweighted(BothTails):
-        def choose(self, scores): return Chosen(super().choose(scores).idx)
+        def choose(self, scores): return Chosen(super().choose(scores).rows)
     torch.testing.assert_close(grads(BothTails(warmup=0))[0]*2, grads(Unweighted(warmup=0))[0])
 
 # one-liners
@@ -53,8 +54,10 @@ def test_one_liners_return_the_learner_and_replace(cls, capsys):
     first = learn.selection
     assert learn.top_loss(keep=.25) is learn and type(learn.selection) is TopLossCallback
     assert capsys.readouterr().out==f'TopLossCallback replaces {cls.__name__}.\n'
-    assert first not in learn.cbs and first.report not in learn.cbs and len([cb for cb in learn.cbs if isinstance(cb, SelectionReport)])==1
-    assert learn.full_batches() is learn and learn.selection is None
+    assert first not in learn.cbs and len(learn.cbs.filter(is_ours))==2 # a selection, and what writes its columns
+    assert learn.full_batches() is learn and learn.selection is None and not learn.cbs.filter(is_ours)
+
+def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))
 
 def test_selection_in_fit_suspends_the_other():
     learn = table_learner().top_loss(keep=.25, warmup=0)
@@ -120,16 +123,13 @@ def test_full_loss_without_scores_is_the_training_loss():
     assert learn.recorder.values[0][-2]==pytest.approx(sum(l*n for l,n in losses)/sum(n for _,n in losses), rel=1e-5)
     assert learn.recorder.values[0][-3]!=learn.recorder.values[0][-3] # unknown: nan
 
-def test_recorder_counts_emitted_batches_only():
-    learn = table_learner(n=432).selective_backprop(beta=2, seed=0)
-    quiet_fit(learn, 4, 'fit_one_cycle')
-    emitted = (learn.selection.stats.trained>0).sum()
-    rec = learn.recorder
-    assert emitted<len(learn.selection.stats)*.7
-    assert len(rec.losses)==len(rec.lrs)==emitted==rec.iters[-1]
-    assert learn.pct_train==pytest.approx(1) and learn.train_iter==4*len(learn.dls.train)
-    hps = rec.hps['lr']
-    assert hps[-1]==pytest.approx(rec.lrs[-1]) and rec.lrs[-1]<max(rec.lrs)/50
+def test_the_recorder_counts_real_steps():
+    learn = quiet_fit(table_learner(n=432).selective_backprop(beta=2, seed=0), 4, 'fit_one_cycle')
+    stats,rec = learn.selection.stats,learn.recorder
+    n_steps = (stats.trained>0).sum()
+    assert n_steps<(stats.seen>0).sum()*.7
+    assert len(rec.losses)==len(rec.lrs)==len(rec.hps['lr'])==n_steps==rec.iters[-1]==learn.train_iter
+    assert learn.pct_train==pytest.approx(1) and rec.hps['lr']==rec.lrs and rec.lrs[-1]<max(rec.lrs)/50
 
 def test_neighbours_that_read_the_table(tmp_path, monkeypatch):
     graphs = []
@@ -153,12 +153,19 @@ def test_early_stopping_on_a_column(capsys):
     quiet_fit(learn, 9)
     assert len(learn.recorder.values)==3
 
-def test_tensorboard_reads_the_loss_after_every_batch(tmp_path):
+def test_tensorboard_sees_real_steps(tmp_path, monkeypatch):
     pytest.importorskip('tensorboard', reason='TensorBoard is not installed')
     from fastai.callback.tensorboard import TensorBoardCallback
-    learn = table_learner(cbs=TensorBoardCallback(tmp_path, trace_model=False, log_preds=False)).selective_backprop(beta=9, warmup=0)
+    from torch.utils.tensorboard import SummaryWriter
+    seen,add = [],SummaryWriter.add_scalar
+    monkeypatch.setattr(SummaryWriter, 'add_scalar', lambda self, tag, value, step, **kwargs: (seen.append((step, float(value))) if tag=='train_loss' and learn.training else None, add(self, tag, value, step, **kwargs)))
+    smooth = []
+    class After(Callback):
+        order,run_valid = 90,False
+        def after_batch(self): smooth.append((self.train_iter, float(self.smooth_loss)))
+    learn = table_learner(cbs=[TensorBoardCallback(tmp_path, trace_model=False, log_preds=False), After()]).selective_backprop(beta=1, warmup=0, seed=0)
     quiet_fit(learn, 1)
-    assert learn.selection.stats.trained.tolist()[0]==16 and 0 in learn.selection.stats.trained.tolist()
+    assert [step for step,_ in seen]==list(range(1, 1+(learn.selection.stats.trained>0).sum())) and seen==smooth and len(seen)<7
 
 # neighbours in a batch
 @pytest.mark.parametrize('ours_first', [True, False])
@@ -197,17 +204,19 @@ def test_gradient_accumulation_counts_kept_items():
 
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
 def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
-    sizes,autocast = [],[]
+    autocast = []
     class Spy(Callback):
         run_valid = False
         order = SelectionCallback.order+1
-        def after_pred(self): sizes.append((len(self.y), torch.is_autocast_enabled('cpu'), self.learn.selection.by_epoch))
-        def after_batch(self): autocast.append(torch.is_autocast_enabled('cpu'))
+        def after_pred(self): autocast.append(torch.is_autocast_enabled('cpu'))
+        def after_batch(self): autocast.append(not torch.is_autocast_enabled('cpu'))
     learn = table_learner(bs=32, cbs=[CpuAmp(), Spy(), cls(warmup=0, seed=0, **{ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback: dict(min_loss_perc=.5)}.get(cls, {}))])
     quiet_fit(learn, 4)
-    whole = {32, 100%32} # a batch that is kept whole
-    assert all(inside and (n%8==0 or n in whole or by_epoch) for n,inside,by_epoch in sizes) and not any(autocast)
-    assert learn.selection.stats.trained.sum()<4*100 and len(autocast)==(learn.selection.stats.step>=0).sum()
+    cb,steps = learn.selection,learn.selection.stats.query('trained>0')
+    assert all(autocast) and len(autocast)==2*len(steps) and steps.trained.sum()<4*100
+    for _,epoch in steps.groupby('epoch'):
+        if cb.gathers: assert (epoch.trained.iloc[:-1]==32).all() # an epoch's last may be of any size
+        elif not (cb.tracker and cb.tracker.idxs is not None): assert epoch.trained.isin([8,16,24,32,100%32]).all() # a ragged batch may be kept whole
 
 def test_scores_have_the_precision_of_training():
     class Spy(nn.Module):
@@ -223,9 +232,9 @@ def test_scores_have_the_precision_of_training():
 @pytest.mark.parametrize('kwargs,wanted', [(dict(), 1), (dict(multiple_of=4), 4), (dict(mixed_precision_batch=True), 8), (dict(mixed_precision_batch=False), 1)])
 def test_multiple_of(kwargs, wanted):
     learn = table_learner().batch_loss_filter(.01, **kwargs)
-    assert learn.selection.multiple==wanted
+    assert learn.selection.round_to==wanted
     learn.add_cb(CpuAmp())
-    assert learn.selection.multiple==(wanted if kwargs else 8)
+    assert learn.selection.round_to==(wanted if kwargs else 8)
 
 # resolution and scores
 def sized_learner(n_out=3, dense=False):
@@ -291,7 +300,7 @@ def test_a_score_of_ones_own():
 @pytest.mark.parametrize('make', [lambda seed: SelectiveBackpropCallback(seed=seed, warmup=0), lambda seed: RandomSubsetCallback(seed=seed, warmup=0),
     lambda seed: SelectiveBackpropCallback(gather=False, seed=seed, warmup=0)])
 def test_seeds(make):
-    def kept(seed, fit_seed=0): return quiet_fit(table_learner(fit_seed, cbs=make(seed)), 2).selection.stats[['kept','trained','full_loss']].values.tolist()
+    def kept(seed, fit_seed=0): return quiet_fit(table_learner(fit_seed, cbs=make(seed)), 2).selection.stats[['kept','trained','full_loss']].fillna(-1).values.tolist()
     assert kept(3)==kept(3)!=kept(4)
     assert kept(None)==kept(None)
 
@@ -371,12 +380,11 @@ def test_stats_may_be_read_at_any_time():
     pd.testing.assert_frame_equal(plain.selection.stats, learn.selection.stats)
 
 def test_gathered_items_wait_while_the_window_is_closed():
-    learn = quiet_fit(table_learner(n=32+160).random_subset(keep=.3, gather=True, warmup=0, interrupt=5), 2)
-    stats = learn.selection.stats
-    assert stats[~stats.scored & (stats.kept==16)].index.tolist()==[0,4,9,14,19] # the first of all, and every fifth
-    assert (stats[stats.kept==16].trained==16).all()
-    gathered = stats[stats.kept<16]
-    assert gathered.kept.sum()==gathered.trained.sum()+learn.selection.report.left and set(gathered.trained)=={0,16}
+    learn = quiet_fit(table_learner(n=32+160).random_subset(keep=.2, gather=True, warmup=0, interrupt=5), 2)
+    for _,epoch in learn.selection.stats.groupby('epoch'): # 3 of each batch; each fifth trains as it is, the very last one, too, before what waited
+        assert epoch.step.tolist()==list(range(11)) and epoch.seen.tolist()==[16]*10+[0]
+        assert epoch.kept.tolist()==[3,3,3,3,16]*2+[0] and epoch.trained.tolist()==[0,0,0,0,16,0,16,0,0,16,8]
+    assert learn.selection.report.left==0
 
 def test_random_controls_and_top_loss_are_told_apart():
     learn = table_learner().random_subset(warmup=0)
@@ -387,15 +395,19 @@ def test_random_controls_and_top_loss_are_told_apart():
 def test_a_choice_of_another_kind_is_refused(wrong):
     class Wrong(SelectionCallback):
         def choose(self, scores): return wrong(scores)
-    with pytest.raises(TypeError, match=r'Wrong.choose: got .*wanted Chosen\(idx\)'): quiet_fit(table_learner(cbs=Wrong(warmup=0)), 1)
+    with pytest.raises(TypeError, match=r'Wrong.choose: got .*wanted Chosen\(rows\)'): quiet_fit(table_learner(cbs=Wrong(warmup=0)), 1)
 
-@pytest.mark.filterwarnings('ignore:Epoch 1. nothing')
-def test_an_empty_choice_trains_nothing():
+@pytest.mark.filterwarnings('ignore:Epoch 1. no item')
+def test_where_nothing_is_chosen_an_epoch_makes_a_step_without_a_gradient():
     class Nothing(SelectionCallback):
         def choose(self, scores): return Chosen(torch.arange(0))
-    learn = quiet_fit(table_learner(cbs=Nothing()), 2)
-    assert learn.selection.stats.query('epoch==1').trained.sum()==0 and len(learn.recorder.losses)==7
-    assert learn.recorder.values[1][2]==0
+    grads = []
+    class Spy(Callback):
+        order,run_valid = 20,False
+        def after_backward(self): grads.append(max(p.grad.abs().max().item() for p in self.model.parameters()))
+    learn = quiet_fit(table_learner(cbs=[Nothing(), Spy()]), 2)
+    assert learn.selection.stats.query('epoch==1').trained.tolist()==[0]*6+[2] and learn.selection.item_weight.tolist()==[0,0]
+    assert len(grads)==len(learn.recorder.losses)==8 and grads[-1]==0<min(grads[:-1]) and learn.recorder.values[1][2]==0
 
 @pytest.mark.parametrize('call', [lambda l: l.top_loss(keep=0), lambda l: l.top_loss(keep=2), lambda l: l.random_subset(keep=-.1),
     lambda l: l.batch_loss_filter(0), lambda l: l.batch_loss_filter(1.2), lambda l: l.batch_loss_filter(min_sample_perc=-1),
@@ -411,8 +423,14 @@ def test_numbers_are_checked_when_the_callback_is_made(call):
 def test_wrong_types_and_words():
     learn = table_learner()
     with pytest.raises(TypeError, match="keep: got 'half'"): learn.top_loss(keep='half')
-    with pytest.raises(TypeError): learn.top_loss(kep=.5)
+    for wrong,message in MISSPELT:
+        with pytest.raises(TypeError, match=message): wrong(learn)
 
+MISSPELT = [(lambda l: l.top_loss(kep=.5), "^TopLossCallback: got an unknown option 'kep', wanted 'keep', or another of keep, also_bottom, score, "),
+    (lambda l: l.selective_backprop(gathr=True), "^SelectiveBackpropCallback: got an unknown option 'gathr', wanted 'gather'"),
+    (lambda l: l.stale_loss(xyzzy=1), "^StaleLossCallback: got an unknown option 'xyzzy', wanted one of beta, n, "),
+    (lambda l: l.importance_sampling(presampl=1), "^ImportanceSamplingCallback: got an unknown option 'presampl', wanted 'presample'"),
+    *((lambda l, name=name: l.info_batch(**{name: 1}), f"^InfoBatchCallback: got an unknown option '{name}', wanted ") for name in ('score','gather','scale_factor','passes','presample'))]
 
 def test_items_of_unequal_number_are_refused():
     class Odd(Callback):
@@ -443,14 +461,14 @@ def to_input(i): return torch.randn(4, generator=torch.Generator().manual_seed(i
 def to_label(i): return i%3
 
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
-def test_pickle_and_export(cls, tmp_path):
+def test_pickle_and_export(cls, tmp_path, capsys):
     set_seed(0)
     dls = Datasets(list(range(64)), [[to_input], [to_label]], splits=[range(48), range(48, 64)]).dataloaders(bs=16, num_workers=0)
     learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, cbs=cls(warmup=0)), 1)
-    assert '_generator' not in learn.selection.__getstate__() and 'waiting' not in learn.selection.__getstate__() # no pixels in an exported model
     copy = pickle.loads(pickle.dumps(learn))
+    assert copy.selection.feed is copy.selection.item_idx is copy.selection.delivery.last is None # no pixels in an exported model
     quiet_fit(copy, 1)
-    assert type(copy.selection) is cls and copy.selection is not learn.selection
+    assert type(copy.selection) is cls and copy.selection is not learn.selection and capsys.readouterr().out==''
     learn.export('x.pkl')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -465,8 +483,7 @@ def test_pytorch_loaders():
     ds = TensorDataset(*class_data(100))
     dls = DataLoaders(DataLoader(ds, batch_size=16, shuffle=True), DataLoader(ds, batch_size=16))
     learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat()).selective_backprop(warmup=0), 3)
-    full = learn.selection.stats.query('trained>0 and step<6')
-    assert (full.trained==16).all() and len(full)
+    for _,epoch in learn.selection.stats.query('epoch>0 and trained>0').groupby('epoch'): assert (epoch.trained[:-1]==16).all() and len(epoch)>1
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
 @pytest.mark.parametrize('gather', [False, True])
@@ -479,3 +496,60 @@ def test_gpu(precision, gather):
     stats = learn.selection.stats
     assert (stats.trained%8==0).all() and not torch.is_autocast_enabled('cuda') and stats.trained.sum()<stats.seen.sum()
     assert next(learn.model.parameters()).is_cuda and (not gather or learn.selection.history.values.is_cuda)
+
+# events by hand, as fastai's MixUp notebook has them
+@pytest.mark.parametrize('cls,kwargs,n', [(TopLossCallback, dict(keep=1.), 16), (TopLossCallback, dict(keep=1., gather=True), 16), (TopLossCallback, dict(keep=.25), 4),
+    (TopLossCallback, dict(keep=.25, gather=True), 16), (RandomSubsetCallback, dict(keep=.5, before_loading=True), 16), (InfoBatchCallback, {}, 16), (ImportanceSamplingCallback, {}, 16)])
+@pytest.mark.parametrize('mixup', [False, True])
+def test_events_by_hand(cls, kwargs, n, mixup):
+    learn = table_learner(cbs=[cls(**kwargs, warmup=0)]+[MixUp(.4)]*mixup)
+    learn.epoch,learn.training = 0,True
+    learn.dl = learn.dls.train
+    x,y = b = learn.dls.train.one_batch()
+    learn._split(b)
+    order = table_learner().model.eval()(x).log_softmax(1).gather(1, y[:,None])[:,0].argsort() # the hardest first
+    k = int(16*kwargs['keep']) if cls is TopLossCallback else 16
+    rows = torch.cat([order[:k].sort().values, order[k:].sort().values])[:n] # gathered, it is filled up from itself
+    learn('before_train')
+    learn('before_batch')
+    assert torch.equal(learn.y, y[rows]) and len(learn.x)==n and torch.equal(learn.x, x[rows])!=mixup and hasattr(learn.loss_func, '__self__')==mixup
+
+# as many steps as plain training
+@pytest.mark.parametrize('amp', [False, True])
+@pytest.mark.parametrize('cls,kwargs', [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all], ids=str)
+def test_keeping_everything_makes_as_many_steps(cls, kwargs, amp):
+    "A lone last item trains (129 items, no BatchNorm), and in mixed precision a last batch that is no multiple of 8 (100 items)"
+    wanted = steps_of(amp)
+    assert steps_of(amp, cls(**kwargs, warmup=0))==wanted and len(wanted)==(14 if amp else 10)
+
+@functools.cache
+def steps_of(amp, *cbs):
+    learn = table_learner(n=32+(100 if amp else 129), bs=16 if amp else 32, cbs=[*cbs]+[CpuAmp()]*amp)
+    if not amp: learn.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    set_seed(0)
+    return [float(o) for o in quiet_fit(learn, 2).recorder.losses]
+
+# taken off, and what was saved
+def test_columns_stay_until_the_fit_ends():
+    "Of a selection that is taken off in a callback's `before_epoch`"
+    class Off(Callback):
+        def before_epoch(self):
+            if self.epoch==1: self.learn.full_batches()
+    names = ['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','saved_secs','time']
+    class Names(Callback):
+        order = 90
+        def after_epoch(self): assert list(self.recorder.metric_names)==names
+    learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0), Off(), Names()]), 3)
+    assert [len(v) for v in learn.recorder.values]==[6,6,6] and learn.selection is None and not learn.cbs.filter(is_ours)
+    for row,epoch in zip(learn.recorder.values, range(3)): assert [v==v for v in row]==[True,True]+[epoch==0]*3+[False]
+    quiet_fit(learn.remove_cb(learn.names), 1)
+    assert list(learn.recorder.metric_names)==names[:3]+names[-1:] and len(learn.recorder.values[-1])==2
+
+@pytest.mark.measured
+@pytest.mark.parametrize('auto,known', [('warn', True), (True, True), (False, False)])
+def test_saved_seconds_are_known_in_each_fit(auto, known):
+    learn = table_learner(splitter=lambda m: [list(m[0].parameters()), list(m[1:].parameters())]).top_loss(auto=auto)
+    quiet_fit(learn, 2, 'fine_tune')
+    assert [v[-1]==v[-1] for v in learn.recorder.values]==[known]*2
+    quiet_fit(learn, 1)
+    assert (learn.recorder.values[-1][-1]==learn.recorder.values[-1][-1])==known

@@ -6,35 +6,47 @@ import pytest, torch
 from distributed_run import CASES, data
 from helpers import same
 
+BS = 8
+
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
     "What each of two processes has saved, by case; more than 3 minutes are a deadlock"
     out,here = tmp_path_factory.mktemp('ranks'),Path(__file__).parent
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', here/'distributed_run.py', out]
     env = dict(os.environ, ACCELERATE_USE_CPU='1', OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='', PYTHONPATH=os.pathsep.join([str(here), str(here.parent)]))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, here/'distributed_run.py', out], env=env, capture_output=True, text=True, timeout=180)
     assert not done.returncode, done.stderr[-4000:]
     return {name: [torch.load(out/f'{name}_{rank}.pt', weights_only=False) for rank in range(2)] for name in CASES}
 
 def equal(a, b): return a.keys()==b.keys() and all(torch.equal(a[k].nan_to_num(-1.), b[k].nan_to_num(-1.)) for k in a)
+def of_epoch(rank, e): return [numbers for epoch,numbers,*_ in rank['steps'] if epoch==e]
+def is_idle(step): return step[3]==[0.,0.]
 
 @pytest.mark.parametrize('name', CASES)
 def test_ranks_take_the_same_steps_and_have_the_same_weights(runs, name):
     a,b = runs[name]
-    assert [epoch for epoch,*_ in a['steps']]==[epoch for epoch,*_ in b['steps']] and len(a['steps'])>12
+    assert [epoch for epoch,*_ in a['steps']]==[epoch for epoch,*_ in b['steps']] and len(a['steps'])>=8
     trained = {k for k in a['weights'] if 'running' not in k and 'tracked' not in k} # each rank has statistics of its own
     assert all(torch.equal(a['weights'][k], b['weights'][k]) for k in trained)
 
-@pytest.mark.parametrize('name', ['all_sb', 'all_stale'])
+@pytest.mark.parametrize('name', CASES)
+def test_the_running_loader_passes_for_the_distributed_one(runs, name):
+    "`DistributedTrainer` would wrap another one, and each rank would have half of its items"
+    for rank in runs[name]: assert rank['loaders']=={(True,True)}
+
+@pytest.mark.parametrize('name', CASES)
+def test_nothing_waits_between_epochs(runs, name):
+    for rank in runs[name]: assert not rank.get('waiting') and (not rank.get('left') or name=='cancelled_sb')
+
+@pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'dropped_all'])
 def test_selecting_everything_is_plain_distributed_training(runs, name):
-    for ours,plain in zip(runs[name], runs['plain']):
+    for ours,plain in zip(runs[name], runs['dropped' if name=='dropped_all' else 'plain']):
         assert [numbers for _,numbers,*_ in ours['steps']]==[numbers for _,numbers,*_ in plain['steps']]
         assert same(ours['weights'], plain['weights'])
 
 @pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale'])
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]:
-        assert all(idx==numbers or weight==[0.]*len(numbers) for _,numbers,idx,weight in rank['steps'])
+        assert all(idx==numbers or is_idle(step) for step in rank['steps'] for _,numbers,idx,_ in [step])
 
 @pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled'])
 def test_memories_agree_and_count_what_both_trained(runs, name):
@@ -48,9 +60,9 @@ def test_memories_agree_and_count_what_both_trained(runs, name):
 @pytest.mark.parametrize('name', ['random_before', 'info', 'stale'])
 def test_chosen_items_are_shared_out(runs, name):
     "In an epoch of chosen items no item is in both ranks but for the one that makes their numbers equal"
-    for epoch in [3] if name=='stale' else [1,2]: # all choose by themselves there
-        a,b = ([i for e,numbers,*_ in rank['steps'] if e==epoch for i in numbers] for rank in runs[name])
-        assert 0<len(a)+len(b)<101 and abs(len(a)-len(b))<=8 and len(set(a) & set(b))<=(8 if name=='stale' else 1) # some have waited since before
+    for epoch in [1,3] if name=='stale' else [1,2]: # all choose by themselves there
+        a,b = (sum(of_epoch(rank, epoch), []) for rank in runs[name])
+        assert 0<len(a)+len(b)<101 and abs(len(a)-len(b))<=BS and len(set(a) & set(b))<=1
 
 def test_info_batch_weights_go_with_the_items(runs):
     weights = {}
@@ -59,17 +71,57 @@ def test_info_batch_weights_go_with_the_items(runs):
             if weight is not None: weights.setdefault(epoch, {}).update(zip(numbers, weight))
     assert weights and all(set(w.values())=={1.,2.} for w in weights.values())
 
-@pytest.mark.parametrize('name', ['sb', 'stale', 'guarded_sb'])
-def test_gathered_batches_are_full_on_both_ranks(runs, name):
-    a,b = runs[name]
-    sizes = [[len(numbers) for _,numbers,*_ in rank['steps']] for rank in (a, b)]
-    assert sizes[0]==sizes[1] and set(sizes[0])-{8} and all(2<=n<=8 for n in sizes[0])
-    for rank in (a, b):
+# gathered
+def wanted_sizes(kept, seen):
+    "How many items each rank trains in each step of an epoch, by how many it chose from each batch; None for an idle step"
+    waiting,steps,was_made = [0,0],[],False
+    for each in zip(*kept): # they read in lock-step, and step when the lower count allows
+        waiting,was_made = [w+k for w,k in zip(waiting, each)],False
+        while min(waiting)>=BS: waiting,steps,was_made = [w-BS for w in waiting],[*steps,[BS,BS]],True
+    others = [s[-1]-k[-1] for s,k in zip(seen, kept)]
+    while max(waiting) or not was_made: # then as often as the neediest needs
+        steps.append([min(BS, max(2, w+o)) if w else None for w,o in zip(waiting, others)]) # never one item alone
+        waiting,was_made = [max(0, w-BS) for w in waiting],True
+    return steps
+
+@pytest.mark.parametrize('name', ['sb', 'all_sb', 'pooled', 'gathered_random', 'empty_gathered', 'needy', 'dropped_sb'])
+def test_gathered_batches_are_full_and_their_number_that_of_the_neediest(runs, name):
+    idle = 0
+    for e in range(4):
+        rows = [rank['stats'].query(f'fit=={1+e//3} and epoch=={e%3}') for rank in runs[name]]
+        loaded = [r[r.seen>0] for r in rows]
+        if not (loaded[0].kept<loaded[0].seen).any() and name!='all_sb': continue # the warm-up
+        wanted = wanted_sizes([r.kept.tolist() for r in loaded], [r.seen.tolist() for r in loaded]) # of seven batches in threes the last one is alone
+        for r,rank in enumerate(runs[name]):
+            steps = [s for s in rank['steps'] if s[0]==e]
+            assert [None if is_idle(s) else len(s[1]) for s in steps]==[pair[r] for pair in wanted]
+            assert rows[r].trained[rows[r].trained>0].tolist()==[len(s[1]) for s in steps] and all(len(s[1])==2 for s in steps if is_idle(s))
+            trained = [i for _,numbers,_,weight in steps for i,w in zip(numbers, weight or [1.]*len(numbers)) if w]
+            assert len(trained)==len(set(trained)) # each trains once
+            idle += sum(map(is_idle, steps))
+    assert (idle>0)==(name=='needy') or name in ('sb','gathered_random','dropped_sb')
+
+def test_suspects_do_not_fill_up_a_batch(runs):
+    for rank in runs['guarded_sb']:
+        assert all(2<=len(numbers)<=BS for _,numbers,*_ in rank['steps'])
         stats = rank['stats'].query('step>=0')
-        lost = stats.kept.sum()-stats.trained.sum()-rank['left']
-        assert lost>=0 if name=='guarded_sb' else not lost # suspects that waited are left out
-        emitted = stats[stats.trained>0]
-        assert (emitted[emitted.step<emitted.groupby(['fit','epoch']).step.transform('max')].trained==8).all()
+        assert stats.trained.sum()>=stats.kept.sum()
+
+def test_what_waits_in_a_cancelled_epoch_is_dropped_and_counted(runs):
+    left = 0
+    for rank in runs['cancelled_sb']:
+        rows = rank['stats'].query('fit==1 and epoch==2')
+        assert rank['left']==rows.kept.sum()-rows.trained.sum()>=0
+        left += rank['left']
+    assert left>0
+
+def test_a_loader_may_say_more_than_it_hands_out(runs):
+    "Only its exhaustion ends an epoch: nobody waits for a batch that does not come"
+    for name in 'dropped','dropped_top','dropped_sb','dropped_all':
+        for rank in runs[name]:
+            assert rank['lengths']==[6]*4 and len(of_epoch(rank, 0))==5
+            if name!='dropped_sb': assert all(len(of_epoch(rank, e))==5 for e in range(4))
+    for rank in runs['dropped_sb']: assert all(2<=len(of_epoch(rank, e))<=5 for e in range(1, 4)) and rank['stats'].query('seen>0').groupby(['fit','epoch']).size().eq(5).all()
 
 def test_importance_sampling_switches_on_together(runs):
     a,b = ([weight is not None for *_,weight in rank['steps']] for rank in runs['importance'])
@@ -82,11 +134,6 @@ def test_a_rank_without_a_choice_takes_part_without_weight(runs):
 
 def test_no_item_is_alone_before_loading(runs):
     sizes = [[len(numbers) for epoch,numbers,*_ in rank['steps'] if epoch] for rank in runs['left_over']]
-    assert sizes[0]==sizes[1] and set(sizes[0])=={8} # of 17 a rank, the one left over stands back
-
-def test_ranks_without_a_choice_wait_together(runs):
-    a,b = (rank['stats'] for rank in runs['empty_gathered'])
-    assert a.trained.tolist()==b.trained.tolist() and 0 in set(a.kept) & set(b.kept) and a.kept.tolist()!=b.kept.tolist()
-    for stats,rank in zip((a, b), runs['empty_gathered']): assert stats.kept.sum()==stats.trained.sum()+rank['left']
+    assert sizes[0]==sizes[1] and set(sizes[0])=={BS} # of 17 a rank, the one left over stands back
 
 def test_data_is_numbered(): assert data()[0][:,-1].tolist()==list(range(101))

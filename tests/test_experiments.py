@@ -1,20 +1,28 @@
 "The experiments run from top to bottom, and what is stored of them is whole"
-import os, re, subprocess, sys
+import warnings
 from pathlib import Path
 
-import pandas as pd, pytest
+import matplotlib
+matplotlib.use('agg')
+import matplotlib.pyplot as plt, pandas as pd, pytest
 from fastcore.nbio import read_nb
+from selback import compare
+from selback.compare import get_dls
 
 root = Path(__file__).parents[1]
 experiments = sorted((root/'nbs/experiments').glob('*.ipynb'))
 
 @pytest.mark.parametrize('fn', experiments, ids=lambda p: p.stem)
-def test_it_runs_at_a_tiny_scale(fn, tmp_path):
+def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
+    "All its code in a namespace of its own"
     code = '\n\n'.join(''.join(c.source) for c in read_nb(fn).cells if c.cell_type=='code')
-    script = tmp_path/'run.py'
-    script.write_text(f"import matplotlib\nmatplotlib.use('Agg')\ndisplay = print\n{code}", encoding='utf-8')
-    done = subprocess.run([sys.executable, '-W', 'ignore', script], cwd=fn.parent, env=os.environ | dict(SELBACK_SCALE='tiny', OMP_NUM_THREADS='1'), capture_output=True, text=True)
-    assert done.returncode==0, done.stderr[-2000:]
+    monkeypatch.setenv('SELBACK_SCALE', 'tiny')
+    monkeypatch.chdir(fn.parent)
+    monkeypatch.setattr(compare, 'get_dls', lambda data, bs, n_train, *args: get_dls(data, bs, min(n_train, 3*bs), *args)) # three batches an epoch
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try: exec(compile(code, fn, 'exec'), dict(__name__='__main__', display=print))
+        finally: plt.close('all')
 
 @pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label'])
 def test_stored_runs_are_whole(name):
@@ -43,23 +51,28 @@ def test_results_lie_apart_by_scale(monkeypatch, tmp_path):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
     assert results('x')!=results('x') and not list(results('x').iterdir()) and tmp_path not in results('x').parents
 
-def test_the_parts_of_a_step_are_timed_where_they_happen(monkeypatch):
-    "By a clock that each part moves on by an amount of its own"
+@pytest.mark.parametrize('gather', [False,True])
+def test_the_parts_of_a_step_are_timed_where_they_happen(gather, monkeypatch):
+    "By a clock that each part moves on by an amount of its own; a step that gathers reads two batches"
+    from types import SimpleNamespace
     from fastai.callback.core import Callback
     from helpers import table_learner, TopLossCallback
     import selback.experiments as e
     t = [0.]
-    monkeypatch.setattr(e, 'now', lambda device: t[0])
+    monkeypatch.setattr(e, 'clock', lambda device: t[0])
+    monkeypatch.setattr('selback.loader.time', SimpleNamespace(perf_counter=lambda: t[0]))
     class Slow(TopLossCallback):
         def choose(self, scores): t[0] += 1; return super().choose(scores)
     class Parts(Callback):
         order = 30
-        def before_epoch(self): t[0] += 1000 # outside of training
+        def before_epoch(self): t[0] += 1e9 # outside of training
         def after_pred(self): t[0] += 10
-        def before_backward(self): t[0] += 0
         def after_step(self): t[0] += 10_000
-    learn = table_learner(cbs=[Slow(.5, warmup=0, auto=False), Parts(), *(times := e.step_times())])
-    n,backward = len(learn.dls.train),learn._backward
+    learn = table_learner(cbs=[Slow(.5, warmup=0, auto=False, gather=gather), Parts(), *(times := e.step_times())])
+    n,backward,_ = len(learn.dls.train),learn._backward,learn.dls.n_inp # which passes a batch through all transforms, once
     learn._backward = lambda: (t.__setitem__(0, t[0]+100), backward())
+    learn.dls.train.after_batch = lambda b: (t.__setitem__(0, t[0]+1e6), b)[1]
     with learn.no_bar(),learn.no_logging(): learn.fit(2)
-    assert times[0].seconds==dict(selection=2*n, forward=20*n, backward=200*n, other=20_000*n)
+    steps = len(learn.recorder.losses)
+    assert n==7 and steps==(8 if gather else 14) # six batches of 16 and one of 4: 50 chosen items
+    assert times[0].seconds==dict(selection=2*n, forward=10*steps, backward=100*steps, other=10_000*steps+1e6*2*n)

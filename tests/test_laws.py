@@ -1,5 +1,6 @@
 "The laws: nothing is added, lost, left behind or changed"
-import contextlib, functools, gc, warnings
+import contextlib, functools, gc, runpy, sys, warnings
+from pathlib import Path
 
 import pytest, torch
 from fastai.callback.schedule import LRFinder
@@ -8,38 +9,57 @@ from fastai.callback.training import BnFreeze, GradientAccumulation
 from fastai.interpret import Interpretation
 from fastai.learner import Learner
 from helpers import *
+from selback.items import Items
 from selback.learner import base_loss
+from selback.report import SelectionColumns
 
-cases = [(cls,kwargs) for cls in methods() for kwargs in KEEP_ALL[cls.__name__]]
+def law_cases():
+    "Every method with each of its settings that keep all"
+    return [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all]
+cases = law_cases()
 def case_id(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else ','.join(f'{k}={o}' for k,o in v.items()) if isinstance(v, dict) else v
 
-def test_every_method_has_a_setting_that_keeps_all(): assert set(KEEP_ALL)=={c.__name__ for c in methods()}
+def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for c in methods())
 
 # law 1
 @pytest.mark.parametrize('kind', LEARNERS)
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training(cls, kwargs, kind):
-    plain = quiet_fit(LEARNERS[kind]())
-    learn = LEARNERS[kind]().add_cb(cls(**kwargs, warmup=0))
-    quiet_fit(learn)
+    learn = quiet_fit(LEARNERS[kind]().add_cb(cls(**kwargs, warmup=0)))
     assert learn.selection.stats.kept.sum()==learn.selection.stats.seen.sum()>0
-    assert same(weights(plain), weights(learn))
-    assert [float(o) for o in plain.recorder.losses]==[float(o) for o in learn.recorder.losses]
-    assert [v[:2] for v in plain.recorder.values]==[v[:2] for v in learn.recorder.values]
-    assert plain.recorder.lrs==learn.recorder.lrs and plain.recorder.iters==learn.recorder.iters
+    trained,recorded = plain_training(kind)
+    assert same(trained, weights(learn)) and recorded==recording(learn)
+
+def recording(learn):
+    rec = learn.recorder
+    return [float(o) for o in rec.losses],[v[:2] for v in rec.values],list(rec.lrs),list(rec.iters)
+
+@functools.cache
+def plain_training(kind, **kwargs):
+    learn = quiet_fit(LEARNERS[kind](**kwargs))
+    return weights(learn),recording(learn)
 
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
-    plain,learn = quiet_fit(table_learner(drop_last=True)),quiet_fit(table_learner(drop_last=True, cbs=cls(**kwargs, warmup=0)))
-    assert same(weights(plain), weights(learn))
+    learn = quiet_fit(table_learner(drop_last=True, cbs=cls(**kwargs, warmup=0)))
+    trained,recorded = plain_training('table', drop_last=True)
+    assert same(trained, weights(learn)) and recorded==recording(learn)
+
+def test_a_new_method_takes_part_by_itself():
+    class NewcomerCallback(SelectionCallback):
+        "A method as a notebook of its own would have it"
+        __module__,keeps_all = 'selback.methods.newcomer',(dict(),)
+        def choose(self, scores): return Chosen(torch.arange(len(scores)))
+    assert known_methods()['newcomer'] is NewcomerCallback in methods()
+    here,loaded = Path(__file__).parent,set(sys.modules)
+    test_selecting_everything_is_plain_training(NewcomerCallback, {}, 'table')
+    found = {f.stem: runpy.run_path(str(f)) for f in (here/'matrix.py',*here.glob('test_*.py')) if 'methods()' in f.read_text(encoding='utf-8')} # as when tests are collected
+    assert (NewcomerCallback,{}) in found['test_laws']['cases'] and NewcomerCallback not in [cls for cls,_ in cases] and 'newcomer' in found['matrix']['METHODS']
+    for name in {f.stem for f in here.glob('*.py')} & (set(sys.modules)-loaded): del sys.modules[name] # what these have loaded knows it, too
+    NewcomerCallback.__module__ = 'no module'
+    assert NewcomerCallback not in methods()
 
 # law 2 lives in test_policies.py; here: the chosen items are the ones that reach the model
-class Spy(Callback):
-    "Notes, behind the selection, which items train"
-    order,run_valid = 20,False
-    def before_fit(self): self.batches = []
-    def after_loss(self): self.batches.append((self.x[:,-1].long().tolist() if self.x.ndim==2 else None, len(self.x)))
-
 class ScoreSpy(TopLossCallback):
     "Notes what it is given and what it chooses"
     def __init__(self, *args, **kwargs):
@@ -47,87 +67,41 @@ class ScoreSpy(TopLossCallback):
         self.seen = []
     def choose(self, scores):
         chosen = super().choose(scores)
-        self.seen.append((self.x[:,-1].long().tolist(), scores.clone(), chosen.idx.tolist()))
+        self.seen.append((numbers(self.x), scores.clone(), chosen.rows.tolist()))
         return chosen
-
-def numbered_learner(seed=0, n=132, bs=16, drop_last=False, cbs=None):
-    "The last input column is the item's number, which the model does not look at"
-    set_seed(seed)
-    x,y = class_data(n)
-    x = torch.cat([x, torch.arange(n)[:,None].float()], 1)
-    class Head(nn.Module):
-        def __init__(self): super().__init__(); self.net = mlp()
-        def forward(self, x): return self.net(x[:,:4])
-    return Learner(dls_of(x, y, bs=bs, drop_last=drop_last), Head(), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
 
 def test_exactly_the_hardest_items_train():
     learn = quiet_fit(numbered_learner(n=128+32, cbs=[ScoreSpy(keep=.25, warmup=0), Spy()]), 2)
     assert len(learn.spy.batches)==len(learn.selection.seen)==16
-    for (trained,_),(numbers,scores,idx) in zip(learn.spy.batches, learn.selection.seen):
-        hardest = scores.argsort(descending=True)[:len(numbers)//4].sort().values.tolist()
-        assert idx==hardest and trained==[numbers[i] for i in hardest]
+    for trained,(items,scores,rows) in zip(learn.spy.batches, learn.selection.seen):
+        hardest = scores.argsort(descending=True)[:len(items)//4].sort().values.tolist()
+        assert rows==hardest and trained==[items[i] for i in hardest]
 
 def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
     learn = numbered_learner(cbs=ScoreSpy(keep=.5, warmup=0))
     x,y = learn.dls.train.one_batch()
     learn.model.eval()
-    wanted = F.cross_entropy(learn.model(x), y, reduction='none') if (F := torch.nn.functional) else None
+    wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
     learn.model.train()
-    learn.xb,learn.yb = (x,),(y,)
-    learn.selection.before_fit()
-    torch.testing.assert_close(learn.selection.score_items()[0], wanted.detach())
+    for got in learn.selection.score(Items((x,), (y,))): torch.testing.assert_close(got, wanted) # scores and losses
 
-# law 4
+# law 4: here what all methods share; test_pull.py has the steps, one by one
 @pytest.mark.parametrize('drop_last', [True, False])
-@pytest.mark.parametrize('make', [lambda: SelectiveBackpropCallback(beta=2, seed=1), lambda: SelectiveBackpropCallback(beta=.3, seed=2),
-    lambda: SelectiveBackpropCallback(beta=9, seed=3), lambda: BatchLossFilterCallback(.7, gather=True), lambda: RandomSubsetCallback(.4, gather=True, seed=4)])
-def test_gathered_batches_are_full_and_nothing_is_lost(make, drop_last):
-    cb = make()
-    chosen,n_epoch = [],6
-    choose = cb.choose
-    def note(scores):
-        picked = choose(scores)
-        chosen.extend((cb.epoch, number) for number in cb.x[:,-1].long()[picked.idx].tolist())
-        return picked
-    cb.choose = note
-    spy = Spy()
-    learn = quiet_fit(numbered_learner(n=400, drop_last=drop_last, cbs=[cb, spy]), n_epoch)
-    warm = len(learn.dls.train)
-    trained = [i for numbers,_ in spy.batches[warm:] for i in numbers]
-    waiting = cb.waiting.items[0][0][:,-1].long().tolist() if len(cb.waiting) else []
-    assert trained+waiting==[number for _,number in chosen] and cb.report.left==len(waiting)<16
-    steps = cb.stats.query('trained>0 and epoch>0')
-    full = steps if drop_last else steps[steps.step<warm-1]
-    assert (full.trained==16).all() and (steps.trained>=2).all() and (steps.trained<=16).all() and len(full)>0
-    assert cb.stats.query('epoch>0').kept.sum()==len(chosen) and steps.trained.sum()==len(trained)
-    if not drop_last: assert len(waiting)<=1 or cb.stats.trained.iloc[-1]==16 # a full batch went first, its surplus waits on
-
-@pytest.mark.parametrize('drop_last', [True, False])
-@pytest.mark.parametrize('cls', [c for c in methods() if c is not ImportanceSamplingCallback], ids=case_id) # it pools batches by itself
+@pytest.mark.parametrize('cls', [c for c in methods() if issubclass(c, SelectionCallback)], ids=case_id)
 def test_every_method_gathers_full_batches(cls, drop_last):
-    learn = quiet_fit(numbered_learner(n=400, drop_last=drop_last, cbs=cls(gather=True, seed=0)), 8)
-    stats,report = learn.selection.stats,learn.selection.report
-    ends = stats.groupby('epoch').step.transform('max')
-    emitted = stats[(stats.trained>0) & (stats.epoch>0)]
-    assert stats.kept.sum()==stats.trained.sum()+report.left and report.left<16 and len(emitted)
-    assert (emitted[drop_last | (emitted.step<ends[emitted.index])].trained==16).all() and emitted.trained.between(2, 16).all()
-
-def test_one_item_left_over_waits_on():
-    class OneOfLast(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(1 if self.iter==self.n_iter-1 else 0))
-    learn = quiet_fit(numbered_learner(cbs=OneOfLast(warmup=1, gather=True)), 4)
-    assert learn.selection.stats.query('trained>0 and epoch>0').trained.tolist()==[2] and len(learn.selection.waiting)==1
-
-def test_waiting_items_go_on_into_the_next_fit_but_not_to_another_loader(capsys):
-    learn = quiet_fit(numbered_learner(drop_last=True, cbs=SelectiveBackpropCallback(warmup=0, seed=0)), 3)
-    left = len(learn.selection.waiting)
-    assert left>0
-    quiet_fit(learn, 1)
-    assert 'waited' not in capsys.readouterr().out
-    learn.dls = dls_of(torch.randn(64, 5), torch.randint(0, 3, (64,)))
-    left = len(learn.selection.waiting)
-    quiet_fit(learn, 1)
-    assert f'{left} items that waited come from another loader' in capsys.readouterr().out
+    "An epoch's steps have 16 items each, but for the last where no other item is left to fill it up"
+    own = {ImportanceSamplingCallback: dict(tau=0, presample=2)}.get(cls, dict(gather=True))
+    learn = quiet_fit(numbered_learner(n=212, drop_last=drop_last, cbs=cls(seed=0, **own)), 5)
+    cb,n_gathered = learn.selection,0
+    for _,epoch in cb.stats.query('epoch>0 and step>=0').groupby('epoch'):
+        batches,sizes = epoch[epoch.seen>0],epoch.trained[epoch.trained>0].tolist()
+        if cb.scored and not batches.scored.all(): # chosen before loading
+            assert (epoch.trained==epoch.seen).all()
+            continue
+        n_gathered,waited,last = n_gathered+1,batches.kept.sum()-sum(sizes[:-1]),batches.iloc[-1]
+        assert batches.seen.tolist()==[16]*11+[4]*(not drop_last) and sizes[:-1]==[16]*(len(sizes)-1) and 0<=waited<=16
+        assert sizes[-1]==(16 if cls is ImportanceSamplingCallback else min(16, waited+last.seen-last.kept)) # weighted ones are drawn, not filled up
+    assert n_gathered and cb.report.left==len(cb.delivery)==0
 
 # law 5
 class Nosy(nn.Module):
@@ -169,7 +143,7 @@ def test_a_batch_is_chosen_without_side_effects(cls, setting):
         def before_batch(self):
             assert same(self.before.kept, weights(self.learn)) and self.before.state==state(self.learn)
             self.n += 1
-    learn = table_learner(cbs=[cls(warmup=0), Before(), After(), *SETTINGS[setting]()], metrics=accuracy_of)
+    learn = table_learner(n=84, cbs=[lively(cls), Before(), After(), *SETTINGS[setting]()], metrics=accuracy_of)
     learn.model[3].eval() # a flag that is not the model's
     quiet_fit(learn, 3)
     assert learn.after.n>3
@@ -194,51 +168,55 @@ EVENTS = ['before_fit','before_epoch','before_train',*BATCH_EVENTS,'after_train'
 EXCEPTIONS = [CancelFitException, KeyboardInterrupt, ZeroDivisionError]
 OTHERS = [CancelEpochException, CancelTrainException, CancelBatchException]
 
-def fit_twice(make, cbs, event, ex):
-    "What a fit raises and leaves behind that is interrupted, and the next one"
+def left_behind(make, cbs, interrupts):
+    "What interrupted fits raise and leave behind, and the fit after each; what fastai itself leaves broken is mended in between"
     learn = make()
     learn.add_cbs(cbs)
-    raised = []
-    try:
+    loss_func,found = learn.loss_func,[]
+    for event,ex in interrupts:
         for more in ([Raiser(event, ex, 2 if event in BATCH_EVENTS else 1)], []):
-            before = state_of(learn)
+            before,raised = state_of(learn),None
             with learn.no_bar(),learn.no_logging(),warnings.catch_warnings():
                 warnings.simplefilter('ignore')
-                try: learn.fit(2, cbs=more)
-                except (Exception,KeyboardInterrupt) as e: raised.append(type(e))
-                else: raised.append(None)
+                try: learn.fit(2 if more and ex not in EXCEPTIONS else 1, cbs=more)
+                except (Exception,KeyboardInterrupt) as e: raised = type(e)
             after = state_of(learn)
-            raised.append({k: after[k] if k in ('flags','grad','autocast','reduction','run') else after[k] is before[k] for k in ('loss','dls','train','flags','grad','autocast','reduction','logger')})
-            raised.append([type(cb) for cb in learn.cbs if not isinstance(cb, (SelectionCallback,SelectionReport))])
-        return learn,raised
-    finally: # what fastai's mixed precision leaves on after an exception
-        while torch.is_autocast_enabled('cpu'):
-            torch.set_autocast_enabled('cpu', False)
-            torch.autocast_decrement_nesting()
+            left = {k: after[k] if k in ('flags','grad','autocast','reduction','run') else after[k] is before[k] for k in ('loss','dls','train','flags','grad','autocast','reduction','logger')}
+            found.append((event, ex, bool(more), raised, left, [type(cb) for cb in learn.cbs if not isinstance(cb, (Selection,SelectionColumns))]))
+            if learn.selection and not more and raised is None: assert_whole(learn)
+            while torch.is_autocast_enabled('cpu'): # mixed precision leaves it on after an exception
+                torch.set_autocast_enabled('cpu', False)
+                torch.autocast_decrement_nesting()
+        learn.loss_func = loss_func # MixUp leaves its own
+    return found
 
-def small_learner(): return table_learner(n=80) # three batches
-
-@functools.cache
-def left_by_fastai(other, event, ex): return fit_twice(small_learner, [OTHER_CALLBACKS[other]()] if other else [], event, ex)[1]
-
-OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CpuAmp, accumulation=lambda: GradientAccumulation(8))
-INTERRUPTS = [(event, ex) for event in EVENTS for ex in EXCEPTIONS]+[(event, ex) for event in BATCH_EVENTS for ex in OTHERS]
-
-@pytest.mark.parametrize('event,ex', INTERRUPTS, ids=case_id)
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
-def test_interrupted_fits_leave_what_fastai_leaves(cls, event, ex):
-    learn,got = fit_twice(small_learner, [cls(warmup=0)], event, ex)
-    assert got==left_by_fastai(None, event, ex)
-    if got[3] is not None: return # the next fit fails without us, too
-    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==2 and len(learn.recorder.values[-1])==6
+def assert_whole(learn):
+    "A fit went through, each column is there once, and nothing waits"
+    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==1 and len(learn.recorder.values[-1])==6 and not len(learn.selection.delivery)
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','saved_secs','time']
 
-@pytest.mark.parametrize('other', OTHER_CALLBACKS)
-@pytest.mark.parametrize('event,ex', [(e,x) for e in ('before_batch','after_pred','after_step','after_train') for x in EXCEPTIONS], ids=case_id)
+def small_learner(): return table_learner(n=64, n_valid=16) # three batches, and one of validation
+
+@functools.cache
+def left_by_fastai(other, interrupts): return left_behind(small_learner, [OTHER_CALLBACKS[other]()] if other else [], interrupts)
+
+OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CpuAmp, accumulation=lambda: GradientAccumulation(8))
+INTERRUPTS = {ex: tuple((event, ex) for event in (EVENTS if ex in EXCEPTIONS else BATCH_EVENTS)) for ex in EXCEPTIONS+OTHERS}
+LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), ImportanceSamplingCallback: dict(tau=0, presample=2), InfoBatchCallback: dict(delta=1.)}
+def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in a fit of one epoch, in two steps at least
+
+@pytest.mark.parametrize('ex', INTERRUPTS, ids=case_id)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
-def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, event, ex, other):
-    cbs = [OTHER_CALLBACKS[other](), cls(warmup=0)]
-    for ours in (cbs, cbs[::-1])[:1 if other=='amp' else 2]: assert fit_twice(small_learner, ours, event, ex)[1]==left_by_fastai(other, event, ex)
+def test_interrupted_fits_leave_what_fastai_leaves(cls, ex):
+    assert left_behind(small_learner, [lively(cls)], INTERRUPTS[ex])==left_by_fastai(None, INTERRUPTS[ex])
+
+@pytest.mark.parametrize('other', OTHER_CALLBACKS)
+@pytest.mark.parametrize('ex', EXCEPTIONS, ids=case_id)
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, ex, other):
+    interrupts = tuple((event, ex) for event in ('before_batch','after_pred','after_step','after_train'))
+    cbs = [OTHER_CALLBACKS[other](), lively(cls)][::-1 if ex is KeyboardInterrupt else 1] # attached in either order
+    assert left_behind(small_learner, cbs, interrupts)==left_by_fastai(other, interrupts)
 
 class Fails(nn.Module):
     "Fails in one of its batches of training, or when it is looked through"
@@ -257,13 +235,14 @@ def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
             learn = table_learner()
             learn.model = Fails(True, 3)
             return learn
-        return fit_twice(make, ([CpuAmp()] if amp else [])+cbs, 'none', None)[1]
-    assert run([])==run([cls(warmup=0)]) and run([])[0] is ZeroDivisionError
+        return left_behind(make, ([CpuAmp()] if amp else [])+cbs, [(None, None)])
+    plain = run([])
+    assert plain==run([cls(warmup=0)]) and plain[0][3] is ZeroDivisionError
     learn = table_learner(cbs=[cls(warmup=0)]) # and one in the scoring pass leaves the flags, the gradients and autocast
+    if not learn.selection.scored: return
     learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
     before = state_of(learn)
     learn._do_epoch_validate = lambda *args: None
-    if not learn.selection.scored: return
     with pytest.raises(ZeroDivisionError),learn.no_bar(),learn.no_logging(): learn.fit(3)
     after = state_of(learn)
     assert {k: after[k] for k in ('flags','grad','autocast','reduction')}=={k: before[k] for k in ('flags','grad','autocast','reduction')} and after['loss'] is before['loss']
@@ -275,29 +254,45 @@ def test_columns_once_and_gone():
     assert len(learn.metrics)==1
     quiet_fit(learn.full_batches())
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3
-    assert not hasattr(learn, 'selection_report') and learn.selection is None
+    assert not hasattr(learn, 'selection_columns') and learn.selection is None
 
 def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
 
 # law 7
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
-def test_evaluation_is_unchanged(cls, tmp_path):
-    def results(cb):
-        learn = table_learner(metrics=accuracy_of, path=tmp_path)
-        if cb: learn.add_cb(cb)
+def evaluated(cls, path):
+    learn = table_learner(metrics=accuracy_of, path=path)
+    if cls: learn.add_cb(cls(warmup=0))
+    set_seed(3)
+    with learn.no_bar(),learn.no_logging():
+        found = learn.lr_find(num_it=12, show_plot=False)
+        losses = [float(o) for o in learn.recorder.losses]
+        preds = [o.tolist() for o in learn.get_preds(with_loss=True)]
+        train_preds = [o.tolist() for o in learn.get_preds(ds_idx=0)]
+        values,state = list(learn.validate()),{k: v.tolist() for k,v in weights(learn).items()}
+        learn.fit(2)
+        last = list(learn.recorder.values[-1][1:3])
+        assert list(learn.validate())==last # no columns of a fit
+    return found,losses,preds,train_preds,values,state
+
+def evaluated_images(cls):
+    learn = image_learner()
+    if cls: learn.add_cb(cls(warmup=0))
+    with learn.no_bar(),learn.no_logging():
+        learn.fit(1)
+        learn.model.load_state_dict(image_learner().model.state_dict())
         set_seed(3)
-        with learn.no_bar(),learn.no_logging():
-            found = learn.lr_find(num_it=12, show_plot=False)
-            losses = [float(o) for o in learn.recorder.losses]
-            preds = [o.tolist() for o in learn.get_preds(with_loss=True)]
-            train_preds = [o.tolist() for o in learn.get_preds(ds_idx=0)]
-            values,state = list(learn.validate()),weights(learn)
-            learn.fit(2)
-            last = list(learn.recorder.values[-1][1:3])
-            assert list(learn.validate())==last # no columns of a fit
-        return found,losses,preds,train_preds,values,state
-    plain,ours = results(None),results(cls(warmup=0))
-    assert plain[:5]==ours[:5] and same(plain[5], ours[5])
+        tta = [o.tolist() for o in learn.tta(n=2)]
+        interp = Interpretation.from_learner(learn)
+        losses,idxs = interp.top_losses(5)
+        learn.fit(1)
+    return tta,losses.tolist(),idxs.tolist(),len(learn.recorder.values)
+
+plainly = functools.cache(lambda f, *args: f(None, *args))
+
+@pytest.mark.parametrize('cls', methods(), ids=case_id)
+def test_evaluation_is_unchanged(cls, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp()
+    assert plainly(evaluated, path)==evaluated(cls, path)
 
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_evaluation_of_images_is_unchanged(cls, monkeypatch):
@@ -307,19 +302,7 @@ def test_evaluation_of_images_is_unchanged(cls, monkeypatch):
         yield self
         self.split_idx = old
     monkeypatch.setattr(TensorItems, 'set_split_idx', set_split_idx, raising=False)
-    def results(cb):
-        learn = image_learner()
-        if cb: learn.add_cb(cb)
-        with learn.no_bar(),learn.no_logging():
-            learn.fit(1)
-            learn.model.load_state_dict(image_learner().model.state_dict())
-            set_seed(3)
-            tta = [o.tolist() for o in learn.tta(n=2)]
-            interp = Interpretation.from_learner(learn)
-            losses,idxs = interp.top_losses(5)
-            learn.fit(1)
-        return tta,losses.tolist(),idxs.tolist(),len(learn.recorder.values)
-    assert results(None)==results(cls(warmup=0))
+    assert plainly(evaluated_images)==evaluated_images(cls)
 
 def test_show_results_is_unchanged():
     def shown(cb):

@@ -39,7 +39,7 @@ class Watched(TopLossCallback):
     def __init__(self, **kwargs): super().__init__(**kwargs); self.seen = []
     def choose(self, scores):
         chosen = super().choose(scores)
-        self.seen += zip([self.epoch]*len(scores), scores.tolist(), torch.zeros(len(scores)).index_fill_(0, chosen.idx, 1).bool().tolist())
+        self.seen += zip([self.epoch]*len(scores), scores.tolist(), torch.zeros(len(scores)).index_fill_(0, chosen.rows, 1).bool().tolist())
         return chosen
 
 def test_a_sample_of_few_items_is_all_of_them():
@@ -49,10 +49,11 @@ def test_a_sample_of_few_items_is_all_of_them():
 
 def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
     report = SelectionReport()
-    report.epoch,report.n_iter = 0,n_iter
-    for report.iter in range(n_iter):
-        losses = report.iter*bs+torch.arange(float(bs))
-        report.step(bs, 3, 3, losses, choose(losses))
+    report.begin_fit()
+    report.begin_epoch(0, n_iter)
+    for i in range(n_iter):
+        losses = i*bs+torch.arange(float(bs))
+        report.step(i, bs, 3, 3, losses, choose(losses))
     return report
 
 @pytest.mark.parametrize('n_iter,bs,every', [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)])
@@ -66,8 +67,9 @@ def test_a_sample_of_a_batch_that_is_larger():
     assert samples.loss.tolist()==list(range(0, 5000, 3)) and samples.chosen.sum()==1
 
 def test_a_sample_where_few_batches_are_scored():
-    "With `score_batches` the first batch of each pair only waits"
-    learn = table_learner(n=16*200, cbs=TopLossCallback(keep=.5, warmup=0, gather=True, score_batches=2, interrupt=3))
+    "With `presample` the first batch of each pair only waits"
+    learn = table_learner(n=16*200, cbs=TopLossCallback(keep=.5, warmup=0, gather=True, presample=2, interrupt=3))
+    learn._do_epoch_validate = lambda *args: None
     assert 400<len(quiet_fit(learn, 1).selection.report.samples)<=2048
 
 def test_an_interrupted_epoch_has_a_sample_and_keeps_its_number():
@@ -89,7 +91,7 @@ def test_samples_of_items_chosen_before_loading(make):
     class Watch(Callback):
         order,run_valid = SelectionCallback.order+1,False
         def before_train(self):
-            remembered[self.epoch],loaded[self.epoch] = self.learn.selection.memory.loss.clone(),self.learn.selection.idxs
+            remembered[self.epoch],loaded[self.epoch] = self.learn.selection.memory.loss.clone(),self.learn.selection.tracker.idxs
     learn = quiet_fit(table_learner(cbs=[make(), Watch()], drop_last=True), 4)
     samples = learn.selection.report.samples
     for epoch in (1,2):
@@ -101,9 +103,25 @@ def test_samples_of_items_chosen_before_loading(make):
         if learn.selection.stats.query(f'epoch=={epoch}').step.min()<0:
             assert sorted(sample[sample.chosen].loss.dropna())==pytest.approx(sorted(memory[loaded[epoch]][~memory[loaded[epoch]].isnan()].tolist()))
 
-def test_what_a_pool_of_batches_draws_from_each_is_unknown():
-    samples = quiet_fit(table_learner(cbs=ImportanceSamplingCallback(tau=0, warmup=0)), 2).selection.report.samples
-    assert samples.loss.notna().all() and samples.chosen.isna().all() and len(samples)>100
+def test_what_is_drawn_from_a_pool_of_batches_is_known():
+    "Also of the smaller one at an epoch's end, and so is its share of the loss"
+    seen = []
+    class Draws(ImportanceSamplingCallback):
+        def choose_from(self, pool, batch, scores, losses):
+            chosen = super().choose_from(pool, batch, scores, losses)
+            seen.append((self.epoch, losses, chosen.rows))
+            return chosen
+    learn = quiet_fit(table_learner(cbs=Draws(tau=0, warmup=0)), 2)
+    samples,names = learn.selection.report.samples,list(learn.recorder.metric_names)[1:]
+    assert samples.loss.tolist()==sum((losses.tolist() for _,losses,_ in seen), [])
+    assert samples.chosen.tolist()==sum((torch.zeros(len(losses)).index_fill_(0, rows, 1).bool().tolist() for _,losses,rows in seen), [])
+    for epoch,values in enumerate(learn.recorder.values):
+        pools = [(losses,rows) for e,losses,rows in seen if e==epoch]
+        assert [len(losses) for losses,_ in pools]==([48,36] if epoch==0 else [48,48,4]) # the first batch of all trains whole
+        whole = learn.selection.stats.query(f'epoch=={epoch} and not scored and seen>0')
+        full = float(sum(l.sum() for l,_ in pools)) + (whole.full_loss*whole.seen).sum()
+        kept = float(sum(l[r].sum() for l,r in pools)) + (whole.full_loss*whole.seen).sum()
+        assert dict(zip(names, values))['loss_perc']==pytest.approx(kept/full, rel=1e-5)
 
 def test_random_subsets_have_no_losses():
     learn = quiet_fit(table_learner().random_subset(warmup=0), 2)
@@ -181,13 +199,22 @@ def test_plots_at_any_time(capsys):
     assert len(lines(selection_figure(learn.selection.stats, samples).axes[1])['epoch 0'])==2
 
 # seconds saved
-def test_seconds_saved_against_the_full_epochs_of_the_fit():
-    learn = quiet_fit(table_learner().top_loss(warmup=2), 4)
-    times = [t for _,t in learn.selection.epoch_times]
-    saved = [dict(zip(learn.recorder.metric_names[1:], v))['saved_secs'] for v in learn.recorder.values]
+def saved_secs(learn, n_epoch):
+    quiet_fit(learn, n_epoch)
+    return [dict(zip(learn.recorder.metric_names[1:], v))['saved_secs'] for v in learn.recorder.values]
+
+@pytest.mark.measured
+def test_seconds_saved_against_the_full_epochs():
+    "Those of earlier fits count, too, under the same circumstances"
+    learn = table_learner().top_loss(warmup=2)
+    saved = saved_secs(learn, 4)+saved_secs(learn, 2)
+    times = [t for _,t in learn.selection.meter.epoch_times]
     assert saved[0]==0 and saved[1:]==pytest.approx([(times[0]+times[1])/2-t for t in times[1:]])
-    quiet_fit(learn, 1)
-    assert np.isnan(learn.recorder.values[-1][-1]) # no full epoch in this fit
+
+@pytest.mark.measured
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_seconds_saved_are_known_unless_nothing_is_measured(cls):
+    assert not np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 2)).any() and np.isnan(saved_secs(table_learner(cbs=cls(warmup=0, auto=False)), 1)).all()
 
 # tracking
 def run(cls, make, **kwargs):
@@ -202,7 +229,7 @@ def test_tracking_changes_nothing(cls, make):
     pd.testing.assert_frame_equal(plain[1].drop(columns='full_loss'), tracked[1].drop(columns='full_loss'))
     assert tracked[3].items().picked.sum()==tracked[1].trained.sum()
 
-@pytest.mark.parametrize('kwargs', [dict(), dict(gather=True), dict(passes=1), dict(gather=True, score_batches=2)], ids=str)
+@pytest.mark.parametrize('kwargs', [dict(), dict(gather=True), dict(passes=1), dict(gather=True, presample=2)], ids=str)
 def test_picks_add_up_to_what_trained(kwargs):
     trained = torch.zeros(100, dtype=torch.int32)
     class Count(Callback):
@@ -211,7 +238,8 @@ def test_picks_add_up_to_what_trained(kwargs):
     learn = quiet_fit(table_learner(cbs=[TopLossCallback(keep=.3, track_items=True, **kwargs), Count()]), 4)
     items,stats = learn.selection.items(),learn.selection.stats
     assert items.picked.tolist()==trained.tolist() and trained.sum()==stats.trained.sum()<stats.seen.sum()
-    assert (items.seen==4).all() and len(learn.selection.waiting)==stats.kept.sum()-trained.sum()
+    more = (stats.groupby('epoch').trained.sum()-stats.groupby('epoch').kept.sum()).tolist() # what fills up an epoch's last batch
+    assert (items.seen==4).all() and more[0]==0 and all(0<=m<16 if kwargs.get('gather') else m==0 for m in more)
 
 def test_items_of_workers_and_a_dropped_last_batch():
     learn = linear_learner(TopLossCallback(keep=.5, track_items=True), drop_last=True)
@@ -238,7 +266,7 @@ def test_a_second_fit_goes_on_and_an_interrupted_one_is_counted():
     assert items.seen.sum()==100+64 and items.picked.sum()==learn.selection.stats.trained.sum()-8 # the batch that was stopped
     learn.remove_cb(Stop)
     quiet_fit(learn, 2)
-    assert learn.selection.items().seen.sum()==100+64+200 and [e for e,_ in learn.selection.picked_by_epoch]==[1,2,3]
+    assert learn.selection.items().seen.sum()==100+64+200 and [e for e,_ in learn.selection.tracker.picks_by_epoch]==[1,2,3]
 
 def test_lr_find_leaves_items_alone():
     learn = quiet_fit(table_learner().top_loss(track_items=True), 2)
@@ -251,7 +279,7 @@ def test_nothing_is_remembered():
     for call in (learn.selection.items, learn.selection.picks_by_class, learn.selection.show_hardest, learn.selection.show_easiest, learn.selection.plot_items):
         with pytest.raises(ValueError, match=f'{call.__name__}: got a TopLossCallback.*pass track_items=True'): call()
     with pytest.raises(ValueError, match='pass track_items=True'): quiet_fit(table_learner().random_subset(before_loading=True), 2).selection.items()
-    with pytest.raises(ValueError, match='pass max_quantile'): learn.selection.suspected_label_errors()
+    with pytest.raises(ValueError, match='pass noise_quantile'): learn.selection.suspected_label_errors()
     selection = (learn := table_learner().top_loss(track_items=True)).selection
     with pytest.raises(ValueError, match='items: nothing is remembered of the items yet; call fit first'): selection.items()
     quiet_fit(learn, 2).full_batches()
@@ -266,11 +294,11 @@ def test_loaders_whose_items_are_unknown_are_refused():
 def test_what_is_remembered_stays_with_its_learner(tmp_path):
     learn = quiet_fit(table_learner().top_loss(track_items=True), 2)
     selection = learn.selection
-    assert pickle.loads(pickle.dumps(learn)).selection.picked_by_epoch==()
+    assert pickle.loads(pickle.dumps(learn)).selection.tracker.picks_by_epoch==()
     other = set_selection(table_learner(1), selection)
     with pytest.raises(ValueError, match='call fit first'): selection.items()
     quiet_fit(other, 1)
-    assert selection.items().seen.eq(1).all() and len(selection.picked_by_epoch)==1
+    assert selection.items().seen.eq(1).all() and len(selection.tracker.picks_by_epoch)==1
 
 # labels and sources
 def to_x(i): return torch.randn(4, generator=torch.Generator().manual_seed(i))
@@ -402,21 +430,21 @@ def test_picks_over_the_epochs():
     for i in (3,50):
         xy = lines(ax)[f'item {i}']
         assert xy[:,0].tolist()==[0,1,2,3,4] and xy[1,1]==1 and xy[-1,1]==selection.items().picked[i] and set(np.diff(xy[:,1]))<={0,1}
-    selection.n_tracked = 30 # of 100 items every fourth
-    assert selection.tracked.tolist()==list(range(0, 100, 4))
+    selection.tracker.n_tracked = 30 # of 100 items every fourth
+    assert selection.tracker.tracked.tolist()==list(range(0, 100, 4))
 
 def test_picks_over_the_epochs_are_saved_too():
     half = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 2)
     state = half.selection.state_dict()
-    before = [picked.tolist() for _,picked in half.selection.picked_by_epoch]
+    before = [picked.tolist() for _,picked in half.selection.tracker.picks_by_epoch]
     quiet_fit(half, 1) # what is saved does not follow
     resumed = table_learner().top_loss(keep=.5, track_items=True)
     resumed.selection.load_state_dict(state)
-    assert [picked.tolist() for _,picked in resumed.selection.picked_by_epoch]==before
+    assert [picked.tolist() for _,picked in resumed.selection.tracker.picks_by_epoch]==before
     quiet_fit(resumed, 4, start_epoch=2)
     (ax,) = resumed.selection.plot_items([3])
     (xy,) = (xy for name,xy in lines(ax).items() if name.startswith('item'))
-    assert xy[:,0].tolist()==[0,1,2,3,4] and xy[-1,1]==resumed.selection.items().picked[3] and len(state['numbers']['picked_by_epoch'])==2
+    assert xy[:,0].tolist()==[0,1,2,3,4] and xy[-1,1]==resumed.selection.items().picked[3] and len(state['parts']['tracker']['picks_by_epoch'])==2
 
 def test_items_of_another_training_set_are_not_shown():
     learn = quiet_fit(table_learner().top_loss(track_items=True, warmup=0), 1)
@@ -427,7 +455,7 @@ def test_items_of_another_training_set_are_not_shown():
 def test_picks_are_kept_of_a_thousand_items_at_most():
     learn = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2)
     selection = learn.selection
-    assert [len(picked) for _,picked in selection.picked_by_epoch]==[834,834] and selection.tracked.tolist()==list(range(0, 2500, 3))
+    assert [len(picked) for _,picked in selection.tracker.picks_by_epoch]==[834,834] and selection.tracker.tracked.tolist()==list(range(0, 2500, 3))
     with pytest.raises(ValueError, match=r'plot_items: got \[1, 2\].*every 3. item from 0 to 2499'): selection.plot_items([0,1,2])
     (ax,) = selection.plot_items()
     numbers = [int(name.split()[1]) for name in lines(ax) if name.startswith('item')]
@@ -439,7 +467,7 @@ def test_suspected_label_errors():
     x = torch.randn(132, 4)
     y = (x[:,0]>0).long()
     y[32:42] = 1-y[32:42]
-    learn = Learner(dls_of(x, y), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.05).top_loss(keep=.5, max_quantile=.9)
+    learn = Learner(dls_of(x, y), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.05).top_loss(keep=.5, noise_quantile=.9)
     quiet_fit(learn, 8)
     errors = learn.selection.suspected_label_errors()
     assert sorted(errors.index)==sorted(learn.selection.suspects.tolist()) and (errors.loss.diff().dropna()<=0).all()

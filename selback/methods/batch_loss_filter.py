@@ -11,13 +11,16 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
+from ..attach import set_selection
+from ..callback import SelectionCallback
 from ..policies import loss_share
-from ..window import probes, value_at
+from ..window import schedule_points, value_at
 
 # %% ../../nbs/methods/30_batch_loss_filter.ipynb #d993c73f
 class BatchLossFilterCallback(SelectionCallback):
     "Keep the smallest set of highest-loss items that makes up a share of the batch's loss"
+    keeps_all = dict(min_loss_perc=1.),dict(min_loss_perc=0, min_sample_perc=1.),dict(min_loss_perc=1., gather=True) # settings that leave nothing out
+
     @delegates(SelectionCallback.__init__)
     def __init__(self,
         min_loss_perc:float=.9, # Share of the batch's loss to keep at least, 0 to 1
@@ -30,10 +33,10 @@ class BatchLossFilterCallback(SelectionCallback):
                 'two names for one thing; use multiple_of.')
             kwargs['multiple_of'] = 8 if mixed_precision_batch else 1
         super().__init__(**kwargs)
-        for pct in probes: loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
+        for pct in schedule_points: loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
         self.min_loss_perc,self.min_sample_perc = min_loss_perc,min_sample_perc
 
-    def choose(self, scores): return loss_share(scores, self.now(self.min_loss_perc), self.now(self.min_sample_perc), self.round_to)
+    def choose(self, scores): return loss_share(scores, self.scheduled(self.min_loss_perc), self.scheduled(self.min_sample_perc), self.round_to)
 
 # %% ../../nbs/methods/30_batch_loss_filter.ipynb #0e67cbc1
 @patch

@@ -6,81 +6,55 @@
 __all__ = ['ImportanceSamplingCallback']
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #4db2b00a
-import torch
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
-from ..items import take
+from ..attach import set_selection
+from ..callback import SelectionCallback
+from ..items import Items
+from ..learner import base_loss
 from ..loader import pads
-from ..losses import plain
-from ..policies import check_range, importance_sample, variance_gain
+from ..losses import check_range
+from ..policies import importance_sample, variance_gain
 from ..window import check_schedule
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #8d850f86
 class ImportanceSamplingCallback(SelectionCallback):
-    "Draw each training batch from a pool of `presample`, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
-    whole_steps = True # of each pool
-    kept_numbers = (*SelectionCallback.kept_numbers, 'tau_now')
-
-    @delegates(SelectionCallback.__init__, but=['gather','passes','score_batches'])
+    "Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
+    counters,keeps_all = (*SelectionCallback.counters,'tau_now'),(dict(tau=1e9),) # the latter: settings that leave nothing out
+    @delegates(SelectionCallback.__init__, but=['gather','passes'])
     def __init__(self,
-        presample:int=3, # Batches in a pool
+        presample:int=3, # Batches that are scored together
         bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
         tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
         score='grad_bound', # As for every method; negative ones never switch it on
         **kwargs
     ):
-        if kwargs.get('gather'): raise ValueError('gather: got True, but importance sampling pools batches itself; leave it out.')
+        if 'gather' in kwargs: raise ValueError(f"gather: got {kwargs['gather']}, but importance sampling always gathers what it draws; leave it out.")
         if kwargs.get('passes', 2)!=2: raise ValueError(f"passes: got {kwargs['passes']!r}, but importance sampling draws from several batches, which no training pass has seen; leave it out.")
-        super().__init__(score=score, **kwargs)
-        self.presample,self.bias = check_range('presample', presample, 1, whole=True),check_schedule('bias', bias, 0)
-        self.tau = (presample+3)/3 if tau is None else check_range('tau', tau, 0)
+        super().__init__(score=score, presample=presample, gather=True, **kwargs)
+        self.bias,self.tau = check_schedule('bias', bias, 0),(presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
-
-    def may_select(self): return self._began and bool(self._lowest(int(self.tau_now>self.tau)))
-
-    def _meet_loader(self):
+    def begin_fit(self):
         if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
-            'each batch, wanted items of one shape: they are drawn from pools of several batches. Pad all to one length, or use another method.')
-
-    @property
-    def _says(self): return f', while the gain, now {float(self.tau_now):.2f}, is above {self.tau:.2f}'
-
-    def _would_keep(self, n): return 1/self.presample
-
-    def _note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
-
-# %% ../../nbs/methods/34_importance_sampling.ipynb #a303d7e5
-@patch
-def _select(self:ImportanceSamplingCallback, n):
-    "Pool the batch; draw a training batch once the pool is full"
-    scores,losses = self._look(n)
-    self.waiting.add((self.xb, self.yb, self.item_idx, scores))
-    self._source,bs = self._loader_id,self.bs or n
-    if len(self.waiting)<self.presample*bs:
-        self.report.step(n, 0, 0, losses, scores.new_zeros(0, dtype=torch.int64))
-        self._skip_batch()
-    *items,scores = self.waiting.pop(len(self.waiting))
-    if self.max_quantile is not None: scores = scores.masked_fill(self.memory.suspects[items[2]], 0.)
-    drawn = importance_sample(scores, bs, self.now(self.bias), self.generator)
-    self.learn.xb,self.learn.yb,self.item_idx = take(tuple(items), drawn.idx)
-    self.item_weight = drawn.weight
-    self._note_gain(scores)
-    self._observe(bs/len(scores))
-    self.report.step(n, bs, bs, losses)
-
-@patch
-def after_loss(self:ImportanceSamplingCallback):
-    super(ImportanceSamplingCallback, self).after_loss()
-    if not self._chose and len(self.yb): self._note_gain(self.scores_of(self.pred, plain(self.yb)))
+            'each batch, wanted items of one shape: they are drawn from several batches. Pad all to one length, or use another method.')
+        super().begin_fit()
+    def should_select(self, batch): return super().should_select(batch) and bool(self.ranks.lowest(int(self.tau_now>self.tau)))
+    def would_keep(self, batch): return 1/self.presample
+    def choose(self, scores):
+        self.note_gain(scores)
+        return importance_sample(scores, min(self.delivery.bs, len(scores)), self.scheduled(self.bias), self.generator)
+    def note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
+    def after_loss(self):
+        super().after_loss()
+        if not self.is_chosen and len(self.yb): self.note_gain(self.scorer.scores_of(base_loss(self.learn), self.learn.pred, Items(self.xb, self.yb, self.item_idx)))
 
 # %% ../../nbs/methods/34_importance_sampling.ipynb #21cac717
 @patch
 @delegates(ImportanceSamplingCallback.__init__)
 def importance_sampling(self:Learner,
-    presample:int=3, # Batches in a pool
+    presample:int=3, # Batches that are scored together
     bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
     score='grad_bound', # As for every method; negative ones never switch it on

@@ -10,16 +10,18 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
-from ..policies import check_range, prune_easy
+from ..attach import set_selection
+from ..epochs import EpochSelection
+from ..losses import check_range
+from ..policies import prune_easy
 from ..window import check_schedule
 
 # %% ../../nbs/methods/35_info_batch.ipynb #220cd5ad
-class InfoBatchCallback(SelectionCallback):
+class InfoBatchCallback(EpochSelection):
     "Leave out a random share of the items below the mean loss, before loading, and weight the rest of them (Qin et al. 2024)"
-    scored,remembers,before_loading = False,True,True
+    keeps_all = dict(prune=0.), # settings that leave nothing out
 
-    @delegates(SelectionCallback.__init__, but=['gather','score','scale_factor'])
+    @delegates(EpochSelection.__init__)
     def __init__(self,
         prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
         delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
@@ -29,7 +31,7 @@ class InfoBatchCallback(SelectionCallback):
         self.prune,self.delta = check_schedule('prune', prune, 0, 1-1e-6),check_range('delta', delta, 0, 1)
 
     def choose_items(self, idxs):
-        if self.pct_train+1/self.n_epoch<=self.delta+1e-9: return prune_easy(self.memory.loss[idxs], self.now(self.prune), self.generator)
+        if self.pct_train+1/self.n_epoch<=self.delta+1e-9: return prune_easy(self.memory.loss[idxs], self.scheduled(self.prune), self.generator)
 
 # %% ../../nbs/methods/35_info_batch.ipynb #7d4e44d8
 @patch

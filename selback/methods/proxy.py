@@ -13,8 +13,7 @@ from fastai.learner import Learner
 
 from ..learner import base_loss
 from ..loader import own_loader
-from ..losses import preserved
-from ..policies import check_range
+from ..losses import check_range, preserved
 from ..scoring import fixed_random
 
 # %% ../../nbs/methods/37_proxy.ipynb #69604540

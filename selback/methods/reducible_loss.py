@@ -12,13 +12,13 @@ import pandas as pd, torch
 from fastai.learner import Learner
 from torch.utils.data import Subset
 
-from ..learner import ItemLoss, base_loss
-from ..loader import in_order, unaugmented
-from ..losses import plain, unmixed_losses
+from ..learner import base_loss
+from ..loader import loader_of, unaugmented
+from ..losses import ItemLoss, as_tensors, separable_losses
 from ..scoring import ReducibleLoss, ScoringPass
 
 # %% ../../nbs/methods/36_reducible_loss.ipynb #1846ce08
-def _rows(ds):
+def _identity(ds):
     "What identifies the items of a dataset: the dataset below with its indices, the rows of a table, paths, or the dataset itself"
     if isinstance(ds, Subset): return id(ds.dataset),set(map(int, ds.indices))
     items = getattr(ds, 'items', None)
@@ -28,7 +28,7 @@ def _rows(ds):
 
 def _check_apart(holdout, scored):
     "Raise a `ValueError` if two datasets share items, as far as that can be known"
-    (kind,a),(other,b) = _rows(holdout),_rows(scored)
+    (kind,a),(other,b) = _identity(holdout),_identity(scored)
     if kind==other and a&b: raise ValueError(f'reducible_loss: got a holdout set that shares {len(a&b)} items with the training set, wanted '
         'none: a model has nothing to say on what it was trained on.')
 
@@ -46,8 +46,8 @@ def reducible_loss(
     losses,model,ds,loss_func = [],holdout_learn.model,dls.train_ds,base_loss(holdout_learn)
     if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
     with unaugmented(ds):
-        for batch in in_order(dls.train):
+        for batch in loader_of(dls.train, list(range(len(ds)))):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
-            batch = plain(holdout_learn._set_device(batch))
-            losses.append(unmixed_losses(loss_func, ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))
+            batch = as_tensors(holdout_learn._set_device(batch))
+            losses.append(separable_losses(loss_func, ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))
     return ReducibleLoss(torch.cat(losses))

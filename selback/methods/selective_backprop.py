@@ -10,7 +10,8 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
+from ..attach import set_selection
+from ..callback import SelectionCallback
 from ..policies import History, cdf_power, rank_sample
 from ..window import check_schedule
 
@@ -22,6 +23,8 @@ class _Beta:
 
 class SelectiveBackpropCallback(SelectionCallback):
     "Keep each item with probability CDF(loss)^beta, and gather the kept ones into full batches (Jiang et al. 2019)"
+    keeps_all = dict(beta=0),dict(keep=1., gather=False) # settings that leave nothing out
+
     @delegates(SelectionCallback.__init__)
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
@@ -37,10 +40,11 @@ class SelectiveBackpropCallback(SelectionCallback):
             beta = _Beta(keep) if callable(keep) else 1/keep-1
         self.beta,self.history = check_schedule('beta', beta, 0),History(hist_size)
 
-    stateful = (*SelectionCallback.stateful, 'history')
+    @property
+    def parts(self): return super().parts | dict(history=self.history)
 
     def choose(self, scores):
-        beta = self.now(self.beta)
+        beta = self.scheduled(self.beta)
         if not self.gathers: return rank_sample(scores, 1/(beta+1), self.generator, self.round_to)
         return cdf_power(scores, self.history.push(scores), beta, self.generator)
 

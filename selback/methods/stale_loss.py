@@ -11,16 +11,17 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
-from ..memory import ItemMemory
+from ..attach import set_selection
+from ..losses import check_range
 from .selective_backprop import SelectiveBackpropCallback
-from ..policies import Chosen, cdf_power, check_range
+from ..policies import Chosen, cdf_power
+from ..tracking import ItemTracker
 
 # %% ../../nbs/methods/32_stale_loss.ipynb #69a8ace0
 class StaleLossCallback(SelectiveBackpropCallback):
     "Score every `n`-th epoch; in between, stored losses choose which items are loaded (Jiang et al. 2019, Stale-SB)"
-    remembers = True
-    kept_numbers = (*SelectionCallback.kept_numbers, '_since')
+    counters = (*SelectiveBackpropCallback.counters,'epochs_since_scored')
+    keeps_all = dict(beta=0, n=1),dict(beta=0, n=3),dict(beta=0, n=2, gather=False),dict(beta=0, fresh=False) # settings that leave nothing out
 
     @delegates(SelectiveBackpropCallback.__init__)
     def __init__(self,
@@ -30,37 +31,33 @@ class StaleLossCallback(SelectiveBackpropCallback):
         fresh:bool=True, # Score at all? If not, only the losses of training choose
         **kwargs
     ):
-        super().__init__(beta, **kwargs)
-        self.n,self.ema,self.fresh,self._since = check_range('n', n, 1, whole=True),ema,fresh,None # epochs since all were seen
-        self._fresh_epoch = False # are all items scored in this epoch?
-        if self.score!='loss' and not getattr(self.score, 'needs_items', False): raise ValueError(f'score: got {self.score!r}, but stored losses '
+        super().__init__(beta, **kwargs | dict(track_items=True))
+        if ema is not None: self.tracker = ItemTracker(self.tracker.noise_quantile, ema)
+        self.n,self.ema,self.fresh = check_range('n', n, 1, whole=True),ema,fresh
+        self.meter.method = dict(score_share=fresh/n, skips_loading=True)
+        self.epochs_since_scored,self.scores_epoch = None,False # are all items scored in this epoch?
+        if self.scorer.score!='loss' and not self.scorer.needs_items: raise ValueError(f'score: got {self.scorer.score!r}, but stored losses '
             "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")
-        if ema is not None:
-            ItemMemory(1, ema=ema) # checks the number
-            self.memory_ema = ema
 
     def choose_items(self, idxs):
-        if self._fresh_epoch: return
+        if self.scores_epoch: return
         stored = self.memory.loss if self.ema is None else self.memory.ewma
-        if self.score!='loss': stored = self.score.of_items(stored, torch.arange(len(stored), device=stored.device))
+        if self.scorer.score!='loss': stored = self.scorer.score.of_items(stored, torch.arange(len(stored), device=stored.device))
         unseen = ~stored[idxs].isfinite()
-        drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.now(self.beta), self.generator)
-        return Chosen(unseen.index_fill(0, drawn.idx, True).nonzero()[:,0])
+        drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.scheduled(self.beta), self.generator)
+        return Chosen(unseen.index_fill(0, drawn.rows, True).nonzero()[:,0])
 
-    @property
-    def score_share(self): return self.fresh/self.n
-
-    def may_select(self): return self._fresh_epoch and super().may_select()
+    def should_select(self, batch): return self.scores_epoch and super().should_select(batch)
 
     def before_train(self):
-        self._fresh_epoch = self.fresh and (self._since is None or self._since>=self.n)
-        if self._fresh_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
+        self.scores_epoch = self.fresh and (self.epochs_since_scored is None or self.epochs_since_scored>=self.n)
+        if self.scores_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
         super().before_train()
 
     def after_train(self):
         super().after_train()
-        left_alone = self.by_epoch or self.governor.aside # trained by stored losses, or would have been
-        self._since = self._since+1 if left_alone and self._since else 1
+        left_alone = self.tracker.chosen or self.meter.is_aside # trained by stored losses, or would have been
+        self.epochs_since_scored = self.epochs_since_scored+1 if left_alone and self.epochs_since_scored else 1
 
 # %% ../../nbs/methods/32_stale_loss.ipynb #b4445f04
 @patch

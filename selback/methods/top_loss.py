@@ -11,13 +11,17 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..callback import SelectionCallback, set_selection
+from ..attach import set_selection
+from ..callback import SelectionCallback
 from ..policies import random_k, top_and_bottom
-from ..window import check_schedule, probes, value_at
+from ..tracking import ItemTracker
+from ..window import check_schedule, schedule_points, value_at
 
 # %% ../../nbs/methods/33_top_loss.ipynb #a70256f9
 class TopLossCallback(SelectionCallback):
     "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
+    keeps_all = dict(keep=1.),dict(keep=1., gather=True),dict(keep=.5, also_bottom=.5) # settings that leave nothing out
+
     @delegates(SelectionCallback.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
@@ -26,14 +30,14 @@ class TopLossCallback(SelectionCallback):
     ):
         super().__init__(**kwargs)
         self.keep,self.also_bottom = check_schedule('keep', keep, 0, 1, above=True),check_schedule('also_bottom', also_bottom, 0, 1)
-        for pct in probes: top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
+        for pct in schedule_points: top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
 
-    def choose(self, scores): return top_and_bottom(scores, self.now(self.keep), self.now(self.also_bottom), self.round_to)
+    def choose(self, scores): return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
 
 # %% ../../nbs/methods/33_top_loss.ipynb #7514393f
 class RandomSubsetCallback(SelectionCallback):
     "Keep random items: the control, which scores nothing (`score` and `scale_factor` are not used)"
-    scored = False
+    scored,keeps_all = False,(dict(keep=1.),dict(keep=1., before_loading=True)) # the latter: settings that leave nothing out
 
     @delegates(SelectionCallback.__init__)
     def __init__(self,
@@ -43,9 +47,11 @@ class RandomSubsetCallback(SelectionCallback):
     ):
         super().__init__(**kwargs)
         self.keep,self.before_loading = check_schedule('keep', keep, 0, 1, above=True),before_loading
+        if before_loading: self.tracker,self.meter.in_parts = self.tracker or ItemTracker(notes=False),False
 
-    def choose(self, scores): return random_k(scores, self.now(self.keep), self.generator, self.round_to)
-    def choose_items(self, idxs): return random_k(idxs, self.now(self.keep), self.generator) if self.before_loading else None
+    def choose(self, scores): return random_k(scores, self.scheduled(self.keep), self.generator, self.round_to)
+    def should_select(self, batch): return not self.before_loading and super().should_select(batch)
+    def choose_items(self, idxs): return random_k(idxs, self.scheduled(self.keep), self.generator) if self.before_loading else None
 
 # %% ../../nbs/methods/33_top_loss.ipynb #1e8d8c3b
 @patch

@@ -1,0 +1,116 @@
+"The house stands as it was drawn: no room reaches into another, no part holds the whole, nothing has grown too large"
+import ast, inspect, json, re
+from functools import partial
+from pathlib import Path
+
+import pytest, torch
+from fastai.callback.core import Callback
+from fastai.learner import Learner
+from helpers import *
+
+root = Path(__file__).parents[1]
+FOREIGN = dict(_split='fastai: a batch becomes xb and yb', _set_device='fastai: a batch goes to where the model is', _do_epoch_validate='fastai: validation, by itself or replaced',
+    _backward="fastai: a step's backward pass", _n_inp='fastai: how many inputs a batch has', _types='fastai: what a batch is made of', _broadcast='fastai: ranks agree on the order of items',
+    _version='PyTorch: how often a tensor was changed', _buffers="PyTorch: a module's own", _parameters="PyTorch: a module's own", _fields='Python: of a named tuple',
+    _dynamo='PyTorch: the compiler', _qualified_op_name='PyTorch: the name of an operation')
+
+# no module reads or writes a private name of another
+def private(name): return isinstance(name, str) and re.match('_[^_]', name)
+
+def strangers(code):
+    "Private names in `code` that are defined elsewhere, with their lines"
+    tree = ast.parse(code)
+    nodes = list(ast.walk(tree))
+    own = {n.name for n in nodes if isinstance(n, (ast.FunctionDef,ast.ClassDef))} | {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and ast.unparse(n.value) in ('self','cls')}
+    own |= {k.arg for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func).endswith('__dict__.update') for k in n.keywords}
+    used = [(n.lineno, n.attr) for n in nodes if isinstance(n, ast.Attribute)]
+    used += [(n.lineno, a.name) for n in nodes if isinstance(n, ast.ImportFrom) and n.module!='nbdev' for a in n.names]
+    used += [(n.lineno, a.value) for n in nodes if isinstance(n, ast.Call) and re.search(r'\b(get|set|has|del)attr$', ast.unparse(n.func)) for a in n.args[:2] if isinstance(a, ast.Constant)]
+    used += [(n.lineno, n.slice.value) for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant) and ast.unparse(n.value).endswith('__dict__')]
+    return sorted((line, name) for line,name in used if private(name) and name not in own and name not in FOREIGN)
+
+@pytest.mark.parametrize('folder', ['selback','tests','benchmarks'])
+def test_no_module_uses_a_private_name_of_another(folder):
+    found = {f.relative_to(root).as_posix(): names for f in sorted((root/folder).rglob('*.py')) if f.name!='_modidx.py' and (names := strangers(f.read_text(encoding='utf-8')))}
+    assert not found
+
+def test_strangers_are_noticed():
+    code = "from a import _b\nclass C:\n    def f(self): self._mine = o._theirs; getattr(o, '_x'); o.__dict__['_y'] = 1; return self._base, o._split, o._mine, o.__len__\n"
+    assert strangers(code)==[(1,'_b'), (3,'_base'), (3,'_theirs'), (3,'_x'), (3,'_y')]
+
+# no part holds the learner or a callback
+def below(o):
+    "What an object holds: attributes, items, what a function closes over"
+    if isinstance(o, dict): return [*o.keys(),*o.values()]
+    if isinstance(o, (tuple,list,set,frozenset)): return list(o)
+    if isinstance(o, partial): return [o.func,*o.args,*o.keywords.values()]
+    if hasattr(o, '__self__'): return [o.__self__,getattr(o, '__func__', None)]
+    if hasattr(o, '__code__'): return [*inspect.getclosurevars(o).nonlocals.values(),*(o.__defaults__ or ())]
+    if hasattr(o, 'gi_frame'): return list(o.gi_frame.f_locals.values()) if o.gi_frame else []
+    return list(getattr(o, '__dict__', {}).values()) if type(o).__module__.startswith('selback') else []
+
+def held(o, path, seen):
+    "The paths from an object to a learner or a callback"
+    if isinstance(o, (Learner,Callback)): return [path]
+    if id(o) in seen or isinstance(o, (torch.Tensor,nn.Module,type,str)): return []
+    seen[id(o)] = o
+    return sum((held(b, f'{path}.{type(b).__name__}', seen) for b in below(o)), [])
+
+def holders(cb):
+    "The same for each part of a callback"
+    return sum((held(o, name, {}) for name,o in vars(cb).items() if name not in ('_learn','learn')), [])
+
+EVERYTHING = dict(noise_quantile=.95, track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
+BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2), multiple_of=4, presample=2)
+SETTINGS = [(cls, dict(EVERYTHING, **more)) for cls in methods() for more in ([BATCHWISE, dict(passes=1, score='entropy'), {}] if issubclass(cls, SelectionCallback) else [{}])]
+
+@pytest.mark.measured
+@pytest.mark.parametrize('cls,kwargs', SETTINGS, ids=lambda o: o.__name__ if isinstance(o, type) else ','.join(o))
+def test_no_part_holds_the_learner_or_a_callback(cls, kwargs):
+    if cls is ImportanceSamplingCallback: kwargs = {k: v for k,v in kwargs.items() if k not in ('gather','passes')}
+    if cls is StaleLossCallback: kwargs = {k: v for k,v in kwargs.items() if k!='score'}
+    found = []
+    class Look(Callback):
+        order,run_valid = 90,False
+        def after_pred(self): found.extend(holders(self.learn.selection))
+    learn = quiet_fit(table_learner(n=84, cbs=[cls(**kwargs), Look()]), 2)
+    assert not found and not holders(learn.selection)
+
+def test_what_is_held_is_noticed():
+    class Part: __module__ = 'selback.part'
+    cb = TopLossCallback()
+    for way in (cb, [cb], dict(a=(cb,)), lambda: cb, cb.choose, partial(print, cb), (lambda x=cb: x)):
+        cb.scorer.part = Part()
+        cb.scorer.part.way = way
+        assert holders(cb)==[p for p in holders(cb) if p.startswith('scorer.')]!=[]
+
+# sizes
+def rooms(numbers): return [p for p in sorted((root/'nbs').glob('*.ipynb')) if p.stem[:2] in numbers]
+def lines_of(p): return len((root/'selback'/f'{p.stem[3:]}.py').read_text(encoding='utf-8').splitlines())
+OWN = [f'{i:02}' for i in (5,6,8,*range(11, 23))]
+
+def test_the_callback_is_small():
+    lines = (root/'selback/callback.py').read_text(encoding='utf-8').splitlines()
+    assert len(lines)<=280 and [i for i,line in enumerate(lines, 1) if len(line)>140]==[]
+
+def test_the_rooms_are_no_larger_than_before():
+    sizes = {p.stem: lines_of(p) for p in rooms(OWN)} | dict(importance_sampling=len((root/'selback/methods/importance_sampling.py').read_text(encoding='utf-8').splitlines()))
+    assert sum(sizes.values())<=2149, sizes
+
+def test_the_callback_has_few_names():
+    "45 of its own before the views are loaded, 55 after"
+    def module(o): return getattr(getattr(o, 'fget', None) or o, '__module__', None)
+    names = {k: module(v) for c in SelectionCallback.__mro__ if c.__module__.startswith('selback') for k,v in vars(c).items() if not (k[:2]==k[-2:]=='__')}
+    floors = {f'selback.{p.stem[3:]}' for p in rooms([f'{i:02}' for i in range(21)])}
+    own = [k for k,m in names.items() if (not str(m).startswith('selback.') or m in floors) and not k.startswith('_orig_')] # what `patch` keeps for the views
+    assert len(own)<=45 and len(names)<=55, sorted(names)
+
+def test_exported_cells_are_short():
+    long = []
+    for p in rooms([f'{i:02}' for i in range(11, 23)]):
+        for cell in json.loads(p.read_text(encoding='utf-8'))['cells']:
+            code = ''.join(cell['source'])
+            if cell['cell_type']!='code' or not re.match(r'#\|\s*export', code) or re.search(r'def __init__\(self,\n.*? # ', code): continue
+            if (n := len(code.splitlines())-1)>30: long.append((p.stem, n, code.splitlines()[2]))
+    assert not long
