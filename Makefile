@@ -15,7 +15,7 @@ test: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
 
 bench: $(BIN)/.installed
-	set -e; for b in steps memory overhead looks governor imports; do $(BIN)/python benchmarks/$$b.py; done
+	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise or multi_label)).ipynb

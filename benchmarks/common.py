@@ -1,5 +1,5 @@
-"What the benchmarks share: learners on random images, steps timed in turn, and CSV files that say where they come from"
-import argparse, platform
+"What the benchmarks share: learners on random images, steps timed in turn, fits that take turns, and CSV files that say where they come from"
+import argparse, os, platform, sys
 from pathlib import Path
 
 import fastai, pandas as pd, torch
@@ -7,13 +7,20 @@ from fastai.callback.core import Callback, CancelBatchException
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
+from greenlet import getcurrent, greenlet
 from selback.all import *
 from selback.compare import get_model, machine
-from selback.cost import now
+from selback.cost import clock
 from selback.datasets import cifar_resnet18
-from selback.items import take
+from selback.items import Items, take
 from torch import nn
-from torch.utils.data import TensorDataset
+
+MALLOC = dict(MALLOC_MMAP_THRESHOLD_=str(2**25), MALLOC_TRIM_THRESHOLD_=str(2**30)) # bytes; glibc takes no larger first one
+
+def steady_memory():
+    "Start anew with an allocator that keeps what is freed: page faults, up to 7,000 a step, move figures by a tenth"
+    if not MALLOC.items() <= os.environ.items(): os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
+    print(*(f'{k}={v}' for k,v in MALLOC.items()), flush=True)
 
 def arguments(description, **more):
     "The command line"
@@ -23,14 +30,16 @@ def arguments(description, **more):
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     for name,kwargs in more.items(): parser.add_argument(f'--{name}', **kwargs)
     args = parser.parse_args()
+    steady_memory()
     torch.manual_seed(0)
     return args
 
 def save(rows, name, args, repeats=None, keep=()):
-    "Write rows as CSV, with machine and versions in each; rows of the learners to `keep` stay"
+    "Write rows as CSV, with machine, versions and allocator in each; rows of the learners to `keep` stay"
     path = Path(args.out)/f'{name}_{torch.device(args.device).type}.csv'
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = dict(machine=machine(args.device), repeats=repeats or args.repeats, python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
+    about = dict(machine=machine(args.device), repeats=repeats or args.repeats, python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__,
+        malloc=' '.join(f'{k}={v}' for k,v in MALLOC.items()))
     df = pd.DataFrame(rows).assign(**about)
     if keep: df = pd.concat([pd.read_csv(path).query('learner in @keep'), df])
     df.to_csv(path, index=False, float_format='%.6g')
@@ -39,15 +48,21 @@ def save(rows, name, args, repeats=None, keep=()):
 
 NETS = dict(resnet18=lambda: get_model('resnet18', 10), cifar_resnet18=lambda: cifar_resnet18(10), small_resnet=lambda: get_model('small_resnet', 10))
 
-def image_learner(net, bs, n_batches, device='cpu', cbs=None, size=32):
-    "A learner on random images, which are in memory already"
+def image_data(bs, n_batches, device='cpu', size=32):
+    "Random images, which are in memory already"
     x,y = torch.randn(min(n_batches, 4)*bs, 3, size, size),torch.randint(0, 10, (min(n_batches, 4)*bs,))
-    idx = torch.arange(n_batches*bs)%len(x)
-    ds = Indexed(x.to(device), y.to(device), idx)
-    dls = DataLoaders(TfmdDL(ds, bs=bs, num_workers=0, create_batch=ds.rows), TfmdDL(ds, bs=bs, num_workers=0, create_batch=ds.rows), device=torch.device(device))
-    learn = Learner(dls, NETS[net]().to(device), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
+    return Indexed(x.to(device), y.to(device), torch.arange(n_batches*bs)%len(x))
+
+def learner_of(ds, bs, model, device='cpu', cbs=None):
+    "A learner of a model and an `Indexed` dataset, without validation"
+    dls = DataLoaders(*[TfmdDL(ds, bs=bs, num_workers=0, create_batch=ds.rows) for _ in range(2)], device=torch.device(device))
+    learn = Learner(dls, model.to(device), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
     learn._do_epoch_validate = lambda *args: None
     return learn
+
+def image_learner(net, bs, n_batches, device='cpu', cbs=None, size=32):
+    "A learner on random images"
+    return learner_of(image_data(bs, n_batches, device, size), bs, NETS[net](), device, cbs)
 
 class Indexed:
     "A dataset of row numbers: a batch is one indexing operation, so that loading takes no time"
@@ -57,43 +72,68 @@ class Indexed:
     def rows(self, b): return self.x[b],self.y[b]
 
 class Turns(Callback):
-    "Times kinds of steps in turn: plain ones, smaller ones, selecting ones, and the scoring pass by itself"
+    "Times kinds of steps in turn, by batches of the loader: plain ones, smaller ones, selecting ones, and the scoring pass by itself"
     order = -60
-    def __init__(self, kinds, repeats, device): self.turns,self.device,self.rows = [(r,k) for r in range(-2, repeats) for k in kinds],device,[] # two to warm up
-    @property
-    def kind(self): return self.turns[self.iter][1]
+    def __init__(self, kinds, repeats, device): # two repeats to warm up
+        self.turns,self.device,self.rows,self.row,self.start = [(r,k) for r in range(-2, repeats) for k in kinds],device,[],None,None
 
     def before_fit(self):
         self.cb = self.learn.selection
         if self.cb is None: return
-        self.cb.window.is_on = lambda *args: self.kind=='select'
-        self.cb.governor.auto = False
+        self.cb.window.is_on = lambda *args: self.row['kind']=='select'
+        self.cb.meter.auto = False
 
-    def before_batch(self):
-        self.repeat,kind = self.turns[self.iter]
+    def before_batch(self): # of each batch of the loader, also those that a selecting step reads further
+        self.stop()
+        if self.cb is not None and not self.cb.feed.is_new: return # the last chosen items: a step without such a batch
+        repeat,kind = self.turns[len(self.rows)]
+        self.row,self.start = dict(kind=kind, repeat=repeat, seconds=0., trained=0),clock(self.device)
+        self.rows.append(self.row)
         if isinstance(kind, float): self.learn.xb,self.learn.yb = take((self.xb, self.yb), slice(0, int(len(self.y)*kind)))
-        self.start = now(self.device)
         if kind!='score': return
-        self.cb.score_items()
+        self.cb.score(Items(self.xb, self.yb))
         self.stop()
         self.learn.yb = ()
         raise CancelBatchException
 
-    def stop(self):
-        if self.start is not None: self.rows.append(dict(kind=self.kind, repeat=self.repeat, seconds=now(self.device)-self.start, trained=len(self.yb[0]) if len(self.yb) else 0))
+    def stop(self, trained=0):
+        if self.start is not None: self.row.update(seconds=clock(self.device)-self.start, trained=trained)
         self.start = None
 
 class Stop(Callback):
     order = 100
-    def after_batch(self): self.turns_cb.stop()
+    def __init__(self, turns): self.turns_cb = turns
+    def after_batch(self): self.turns_cb.stop(len(self.yb[0]) if len(self.yb) else 0)
 
 def in_turn(net, bs, cb, kinds, args, size=32):
-    "Mean seconds of each kind of step in each repeat, and as `trained` the share of a batch that selecting steps trained"
+    "Mean seconds of each kind of step in each repeat, for each batch of the loader, and as `trained` the share of a batch that selecting steps trained"
     turns = Turns(kinds, args.repeats, args.device)
-    stop = Stop()
-    stop.turns_cb = turns
-    learn = image_learner(net, bs, len(turns.turns), args.device, [turns, stop, *([cb] if cb else [])], size)
+    learn = image_learner(net, bs, len(turns.turns), args.device, [turns, Stop(turns), *([cb] if cb else [])], size)
     with learn.no_bar(),learn.no_logging(): learn.fit(1)
     rows = pd.DataFrame(turns.rows).query('repeat>=0')
     means = rows.assign(kind=rows.kind.astype(str)).groupby(['kind','repeat'], sort=False)[['seconds','trained']].mean().unstack(0)
     return means.seconds.assign(trained=means.trained['select']/bs if 'select' in means.trained else 1.)
+
+class TakesTurns(Callback):
+    "Lets other fits go on, every so many batches"
+    order = -100
+    def __init__(self, every): self.every,self.n = every,0
+    def before_batch(self):
+        self.n += 1
+        if self.n%self.every==0: getcurrent().parent.switch()
+
+class Fit(greenlet):
+    "A fit that others can interrupt, and its clock, which stands still meanwhile"
+    def __init__(self, learn, cb, device, every=None, epochs=2):
+        self.learn,self.device,self.epochs,self.seconds,self.start = learn,device,epochs,0.,0.
+        learn.add_cbs([o for o in (cb, TakesTurns(every) if every else None) if o is not None])
+        super().__init__()
+
+    def run(self):
+        with self.learn.no_bar(),self.learn.no_logging(): self.learn.fit(self.epochs)
+
+    def go_on(self):
+        if self.dead: return
+        self.start = clock(self.device)
+        self.switch()
+        self.seconds += clock(self.device)-self.start

@@ -3,9 +3,8 @@ import io, itertools, warnings
 from unittest.mock import patch
 
 import numpy as np
-from greenlet import getcurrent, greenlet
 from PIL import Image
-from selback import callback, cost, governed
+from selback import cost, meter
 from common import *
 
 class Jpegs:
@@ -41,38 +40,14 @@ def loader_bound_workers(args): return jpeg_learner(args, workers=1, size=1024)
 LEARNERS = dict(normal=normal, small_batch=small_batch, frozen_body=frozen_body, loader_bound=loader_bound, loader_bound_workers=loader_bound_workers)
 METHODS = dict(top_loss=lambda: TopLossCallback(1/3, auto=True))
 
-class TakesTurns(Callback):
-    "Lets other fits go on, every so many batches"
-    order = -100
-    def __init__(self, every): self.every,self.n = every,0
-    def before_batch(self):
-        self.n += 1
-        if self.n%self.every==0: getcurrent().parent.switch()
-
-class Fit(greenlet):
-    "A fit that others can interrupt, and its clock, which stands still meanwhile"
-    def __init__(self, learn, cb, device, every=None, epochs=2):
-        self.learn,self.device,self.epochs,self.seconds,self.start = learn,device,epochs,0.,0.
-        learn.add_cbs([o for o in (cb, TakesTurns(every) if every else None) if o is not None])
-        super().__init__()
-
-    def run(self):
-        with self.learn.no_bar(),self.learn.no_logging(): self.learn.fit(self.epochs)
-
-    def go_on(self):
-        if self.dead: return
-        self.start = now(self.device)
-        self.switch()
-        self.seconds += now(self.device)-self.start
-
 def time_in_turns(_=None):
     "The clock of the fit that is running"
     fit = getcurrent()
-    return now(fit.device)-fit.start+fit.seconds
+    return clock(fit.device)-fit.start+fit.seconds
 
 def fit_in_turns(fits, first):
     "Seconds of each fit, while they take turns: what else the machine does slows them alike"
-    with patch.object(governed, 'now', time_in_turns),patch.object(cost, 'now', time_in_turns),patch.object(callback, 'now', time_in_turns):
+    with patch.object(meter, 'clock', time_in_turns),patch.object(cost, 'clock', time_in_turns):
         for first in itertools.count(first): # each is the first of a round as often as any other
             for fit in fits[first%len(fits):]+fits[:first%len(fits)]: fit.go_on()
             if all(o.dead for o in fits): break
@@ -82,8 +57,8 @@ class EpochTimes(Callback):
     "Seconds of the training part of each epoch"
     order = 200
     def __init__(self, device): self.device,self.seconds = device,[]
-    def before_train(self): self.start = now(self.device)
-    def after_train(self): self.seconds.append(now(self.device)-self.start)
+    def before_train(self): self.start = clock(self.device)
+    def after_train(self): self.seconds.append(clock(self.device)-self.start)
 
 def standing_aside(args):
     "Plain, plain again and a selection with `auto=True`, in turn"
@@ -99,8 +74,8 @@ def standing_aside(args):
             for m in ('plain_again', *METHODS):
                 cb = learns[m][1]
                 chosen = 0. if cb is None else float((cb.stats.kept<cb.stats.seen).mean())
-                rows.append(dict(learner=name, method=m, repeat=r, plain_step_ms=1000*t['plain']/steps, steps=steps, of_plain=t[m]/t['plain'], predicted=None if cb is None else cb.governor.cost,
-                    aside=None if cb is None else cb.governor.aside, selecting_steps=chosen))
+                rows.append(dict(learner=name, method=m, repeat=r, plain_step_ms=1000*t['plain']/steps, steps=steps, of_plain=t[m]/t['plain'], predicted=None if cb is None else cb.meter.cost,
+                    aside=None if cb is None else cb.meter.is_aside, selecting_steps=chosen))
     return rows
 
 def loading(args):

@@ -26,9 +26,9 @@ def timing(args):
         kinds = dict(plain=step, plain_again=step, **looks)
         for r in range(-1, args.repeats):
             for name,f in kinds.items():
-                start = now(args.device)
+                start = clock(args.device)
                 f()
-                seconds = now(args.device)-start
+                seconds = clock(args.device)-start
                 if name=='plain': plain = seconds
                 if r>=0: rows.append(dict(net=net, bs=bs, look=name, repeat=r, seconds=seconds, of_plain=seconds/plain))
     return rows
@@ -54,7 +54,7 @@ class Agreement(Callback):
         looks = LOOKS | {name: ScoringPass(scorer=c) for name,c in self.copies.items()} | {'a smaller proxy': ScoringPass(scorer=self.proxy)}
         for b,(x,y) in enumerate(self.batches):
             losses = {name: nn.functional.cross_entropy(look(self.model, (x,), (y,)), y, reduction='none') for name,look in looks.items()}
-            chosen,ranks = {k: set(top_k(l, 1/3).idx.tolist()) for k,l in losses.items()},{k: l.argsort().argsort().double() for k,l in losses.items()}
+            chosen,ranks = {k: set(top_k(l, 1/3).rows.tolist()) for k,l in losses.items()},{k: l.argsort().argsort().double() for k,l in losses.items()}
             for name in looks:
                 self.rows.append(dict(done=done, look=name, batch=b, overlap=len(chosen[name] & chosen['full'])/len(chosen['full']),
                     rank_correlation=float(torch.corrcoef(torch.stack([ranks[name], ranks['full']]))[0,1])))

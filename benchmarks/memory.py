@@ -27,7 +27,7 @@ def peak(cb, args, bs=128):
     learn = image_learner('small_resnet' if args.device=='cpu' else 'resnet18', bs, 8, args.device, cb)
     with learn.no_bar(),learn.no_logging():
         learn.fit(1) # the optimizer's state
-        if cb is not None: cb.governor.clear() # it measures again
+        if cb is not None: cb.meter.forget() # it measures again
         if args.device=='cpu':
             with Live() as live: learn.fit(1)
             return live.peak

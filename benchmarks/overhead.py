@@ -1,46 +1,46 @@
 "Selection without its scoring pass, against a plain step; the same as a user would write it; the callback at rest; and the memory of items"
-import math, time
+import json, os, subprocess, sys, time
 from collections import deque
+from itertools import cycle
+from unittest.mock import patch
 
 import numpy as np
 from scipy.stats import percentileofscore
-from selback.losses import plain
+from selback.losses import as_tensors
 from selback.memory import ItemMemory
 from selback.policies import cdf_power
 from common import *
 
 SIZES = {'cpu': (32, 128, 512, 2048, 4096), 'cuda': (32, 128, 512, 2048, 4096)}
 
-class Selects(Callback):
-    "Before a plain step, has each method choose from the batch, by predictions that cost nothing"
+def methods():
+    "Each method that chooses from a batch"
+    off = dict(warmup=0, auto=False)
+    return dict(top_loss=TopLossCallback(1/3, **off), batch_loss_filter=BatchLossFilterCallback(.6, **off), composer=SelectiveBackpropCallback(keep=1/3, gather=False, **off),
+        random_subset=RandomSubsetCallback(1/3, **off), **{f'selective_backprop, R={r}': SelectiveBackpropCallback(2., hist_size=r, **off) for r in (1024, 32768, 1_000_000)})
+
+def chooses_only(cb, note, preds):
+    "Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let none train"
+    before_batch = cb.before_batch
+    def timed():
+        position,waited,start = cb.feed.position,cb.feed.waited,clock(cb.device)
+        before_batch()
+        note((clock(cb.device)-start-(cb.feed.waited-waited))/(1+cb.feed.position-position)) # it may have read further
+        getcurrent().parent.switch()
+        cb.learn.yb = ()
+        raise CancelBatchException
+    cb.before_batch,cb.scorer.predict = timed,lambda *args, **kwargs: next(preds)
+    return cb
+
+class StepStarts(Callback):
     order = -60
-    def __init__(self, cbs, repeats, device): self.methods,self.repeats,self.device,self.rows = cbs,repeats,device,[]
-    def before_fit(self):
-        for cb in self.methods.values(): cb.governor.auto = False
-
-    def before_batch(self):
-        batch,n = (self.xb,self.yb),len(self.y)
-        pred = torch.randn(n, 10, device=self.device)
-        losses = nn.functional.cross_entropy(pred, self.y, reduction='none')
-        for name,cb in self.methods.items():
-            cb.predict,cb._began,cb.item_idx = (lambda: pred),True,None
-            start = now(self.device)
-            try: cb._select(n)
-            except CancelBatchException: pass
-            self.note(name, start)
-            self.learn.xb,self.learn.yb = batch
-        for name,choose in BY_HAND.items():
-            if n>512: continue # too slow
-            start = now(self.device)
-            choose(losses, *plain(batch))
-            self.note(name, start)
-        self.start = now(self.device)
-
-    def note(self, name, start): self.rows.append(dict(what=name, repeat=self.iter-1, seconds=now(self.device)-start))
-
-class Ends(Callback):
+    def before_batch(self): self.learn.step_start = clock(self.dls.device)
+class StepEnds(Callback):
     order = 100
-    def after_batch(self): self.learn.selects.note('plain step', self.learn.selects.start)
+    def __init__(self, note): self.note = note
+    def after_batch(self):
+        self.note(clock(self.dls.device)-self.step_start)
+        getcurrent().parent.switch()
 
 history = deque(maxlen=1024)
 def sort_in_numpy(losses, xb, yb):
@@ -48,30 +48,37 @@ def sort_in_numpy(losses, xb, yb):
     values = np.array([l.item() for l in losses])
     order = values.argsort()[::-1]
     keep = order[:int((values[order].cumsum()>=.9*values.sum()).argmax())+1]
-    return xb[0][torch.tensor(keep.copy(), device=losses.device)],yb[0][torch.tensor(keep.copy(), device=losses.device)]
+    return xb[torch.tensor(keep.copy(), device=losses.device)],yb[torch.tensor(keep.copy(), device=losses.device)]
 
 def percentiles_in_a_loop(losses, xb, yb):
     "Selective backprop with a deque and a percentile for each item"
     values = [l.item() for l in losses]
     history.extend(values)
     keep = [i for i,v in enumerate(values) if np.random.rand()<(percentileofscore(history, v, 'strict')/100)**2]
-    return xb[0][keep],yb[0][keep]
+    return xb[keep],yb[keep]
 
 BY_HAND = dict(numpy_sort=sort_in_numpy, percentile_loop=percentiles_in_a_loop)
 
 def choosing(net, bs, args):
-    "What choosing takes at a batch size, in each repeat, as a share of a plain step"
-    cbs = dict(top_loss=TopLossCallback(1/3, warmup=0), batch_loss_filter=BatchLossFilterCallback(.6, warmup=0), composer=SelectiveBackpropCallback(keep=1/3, gather=False, warmup=0),
-        random_subset=RandomSubsetCallback(1/3, warmup=0), **{f'selective_backprop, R={r}': SelectiveBackpropCallback(2., hist_size=r, warmup=0) for r in (1024, 32768, 1_000_000)})
-    learn = image_learner(net, bs, args.repeats+1, args.device, list(cbs.values()))
-    learn.selects = Selects(cbs, args.repeats, args.device)
-    for cb in cbs.values(): cb.__dict__['run'] = False
-    learn.add_cbs([learn.selects, Ends()])
-    for cb in cbs.values(): cb.window.is_on = lambda *args: False
-    with learn.no_bar(),learn.no_logging(): learn.fit(1)
-    rows = pd.DataFrame(learn.selects.rows).query('repeat>=0')
-    step = rows[rows.what=='plain step'].set_index('repeat').seconds
-    return [dict(net=net, bs=bs, what=r.what, repeat=r.repeat, seconds=r.seconds, share_of_a_step=r.seconds/step[r.repeat]) for r in rows.itertuples()]
+    "What choosing takes at a batch size, in each repeat, as a share of a plain step: fits of all methods take turns"
+    rows,ds,step = [],image_data(bs, 9*(args.repeats+2), args.device),{}
+    preds = cycle([torch.randn(bs, 10, device=args.device) for _ in range(8)])
+    xb,yb = ds.rows(torch.arange(bs))
+    losses = nn.functional.cross_entropy(next(preds), yb, reduction='none')
+    def noting(what): return lambda seconds: rows.append(dict(what=what, repeat=repeat, seconds=seconds))
+    def by_hand(choose, note):
+        start = clock(args.device)
+        choose(losses, xb, yb)
+        note(clock(args.device)-start)
+    def fit(*cbs): return Fit(learner_of(ds, bs, NETS[net](), args.device, cbs), None, args.device, epochs=1)
+    fits = [fit(StepStarts(), StepEnds(noting('plain step')))] + [fit(chooses_only(cb, noting(name), preds)) for name,cb in methods().items()]
+    for repeat in range(-1, args.repeats): # the first is slow
+        for i in range(len(fits)): fits[(repeat+i)%len(fits)].switch() # who comes after a plain step finds its memory cold
+        if bs<=512: # else too slow
+            for name,choose in BY_HAND.items(): by_hand(choose, noting(name))
+    for o in fits: o.throw() # they are not needed any more
+    step = {r['repeat']: r['seconds'] for r in rows if r['what']=='plain step'}
+    return [dict(net=net, bs=bs, **r, share_of_a_step=r['seconds']/step[r['repeat']]) for r in rows if r['repeat']>=0]
 
 def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
@@ -86,10 +93,7 @@ def at_rest(args):
         try: return call(self, event)
         finally:
             if spent: spent[-1] += time.perf_counter()-start
-    SelectionCallback.__call__ = timed
-    try:
-        with learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=Batches())
-    finally: SelectionCallback.__call__ = call
+    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=Batches())
     return [dict(repeat=r, microseconds=1e6*float(np.mean(spent[40*r+1:40*r+39]))) for r in range(args.repeats)]
 
 def remembering(args):
@@ -100,18 +104,40 @@ def remembering(args):
         memory,losses = ItemMemory(n, args.device),torch.rand(n, device=args.device)
         for r in range(args.repeats if n<10_000_000 else 3):
             batches = torch.randperm(n, device=args.device).split(512)
-            start = now(args.device)
+            start = clock(args.device)
             for idx in batches: memory.note(idx, losses[idx], picked=True)
-            noted = now(args.device)
+            noted = clock(args.device)
             cdf_power(memory.loss, memory.loss, 2.)
             memory.next_epoch()
-            end = now(args.device)
+            end = clock(args.device)
             rows.append(dict(items=n, repeat=r, seconds=end-start, noting=noted-start, megabytes=sum(getattr(memory, f).numel()*getattr(memory, f).element_size() for f in memory.fields)/1e6))
     torch.set_num_threads(threads)
     return rows
 
+def against(path, args):
+    "The callback at rest and choosing, by the package of another checkout and by this one, in turns: a table, also in runs/"
+    path,here = Path(path).resolve(),Path(__file__).parents[1]
+    def start(root):
+        env = os.environ | dict(PYTHONPATH=str(root), PYTHONDONTWRITEBYTECODE='1', OMP_NUM_THREADS='1')
+        python = root/'.venv/bin/python' if root!=here else sys.executable
+        return subprocess.Popen([python, '-W', 'ignore', Path(__file__).with_name('against.py')], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def measure(process):
+        print(file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
+    packages,rows = dict(before=start(path), after=start(here)),[]
+    for r in range(-1, args.repeats): # the first is slow
+        for name,process in [*packages.items()][::1 if r%2 else -1]: rows += [dict(repeat=r, package=name, **row) for row in measure(process)]
+    for process in packages.values(): process.communicate()
+    df = pd.DataFrame(rows).query('repeat>=0').pivot(index=['measure','what','repeat'], columns='package', values='us')[[*packages]]
+    df = df.assign(difference=df.after-df.before).groupby(['measure','what'], sort=False).median().round(1)
+    text = f'Microseconds of processor time for each batch of 128 from the loader, around one linear layer\n{machine(args.device)}, {args.repeats} paired repeats, {path} and {here}\n{df.to_string()}'
+    (out := Path('runs')/'overhead_against.txt').parent.mkdir(exist_ok=True)
+    out.write_text(text+'\n')
+    print(f'{text}\nwrote {out}')
+
 def main():
-    args = arguments(__doc__)
+    args = arguments(__doc__, against=dict(metavar='PATH', help='another checkout with a .venv: print what its package and this one take, and measure nothing else'))
+    if args.against: return against(args.against, args)
     rows = sum((choosing('small_resnet', bs, args) for bs in SIZES[torch.device(args.device).type]), []) + choosing('cifar_resnet18', 128, args) + choosing('resnet18', 128, args)
     df = save(rows, 'choosing', args)
     print((100*df.pivot_table(index='what', columns=['net','bs'], values='share_of_a_step', aggfunc='median', sort=False)).round(2).astype(str).add(' %').to_string())

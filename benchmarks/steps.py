@@ -15,7 +15,7 @@ def measure(net, bs, name, s, cb, args):
     score = t['score'] if 'score' in t and name!='one_pass' else 0*t.plain
     whole = name in ('selective_backprop','importance_sampling')
     parts = t.plain if name=='one_pass' else score+(t.trained*t.plain if whole else t[str(s)])
-    return [dict(net=net, bs=bs, method=name, scale_factor=cb.scoring.scale_factor, precision=cb.scoring.precision, share=s, repeat=r, plain_seconds=t.plain[r],
+    return [dict(net=net, bs=bs, method=name, scale_factor=cb.scorer.scoring.scale_factor, precision=cb.scorer.scoring.precision, share=s, repeat=r, plain_seconds=t.plain[r],
         plain_again=t['plain again'][r]/t.plain[r], score=score[r]/t.plain[r], small_step=t[str(s)][r]/t.plain[r], parts=parts[r]/t.plain[r],
         step=t['select'][r]/t.plain[r], step_of_parts=t['select'][r]/parts[r], trained=t.trained[r], limit=score[r]/t.plain[r]+t.trained[r] if name!='one_pass' else 1.) for r in t.index]
 
