@@ -123,9 +123,9 @@ class Replace:
     def __init__(self,
         bs:int|None=None, # Items in a full batch; None: not known yet
         n_ranks:int=1, # Processes that train together
-        lowest=int, # The smallest number of all processes
+        lowest=None, # A function: the smallest number of all processes; None: there is one
     ):
-        self.bs,self.n_ranks,self.lowest,self.waiting,self.last = bs,n_ranks,lowest,ItemPool(),None
+        self.bs,self.n_ranks,self.lowest,self.waiting,self.last = bs,n_ranks,lowest or int,ItemPool(),None
     def __len__(self): return len(self.waiting)
     def add(self, batch, chosen, scores, allowed=None):
         "Put the chosen items of a batch aside"
