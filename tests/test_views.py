@@ -216,6 +216,17 @@ def test_seconds_saved_against_the_full_epochs():
 def test_seconds_saved_are_known_unless_nothing_is_measured(cls):
     assert not np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 2)).any() and np.isnan(saved_secs(table_learner(cbs=cls(warmup=0, auto=False)), 1)).all()
 
+@pytest.mark.measured
+def test_seconds_saved_are_known_in_both_fits_of_fine_tune():
+    "The second one trains all layers: what was measured of the first is of no use to it"
+    learn = table_learner(splitter=lambda m: [list(m[0].parameters()), list(m[1:].parameters())], cbs=TopLossCallback(.25)) # the first epoch is full
+    saved = []
+    class Notes(Callback):
+        order = 99
+        def after_fit(self): saved.append([v[-1] for v in self.recorder.values])
+    quiet_fit(learn.add_cb(Notes()), 2, 'fine_tune')
+    assert [len(o) for o in saved]==[1,2] and not np.isnan(sum(saved, [])).any() and len(learn.selection.meter.epoch_times)==2
+
 # tracking
 def run(cls, make, **kwargs):
     learn = quiet_fit(make(cbs=cls(seed=0, **kwargs)), 3)
