@@ -16,15 +16,19 @@ from .memory import ItemMemory
 from .report import SelectionReport
 from .attach import Selection, set_selection
 from .epochs import EpochSelection
+from .inclusion import InclusionSelection
 from .callback import *
 from .views import *
 from .gradients import *
+from .methods.favor_hard import *
+from .methods.drop_easy import *
 from .methods.batch_loss_filter import *
 from .methods.selective_backprop import *
 from .methods.stale_loss import *
 from .methods.top_loss import *
 from .methods.importance_sampling import *
 from .methods.info_batch import *
+from .methods.prioritized_sampling import *
 from .methods.reducible_loss import *
 from .methods.proxy import *
 from .methods.scale_lr import *

@@ -23,8 +23,10 @@ from fastai.torch_core import set_seed
 from fastcore.script import call_parse
 
 from .all import Selection, known_methods, n_items
-from .findings import plot_runs, show_table, summarize, to_markdown, verdict
+from .compute import ComputeCount
+from .findings import never_selected, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
+from .scoring import counting
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
@@ -55,7 +57,8 @@ def split_methods(
     return [o.strip() for o in re.split(r',(?![^(]*\))', methods)]
 
 # %% ../nbs/50_compare.ipynb #b7c5ede3
-_own_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept','valid_loss','error','lr','annealing','budget'}
+_old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept','valid_loss','error','lr','annealing','budget'}
+_own_columns = _old_columns | {'compute','selected'} # which older files lack
 
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
@@ -64,9 +67,12 @@ class CostLog(Callback):
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     ):
         self.watch = watch or (lambda learn: {})
-        self.rows,self._trained,self._seconds,self._cpu,self._start = [],0,0.,0.,None
+        self.rows,self._trained,self._selected,self._seconds,self._cpu,self._start = [],0,0,0.,0.,None
+        self.compute = ComputeCount()
     def before_train(self): self._start,self._cpu_start = _now(),time.process_time()
-    def after_backward(self): self._trained += n_items(self.yb)
+    def after_backward(self):
+        self._trained += n_items(self.yb)
+        self._selected += bool(self.learn.selection and self.learn.selection.is_selecting)
     def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
 
     def after_train(self):
@@ -78,13 +84,13 @@ class CostLog(Callback):
     def spent(self)->dict:
         "What the run has cost so far"
         running = 0. if self._start is None else time.perf_counter()-self._start
-        return dict(seconds=self._seconds+running, items=self._trained)
+        return dict(seconds=self._seconds+running, items=self._trained, compute=self.compute.spent)
 
     def after_epoch(self):
         stats,(loss,error) = getattr(self.learn.selection, 'stats', None),self.recorder.values[-1][1:3]
         scored,kept = (0,1.) if stats is None or not len(stats) else (stats.query('scored').seen.sum(),stats.kept.sum()/stats.seen.sum())
         self.rows.append(dict(epoch=self.epoch+1, seconds=self._seconds, cpu_seconds=self._cpu, forwarded=self._trained+int(scored),
-            backpropagated=self._trained, kept=kept, valid_loss=loss, error=error, **self._watched()))
+            backpropagated=self._trained, compute=self.compute.spent, selected=self._selected, kept=kept, valid_loss=loss, error=error, **self._watched()))
 
     def _watched(self):
         "The columns of `watch`"
@@ -102,10 +108,10 @@ class Budget(Callback):
     "Ends a fit once it has cost so much"
     order = TrainEvalCallback.order+1
     def __init__(self,
-        unit:str, # 'seconds' of training, or 'items' back-propagated
+        unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
         amount:float, # How many
     ):
-        if unit not in ('seconds','items'): raise ValueError(f"unit: got {unit!r}, wanted 'seconds' or 'items'.")
+        if unit not in ('seconds','items','compute'): raise ValueError(f"unit: got {unit!r}, wanted 'seconds', 'items' or 'compute'.")
         self.unit,self.amount = unit,check_range(unit, amount, 0, above=True)
 
     @property
@@ -155,13 +161,13 @@ def environment(
     return dict(device=machine(device), python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
 
 # %% ../nbs/50_compare.ipynb #281b33ed
-def _missing(runs, methods, seeds): return [(s,m) for s in range(seeds) for m in methods if not ((runs.method==m) & (runs.seed==s)).any()]
+def _missing(runs, methods, seeds): return [(s,m) for s in seeds for m in methods if not ((runs.method==m) & (runs.seed==s)).any()]
 
 def _read(path):
     "The runs in a file, and all of it as text"
     try: runs,text = pd.read_csv(path),pd.read_csv(path, dtype=str, keep_default_na=False)
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as e: raise ValueError(f'{path}: got a file that is no table ({e}), wanted one that compare wrote; name another.') from e
-    if lacking := _own_columns-set(runs): raise ValueError(f"{path}: got a file without {', '.join(sorted(lacking))}, wanted one that compare wrote; name another.")
+    if lacking := _old_columns-set(runs): raise ValueError(f"{path}: got a file without {', '.join(sorted(lacking))}, wanted one that compare wrote; name another.")
     runs['method'] = text.method # a name such as 'null' is no gap
     for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
         if epoch.tolist()!=[*range(1, len(epoch)+1)]: raise ValueError(f'{path}: got epochs {epoch.tolist()} of {method}, seed {seed}, wanted each once, in order; remove these lines to run it again.')
@@ -183,7 +189,14 @@ def _finished(path, about, methods, seeds):
     return runs
 
 # %% ../nbs/50_compare.ipynb #581c9726
-def _study(methods, epochs, seeds, lr, seconds, items, annealing, path, about):
+def _seeds(seeds):
+    "The seeds themselves"
+    if isinstance(seeds, (int,float)): return range(check_range('seeds', seeds, 1, whole=True))
+    seeds = [check_range('seeds', s, 0, whole=True) for s in seeds]
+    if not seeds or len(set(seeds))<len(seeds): raise ValueError(f'seeds: got {seeds}, wanted one at least, each once.')
+    return seeds
+
+def _study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about):
     "Check what `compare` gets, before the first run, and read the runs that are there"
     if isinstance(methods, str): methods = split_methods(methods)
     methods = methods if isinstance(methods, dict) else {m: m for m in methods}
@@ -195,10 +208,11 @@ def _study(methods, epochs, seeds, lr, seconds, items, annealing, path, about):
     made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
     for name,o in methods.items():
         if isinstance(o, str): made[name]() # checks its numbers
-    epochs,seeds = check_range('epochs', epochs, 1, whole=True),check_range('seeds', seeds, 1, whole=True)
+    epochs,seeds = check_range('epochs', epochs, 1, whole=True),_seeds(seeds)
     check_range('lr', lr, 0, above=True)
-    if seconds is not None and items is not None: raise ValueError('budget: got both seconds and items, wanted one of them.')
-    budget = next(((unit,n) for unit,n in dict(seconds=seconds, items=items).items() if n is not None), None)
+    budgets = [(unit,n) for unit,n in dict(seconds=seconds, items=items, compute=compute).items() if n is not None]
+    if len(budgets)>1: raise ValueError(f"budget: got {' and '.join(unit for unit,_ in budgets)}, wanted one of them.")
+    budget = budgets[0] if budgets else None
     if budget: Budget(*budget) # checks it
     annealing = annealing or ('one_cycle' if budget else 'constant')
     lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget='{1:.15g} {0}'.format(*(budget or ('epochs',epochs))))
@@ -216,17 +230,19 @@ def _check_learner(learn):
 # %% ../nbs/50_compare.ipynb #5388b84c
 def _train(learn, cbs, epochs, budget, lr_at, lr):
     "One run"
-    cbs = [*cbs, ParamScheduler(dict(lr=lr_at)), *([Budget(*budget)] if budget else [])]
-    with learn.no_bar(),learn.no_logging(): learn.fit(10**4 if budget else epochs, lr, cbs=cbs)
+    log = next(cb for cb in cbs if isinstance(cb, CostLog))
+    cbs = [*cbs, log.compute, ParamScheduler(dict(lr=lr_at)), *([Budget(*budget)] if budget else [])]
+    with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(10**4 if budget else epochs, lr, cbs=cbs)
 
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
     methods, # A list of what `get_method` takes, or a dict of names with that, or with functions that return a new callback
     epochs:int=16, # Epochs of each run
-    seeds:int=3, # Runs of each method
+    seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     seconds:float|None=None, # Train for so many seconds in place of epochs
     items:int|None=None, # Train until so many items are back-propagated, in place of epochs
+    compute:float|None=None, # Train until as much is computed as so many items take to train, looks counted by their FLOPs, in place of epochs
     annealing:str|None=None, # As `schedule` takes it; None: 'constant' with `epochs`, else 'one_cycle'
     path=None, # A CSV file for the runs; those that it has are not run again
     plot:bool=True, # Draw them in the end?
@@ -237,7 +253,7 @@ def compare(
     if not callable(get_learner) or isinstance(get_learner, Learner): raise TypeError(f'get_learner: got {type(get_learner).__name__}, wanted a function that returns a new learner.')
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
     if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
-    made,epochs,seeds,budget,lr_at,about,runs = _study(methods, epochs, seeds, lr, seconds, items, annealing, path, kwargs)
+    made,epochs,seeds,budget,lr_at,about,runs = _study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, kwargs)
     todo = _missing(runs, made, seeds)
     if todo: # an untimed piece of a run wakes up the machine
         _check_learner(learn := get_learner())
@@ -247,7 +263,8 @@ def compare(
         bar.update(0)
     for i,(seed,method) in enumerate(todo):
         set_seed(seed, reproducible=True)
-        before,learn,log,selection = learn.model,get_learner(),CostLog(watch),made[method]()
+        before,learn,log = learn.model,get_learner(),CostLog(watch)
+        with counting(log.compute.count): selection = made[method]() # it may prepare something
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
         if selection is not None: learn.add_cb(selection)
@@ -257,7 +274,8 @@ def compare(
         runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
         if path is not None: _write(runs, path)
     if todo: bar.on_iter_end()
-    runs = runs[runs.method.isin(made) & (runs.seed<seeds)]
+    runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
+    for method in never_selected(runs): print(f'{method} never selected: its warm-up, or its late start, takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
 
@@ -278,10 +296,10 @@ def measure_of(
 
 def comparable(
     runs:pd.DataFrame, # As `compare` returns it
-)->tuple: # Of 'time' and 'items'
+)->tuple: # Of 'time', 'items' and 'compute'
     "What runs can be compared at: anything on the way at a constant learning rate, else only at the end of equal budgets"
     unit = runs.budget.iloc[0].split()[1]
-    return ('time','items') if runs.annealing.iloc[0]=='constant' else dict(seconds=('time',), items=('items',)).get(unit, ())
+    return ('time','items') if runs.annealing.iloc[0]=='constant' else dict(seconds=('time',), items=('items',), compute=('compute',)).get(unit, ())
 
 def _factor(target):
     "The number in '1.2x'"
@@ -312,19 +330,20 @@ def main(
     epochs:int=16, # Epochs of each run
     seconds:float=0., # Train each run for so many seconds instead
     items:int=0, # Train each run until so many items are back-propagated instead
+    compute:int=0, # Train each run until as much is computed as so many items take to train instead
     seeds:int=3, # Runs of each method
     arch:str='small_resnet', # small_resnet, or a network of torchvision or timm such as resnet18
     bs:int=64, # Batch size
     n_train:int=0, # Train on so many items only, chosen at random; all if left out
     n_valid:int=0, # Validate on so many items only
     lr:float=1e-3, # The highest learning rate
-    annealing:str='', # constant, one_cycle or step; constant for epochs, one_cycle for seconds and items if left out
+    annealing:str='', # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
     target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
     out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg; runs that it has are not run again
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out)
-    plan = dict(epochs=epochs, seeds=seeds, lr=lr, seconds=seconds or None, items=items or None, annealing=annealing or None, path=out/'runs.csv')
+    plan = dict(epochs=epochs, seeds=seeds, lr=lr, seconds=seconds or None, items=items or None, compute=compute or None, annealing=annealing or None, path=out/'runs.csv')
     try:
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods, arch, bs, dict(n_train=n_train or None, n_valid=n_valid or None))
         _study(names, **plan, about=about)

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 
 from .losses import map_tensors, preserved
-from .scoring import fixed_random, unwrapped
+from .scoring import counted, fixed_random, unwrapped
 
 # %% ../nbs/08_cost.ipynb #9a427957
 def clock(
@@ -42,10 +42,11 @@ def trial_step(
     "A forward and a backward pass that leave no trace"
     model = unwrapped(model)
     trained,buffers = [p for p in model.parameters() if p.requires_grad],[(b, b.clone()) for b in model.buffers()]
+    def step():
+        with autocast: loss = loss_func(model(*map_tensors(torch.clone, xb)), *yb)
+        if trained and loss.requires_grad: return torch.autograd.grad(loss.mean(), trained, allow_unused=True)
     try:
-        with fixed_random(),preserved(model),torch.enable_grad():
-            with autocast: loss = loss_func(model(*map_tensors(torch.clone, xb)), *yb)
-            if trained and loss.requires_grad: return torch.autograd.grad(loss.mean(), trained, allow_unused=True)
+        with fixed_random(),preserved(model),torch.enable_grad(): return counted(step, model, xb, 3)
     finally:
         with torch.no_grad():
             for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes

@@ -85,6 +85,12 @@ def suspects(self:EpochSelection):
     if self.tracker is None or self.tracker.noise_quantile is None: raise ValueError('suspects: the noise guard is off; pass noise_quantile, .95 for example.')
     return torch.zeros(0, dtype=torch.int64) if self.memory is None else self.memory.suspects.nonzero()[:,0].cpu()
 
+# %% ../nbs/19_epochs.ipynb #d4daf542
+@patch(as_prop=True)
+def is_selecting(self:EpochSelection)->bool:
+    "Was the batch that trains chosen from others, or its epoch's items from all?"
+    return self.is_chosen or bool(self.tracker and self.tracker.chosen)
+
 # %% ../nbs/19_epochs.ipynb #38dce278
 @patch
 def begin_fit(self:EpochSelection):

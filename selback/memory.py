@@ -26,8 +26,8 @@ def _row_by_row(idx, losses, past, ema):
 
 # %% ../nbs/06_memory.ipynb #1ba5f6a5
 class ItemMemory:
-    "The last loss, a smoothed loss, the age in epochs, and how often seen and picked, of each dataset item"
-    fields = dict(loss=torch.float32, ewma=torch.float32, age=torch.int16, seen=torch.int32, picked=torch.int32)
+    "The last loss, a smoothed loss, the ages in epochs of a look and of a step, and how often seen and picked, of each dataset item"
+    fields = dict(loss=torch.float32, ewma=torch.float32, age=torch.int16, rested=torch.int16, seen=torch.int32, picked=torch.int32)
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
@@ -57,7 +57,9 @@ class ItemMemory:
             self.ewma.index_copy_(0, at, torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema)))
             self.seen.index_add_(0, idx, one)
         self.loss.index_copy_(0, at, losses)
-        if picked: self.picked.index_add_(0, idx, one)
+        if picked:
+            self.picked.index_add_(0, idx, one)
+            self.rested.index_fill_(0, idx, 0) # epochs since it trained
         if fresh: self.age.index_fill_(0, idx, 0)
         if 'looked' in self.fields: self.looked.index_fill_(0, idx, True)
     def next_epoch(self,
@@ -65,6 +67,7 @@ class ItemMemory:
     ):
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
+        self.rested += 1
         if noise_quantile is None or 'streak' not in self.fields: return
         known = self.loss[self.loss.isfinite()]
         if not len(known): return

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Chosen', 'round_up', 'loss_share', 'mid_rank', 'cdf_power', 'History', 'Draws', 'rank_sample', 'top_k',
-           'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'prune_easy', 'at_least_two',
-           'avoid_singleton_batch']
+           'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'include', 'rank_inclusion',
+           'step_inclusion', 'mean_inclusion', 'prune_easy', 'priorities', 'prioritized', 'own_positions',
+           'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch']
 
 # %% ../nbs/02_policies.ipynb #b35af4d7
 import math
@@ -232,15 +233,49 @@ def variance_gain(
     gain = (len(scores)*share.square().sum()).sqrt()
     return torch.where(gain.isfinite() & (scores>=0).all(), gain, 1.)
 
-# %% ../nbs/02_policies.ipynb #619e5eac
-def _smallest(values, among, count):
-    "A mask of the `count` smallest `values` where the mask `among` is true; of equal ones the first"
-    if not count: return torch.zeros_like(among)
-    limit = values.index_select(0, among.nonzero()[:,0]).kthvalue(count).values
-    taken = among & (values<=limit)
-    surplus = int(taken.sum())-count
-    if surplus: taken[(taken & (values==limit)).nonzero()[-surplus:,0]] = False
-    return taken
+# %% ../nbs/02_policies.ipynb #7735a85c
+def include(
+    loss:Tensor, # The last loss of each item, shape (n,); items without a finite one are included
+    inclusion, # A function of finite losses, shape (m,), that returns their probabilities, between 0 and 1
+    correct:float=0., # Exponent of the weights 1/probability: 1 makes a sum over all items unbiased, 0 weighs nothing
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
+    due:Tensor|None=None, # Items that are included whatever their loss, a mask of shape (n,)
+)->Chosen: # In the order of the items
+    "Each item with a probability of its own, without replacement"
+    prob,known = torch.ones_like(loss, dtype=torch.float32),loss.isfinite()
+    prob[known] = inclusion(loss[known].float()).to(prob)
+    if due is not None: prob[due] = 1.
+    order = torch.randperm(len(loss), generator=generator, device=loss.device)
+    start = torch.rand(1, generator=generator, device=loss.device)
+    wide = torch.float32 if loss.device.type=='mps' else torch.float64
+    passed = torch.cat([start, prob[order]]).to(wide).cumsum(0).floor()
+    rows = order[passed.diff()>0].sort().values
+    return Chosen(rows, prob[rows]**-correct if correct else None)
+
+# %% ../nbs/02_policies.ipynb #28a4338a
+def rank_inclusion(
+    loss:Tensor, # One finite loss per item, shape (n,)
+    beta:float=1., # Selectivity: a share of 1/(beta+1) is included; 0 includes all
+)->Tensor: # Between 0 and 1, shape (n,)
+    "CDF(loss)^beta, by the losses' own ranks (Jiang et al. 2019, section 3.1)"
+    return mid_rank(loss, loss)**check_range('beta', beta, 0)
+
+def step_inclusion(
+    loss:Tensor, # One finite loss per item, shape (n,)
+    quantile:float=.6, # Share of the items that count as easy, 0 to 1
+    drop:float=.6, # Share of the easy items that is left out, 0 to 1
+)->Tensor: # 1-drop or 1, shape (n,)
+    "A share of the easiest items is less likely than all others"
+    check_range('quantile', quantile, 0, 1)
+    return torch.where(mid_rank(loss, loss)<quantile, 1-check_range('drop', drop, 0, 1), 1.)
+
+def mean_inclusion(
+    loss:Tensor, # One finite loss per item, shape (n,)
+    prune:float=.5, # Share of the easy items that is left out, at least 0 and below 1
+)->Tensor: # 1-prune or 1, shape (n,)
+    "Items with a loss below the mean are less likely than all others (Qin et al. 2024, InfoBatch)"
+    if check_range('prune', prune, 0, 1)==1: raise ValueError('prune: got 1, wanted a number below 1.')
+    return torch.where(loss<loss.mean(dtype=torch.float64), 1-prune, 1.) # equal ones are never below their mean
 
 # %% ../nbs/02_policies.ipynb #10cd66bb
 def prune_easy(
@@ -249,17 +284,66 @@ def prune_easy(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
 )->Chosen: # `(1-prune)*easy` of the easy items, rounded at random, with weight 1/(1-prune), and all others, with weight 1
     "All items but a random share of those below the mean loss (Qin et al. 2024, InfoBatch)"
-    if check_range('prune', prune, 0, 1)==1: raise ValueError('prune: got 1, wanted a number below 1.')
-    scores = scores.float() # equal ones are then none below their mean
-    known = scores.isfinite()
-    easy = known & (scores<torch.where(known, scores, 0).sum(dtype=torch.float64)/known.sum())
-    noise = torch.rand(len(scores), generator=generator, device=scores.device)
-    share = (1-prune)*int(easy.sum())
-    count = int(share+1e-9)
-    if share-count>1e-9: count += bool(noise[scores.argmax()]<share-count) # that item is not easy, so its number is free
-    rows = (~easy | _smallest(noise, easy, count)).nonzero()[:,0]
-    is_easy = easy.index_select(0, rows).float()
-    return Chosen(rows, is_easy*(1/(1-prune)) + (1-is_easy))
+    return include(scores, lambda loss: mean_inclusion(loss, prune), 1., generator)
+
+# %% ../nbs/02_policies.ipynb #9ee1ce4f
+def priorities(
+    loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest, a negative one as 0
+    alpha:float=.5, # Exponent of the loss: 0 is uniform
+)->Tensor: # Shape (n,), of sum 1, float64
+    "Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
+    check_range('alpha', alpha, 0)
+    wide = torch.float32 if loss.device.type=='mps' else torch.float64
+    known,loss = loss.isfinite(),loss.to(wide).clamp(min=0)
+    highest = torch.where(known, loss, 0).amax() if len(loss) else loss.sum()
+    weight = torch.where(known, loss, torch.where(highest>0, highest, 1.))/torch.where(highest>0, highest, 1.)
+    weight = weight**alpha # of at most 1
+    total = weight.sum()
+    return torch.where(total>0, weight/total, 1/max(1, len(loss)))
+
+def prioritized(
+    loss:Tensor, # The last loss of each item, shape (n,)
+    n:int, # How many to draw
+    alpha:float=.5, # Exponent of the loss: 0 is uniform
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
+)->Chosen: # With replacement, so with repeats, in the order of the draws
+    "Items drawn in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
+    return Chosen(_draw(priorities(loss, alpha), check_range('n', n, 0, whole=True), generator))
+
+def _draw(p, n, generator):
+    "`n` rows drawn in proportion to `p`"
+    sums = p.cumsum(0)
+    at = torch.rand(n, generator=generator, device=p.device, dtype=p.dtype)*sums[-1]
+    last = (p>0).nonzero()[-1,0] # where rounding would pass the end
+    return torch.searchsorted(sums, at, right=True).clamp(max=last)
+
+# %% ../nbs/02_policies.ipynb #26883b96
+def own_positions(
+    n:int, # Positions of the epoch
+    uniform:float, # Share of them that keep their item, 0 to 1
+)->Tensor: # A mask, shape (n,)
+    "Which positions of an epoch keep the item of its own order"
+    passed = (torch.arange(n+1, dtype=torch.float64)*check_range('uniform', uniform, 0, 1)+1e-9).floor()
+    return passed.diff()>0
+
+# %% ../nbs/02_policies.ipynb #aea98e20
+def prioritized_epoch(
+    loss:Tensor, # The last loss of the item at each position of the epoch's own order, shape (n,)
+    alpha:float=.5, # Exponent of the loss: 0 is uniform
+    uniform:float=.5, # Share of the positions that keep their item, 0 to 1
+    correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
+    allowed:Tensor|None=None, # Which items may be drawn, a mask of shape (n,); None: all
+)->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws
+    "An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)"
+    p,own = priorities(loss, alpha),own_positions(len(loss), uniform).to(loss.device)
+    if allowed is not None and bool((p*allowed).sum()>0): p = p*allowed/(p*allowed).sum()
+    rows = torch.arange(len(loss), device=loss.device)
+    rows[~own] = _draw(p, int((~own).sum()), generator) if len(p) else rows[~own]
+    if not check_range('correct', correct, 0) or uniform==1: return Chosen(rows)
+    q = uniform/len(p)+(1-uniform)*p # how often an item comes on the average, as a share
+    weight = torch.where(q>0, len(p)*q, 1.)**-correct
+    return Chosen(rows, (weight/(q*weight).sum())[rows].float())
 
 # %% ../nbs/02_policies.ipynb #0633a84d
 def at_least_two(

@@ -54,5 +54,5 @@ def _merge(memory, before):
     for name in ('loss','ewma'):
         theirs = _reduce(torch.where(owner==rank, getattr(memory, name), 0.), dist.ReduceOp.SUM)
         getattr(memory, name).copy_(torch.where(owner<nobody, theirs, before[name]))
-    memory.age.copy_(_reduce(memory.age.int(), dist.ReduceOp.MIN))
+    for name in ('age','rested'): getattr(memory, name).copy_(_reduce(getattr(memory, name).int(), dist.ReduceOp.MIN))
     if 'looked' in memory.fields: memory.looked.copy_(_reduce(memory.looked.int(), dist.ReduceOp.MAX))

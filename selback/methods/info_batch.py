@@ -11,27 +11,29 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..attach import set_selection
-from ..epochs import EpochSelection
+from ..inclusion import InclusionSelection
 from ..losses import check_range
-from ..policies import prune_easy
+from ..policies import mean_inclusion
 from ..window import check_schedule
 
 # %% ../../nbs/methods/35_info_batch.ipynb #220cd5ad
-class InfoBatchCallback(EpochSelection):
+class InfoBatchCallback(InclusionSelection):
     "Leave out a random share of the items below the mean loss, before loading, and weight the rest of them (Qin et al. 2024)"
     keeps_all = dict(prune=0.), # settings that leave nothing out
 
-    @delegates(EpochSelection.__init__)
+    @delegates(InclusionSelection.__init__)
     def __init__(self,
         prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
         delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
+        correct:float=1., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 weighs nothing
         **kwargs
     ):
-        super().__init__(**kwargs)
+        super().__init__(correct=correct, **kwargs)
         self.prune,self.delta = check_schedule('prune', prune, 0, 1-1e-6),check_range('delta', delta, 0, 1)
 
+    def inclusion(self, loss): return mean_inclusion(loss, self.scheduled(self.prune))
     def choose_items(self, idxs):
-        if self.pct_train+1/self.n_epoch<=self.delta+1e-9: return prune_easy(self.memory.loss[idxs], self.scheduled(self.prune), self.generator)
+        if self.pct_train+1/self.n_epoch<=self.delta+1e-9: return super().choose_items(idxs)
 
 # %% ../../nbs/methods/35_info_batch.ipynb #7d4e44d8
 @patch
@@ -39,7 +41,8 @@ class InfoBatchCallback(EpochSelection):
 def info_batch(self:Learner,
     prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
     delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
+    correct:float=1., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 weighs nothing
     **kwargs
 )->Learner: # The learner
     "Train without a random share of the easy items, unbiased"
-    return set_selection(self, InfoBatchCallback(prune, delta, **kwargs))
+    return set_selection(self, InfoBatchCallback(prune, delta, correct, **kwargs))
