@@ -8,23 +8,24 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
            'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #41eb7439
-import ast, platform, re, sys, time
+import ast, math, platform, re, sys, time
+from functools import partial
 from pathlib import Path
 
-from .datasets import TensorItems, get_dls, get_model, small_resnet # first, since it imports fastai quietly
-import fastai, pandas as pd, torch
+from .datasets import TensorItems, get_dls, get_model, learned, pictures, small_resnet # first, since it imports fastai quietly
+import fastai, matplotlib.pyplot as plt, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, TrainEvalCallback
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
-from fastai.metrics import error_rate
+from fastai.metrics import error_rate, mse
 from fastai.torch_core import set_seed
 from fastcore.script import call_parse
 
 from .all import Selection, known_methods, n_items
 from .compute import ComputeCount
-from .findings import never_selected, plot_runs, show_table, summarize, to_markdown, verdict
+from .findings import last_epochs, never_selected, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
 from .scoring import counting
 
@@ -66,7 +67,7 @@ class CostLog(Callback):
     def __init__(self,
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     ):
-        self.watch = watch or (lambda learn: {})
+        self.watch,self.method,self.seed = watch or (lambda learn: {}),None,None # of which run
         self.rows,self._trained,self._selected,self._seconds,self._cpu,self._start = [],0,0,0.,0.,None
         self.compute = ComputeCount()
     def before_train(self): self._start,self._cpu_start = _now(),time.process_time()
@@ -264,6 +265,7 @@ def compare(
     for i,(seed,method) in enumerate(todo):
         set_seed(seed, reproducible=True)
         before,learn,log = learn.model,get_learner(),CostLog(watch)
+        log.method,log.seed = method,seed
         with counting(log.compute.count): selection = made[method]() # it may prepare something
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
@@ -286,7 +288,7 @@ def _write(runs, path):
     new.replace(path)
 
 # %% ../nbs/50_compare.ipynb #4e1e1396
-_default = 'none,batch_loss_filter,selective_backprop,random_subset(keep=.33,gather=True)'
+_default = 'none,favor_hard,prioritized_sampling,selective_backprop,random_subset(keep=.33,gather=True)'
 
 def measure_of(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
@@ -308,10 +310,33 @@ def _factor(target):
 
 def _prepare(data, methods, arch, bs, cut):
     "Names of methods, a function that makes learners, and what tells the study from others"
+    is_picture = data in pictures
+    arch = arch or ('coordinate_net' if is_picture else 'small_resnet')
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c)
+    def get_learner(): return Learner(get_dls(data, bs, **cut), get_model(arch, dls.c), None if is_picture else CrossEntropyLossFlat(), metrics=mse if is_picture else error_rate)
     about = dict(data=Path(data).name, arch=arch, bs=bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds), **environment(dls.device))
-    return list(dict.fromkeys(split_methods(methods))),lambda: Learner(get_dls(data, bs, **cut), get_model(arch, dls.c), CrossEntropyLossFlat(), metrics=error_rate),about
+    return list(dict.fromkeys(split_methods(methods))),get_learner,about
+
+def _keep_picture(folder, learn):
+    "Write what a network has learned of an image to a folder, at the end of a method's first run"
+    if learn.cost_log.seed!=0 or learn.pct_train<1-1e-6: return {}
+    image = learned(learn)
+    plt.imsave(folder/f'{learn.cost_log.method}.png', image.cpu().numpy())
+    return {}
+
+def _show_pictures(data, methods, runs, folder):
+    "The image, and what each method has learned of it, as a file"
+    files = [o for o in methods if (folder/f'{o}.png').exists()]
+    ends,image = last_epochs(runs[runs.seed==0]).set_index('method').error,get_dls(data).train_ds
+    shown = [('the image', image.colours.reshape(*image.size, 3).cpu().numpy())]
+    shown += [(f"{'plain training' if o=='none' else o}\n{-10*math.log10(ends[o]):.2f} dB", plt.imread(folder/f'{o}.png')) for o in files]
+    fig,axes = plt.subplots(2, -(-len(shown)//2), figsize=(3.2*-(-len(shown)//2),4.8), layout='constrained')
+    for ax in axes.flat: ax.axis('off')
+    for ax,(title,picture) in zip(axes.flat, shown):
+        ax.imshow(picture)
+        ax.set_title(title, fontsize=9)
+    fig.savefig(folder.with_suffix('.png'), dpi=110)
 
 def _report(runs, summary, measure, target, title, out):
     "Write the table and the plots to a folder; the table"
@@ -325,21 +350,21 @@ def _report(runs, summary, measure, target, title, out):
 # %% ../nbs/50_compare.ipynb #86c537e0
 @call_parse
 def main(
-    data:str='digits', # digits, cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders
+    data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders
     methods:str=_default, # Methods with commas between them, as they are called on a Learner; none is plain training
     epochs:int=16, # Epochs of each run
     seconds:float=0., # Train each run for so many seconds instead
     items:int=0, # Train each run until so many items are back-propagated instead
     compute:int=0, # Train each run until as much is computed as so many items take to train instead
     seeds:int=3, # Runs of each method
-    arch:str='small_resnet', # small_resnet, or a network of torchvision or timm such as resnet18
+    arch:str='', # small_resnet, coordinate_net, or a network of torchvision or timm such as resnet18; one that suits the data if left out
     bs:int=64, # Batch size
     n_train:int=0, # Train on so many items only, chosen at random; all if left out
     n_valid:int=0, # Validate on so many items only
     lr:float=1e-3, # The highest learning rate
     annealing:str='', # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
     target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
-    out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg; runs that it has are not run again
+    out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image; runs that it has are not run again
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out)
@@ -351,7 +376,10 @@ def main(
     except (OSError, TypeError, ValueError) as e:
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
-    runs = compare(get_learner, names, plot=False, **plan, **about)
+    folder = out/'learned'
+    if data in pictures: folder.mkdir(exist_ok=True)
+    runs = compare(get_learner, names, plot=False, watch=partial(_keep_picture, folder) if data in pictures else None, **plan, **about)
+    if data in pictures: _show_pictures(data, names, runs, folder)
     measure = measure_of(runs)
     summary = summarize(runs, measure, factor, comparable(runs))
     shown = _report(runs, summary, measure, factor, '{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]), out)

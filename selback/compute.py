@@ -11,6 +11,7 @@ from fastai.callback.core import Callback
 from .cost import trial_step
 from .epochs import EpochSelection
 from .flops import FlopCount, shapes_of
+from .items import take
 from .learner import autocast_of, base_loss, muted_hooks, true_output
 from .losses import as_tensors, n_items, preserved
 from .scoring import counting
@@ -20,16 +21,20 @@ class ComputeCount(Callback):
     "Counts the items that train, and what else is computed, in that unit"
     order,run_valid = EpochSelection.order-1,False # its first batch is as the selection sees it
     def __init__(self):
-        self.count,self.items,self._unit,self._loaded,self._costs,self._told = FlopCount(),0.,None,None,{},False
+        self.count,self.items,self._unit,self._told = FlopCount(),0.,None,False
+        self._loaded,self._trained,self._costs = None,None,{} # shapes of an item as it is loaded, and as it trains; what one of other shapes costs
 
     def before_batch(self):
-        self._loaded = shapes_of([x[:1] for x in as_tensors(self.xb)])
+        self._loaded = shapes_of(as_tensors(take(self.xb, slice(1))))
         if self._unit is None: self._unit = self._flops()
 
-    def after_pred(self):
-        shapes = shapes_of([x[:1] for x in as_tensors(self.xb)])
+    def after_pred(self): self._trained = n_items(self.xb),shapes_of(as_tensors(take(self.xb, slice(1))))
+
+    def after_batch(self): # a trial within a step would disturb its backward pass
+        if self._trained is None: return
+        (n,shapes),self._trained = self._trained,None
         if shapes!=self._loaded and shapes not in self._costs: self._costs[shapes] = self._flops()/self._unit if self._unit else 1.
-        self.items += n_items(self.xb)*(1. if shapes==self._loaded else self._costs[shapes])
+        self.items += n*(1. if shapes==self._loaded else self._costs[shapes])
 
     def _flops(self):
         "The FLOPs of training one item of this batch, 0 if they are not known"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['costs', 'words', 'factors', 'reach', 'best_within', 'against', 'last_epochs', 'costs_of', 'never_selected',
-           'is_random', 'is_control', 'summarize', 'table', 'speedup', 'pareto', 'show_table', 'to_markdown', 'verdict',
-           'plot_runs']
+           'is_random', 'is_control', 'summarize', 'table', 'speedup', 'on_ladder', 'interval', 'pareto', 'show_table',
+           'to_markdown', 'verdict', 'plot_runs']
 
 # %% ../nbs/46_findings.ipynb #ff8aaeed
 import numpy as np, pandas as pd
@@ -129,6 +129,32 @@ def speedup(
     n,mean = logs.notna().sum(),logs.mean(skipna=False)
     half = (logs.std(ddof=1)/np.sqrt(n)*t.ppf((1+level)/2, n-1)).where(n>1)
     return pd.DataFrame(dict(speedup=np.exp(mean), low=np.exp(mean-half), high=np.exp(mean+half))).loc[summary.method.unique()].rename_axis('method')
+
+# %% ../nbs/46_findings.ipynb #2f32c2dd
+def on_ladder(
+    ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it
+    ladder:pd.DataFrame, # The same of plain training on several budgets
+    measure:str='error', # A column: 'valid_loss' or 'error'
+    cost:str='compute', # A column
+)->pd.DataFrame: # `ends` with two more columns
+    "Times less: how many times the cost of a run plain training of its seed needs to be as good; 'vs plain': its measure less that of plain training at its cost"
+    rungs = {seed: rs.sort_values(cost) for seed,rs in ladder.groupby('seed')}
+    def compare_to(run):
+        rs = rungs[run.seed]
+        costs,values = np.log(rs[cost]),rs[measure].cummin()
+        return np.exp(np.interp(-run[measure], -values, costs))/run[cost],run[measure]-np.interp(np.log(run[cost]), costs, values)
+    found = [compare_to(run) for _,run in ends.iterrows()]
+    return ends.assign(**{'times less': [f for f,_ in found], 'vs plain': [d for _,d in found]})
+
+def interval(
+    values, # One number for each seed
+    level:float=.95, # Of the interval
+)->tuple: # Mean, low, high; the last two are NaN for a single seed
+    "The mean and its interval, by Student's t"
+    from scipy.stats import t
+    n = len(values)
+    half = np.std(values, ddof=1)/np.sqrt(n)*t.ppf((1+level)/2, n-1) if n>1 else np.nan
+    return np.mean(values),np.mean(values)-half,np.mean(values)+half
 
 # %% ../nbs/46_findings.ipynb #22da9967
 def pareto(
