@@ -35,7 +35,8 @@ class ItemMemory:
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         if check_range('ema', ema, 0, 1)==1: raise ValueError('ema: got 1, wanted a number below 1.')
-        self.ema,self.fields = ema,self.fields | (dict(streak=torch.int32, looked=torch.bool) if guard else {})
+        self.ema,self.epochs = ema,0 # how often it got older
+        self.fields = self.fields | (dict(streak=torch.int32, looked=torch.bool) if guard else {})
         for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(check_range('n', n, 1), dtype=dtype, device=device))
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self.loss.fill_(float('nan'))
@@ -68,6 +69,7 @@ class ItemMemory:
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
         self.rested += 1
+        self.epochs += 1
         if noise_quantile is None or 'streak' not in self.fields: return
         known = self.loss[self.loss.isfinite()]
         if not len(known): return
