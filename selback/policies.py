@@ -244,6 +244,7 @@ def include(
     "Each item with a probability of its own, without replacement"
     prob,known = torch.ones_like(loss, dtype=torch.float32),loss.isfinite()
     prob[known] = inclusion(loss[known].float()).to(prob)
+    if not bool(((prob>=0) & (prob<=1)).all()): raise ValueError(f'inclusion: got probabilities from {prob.min():g} to {prob.max():g}, wanted 0 to 1.')
     if due is not None: prob[due] = 1.
     order = torch.randperm(len(loss), generator=generator, device=loss.device)
     start = torch.rand(1, generator=generator, device=loss.device)

@@ -12,7 +12,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from helpers import CpuAmp, class_data, dls_of, mlp
-from selback.all import (BatchLossFilterCallback, ImportanceSamplingCallback, InfoBatchCallback, RandomSubsetCallback,
+from selback.all import (BatchLossFilterCallback, DropEasyCallback, FavorHardCallback, ImportanceSamplingCallback, InfoBatchCallback, PrioritizedSamplingCallback, RandomSubsetCallback,
     SelectiveBackpropCallback, StaleLossCallback, TopLossCallback)
 from torch import distributed as dist, nn
 from torch.multiprocessing import start_processes
@@ -25,16 +25,18 @@ COLUMNS = ['fit','epoch','step','seen','kept','trained','scored','loss_share','f
 METHODS = dict(batch_loss_filter=partial(BatchLossFilterCallback, .5),
     selective_backprop=partial(SelectiveBackpropCallback, beta=1, hist_size=64),
     composer=partial(SelectiveBackpropCallback, beta=1, gather=False), stale_loss=partial(StaleLossCallback, beta=1, n=2, hist_size=64),
-    stale_batchwise=partial(StaleLossCallback, beta=1, n=2, gather=False), stale_trained=partial(StaleLossCallback, beta=1, fresh=False),
+    stale_batchwise=partial(StaleLossCallback, beta=1, n=2, gather=False), favor_hard=partial(FavorHardCallback, beta=1),
+    drop_easy=partial(DropEasyCallback, .6, .6, max_rest=2), prioritized_sampling=partial(PrioritizedSamplingCallback, warmup=1, correct=.5),
     top_loss=partial(TopLossCallback, .45), tails=partial(TopLossCallback, .3, also_bottom=.2),
     random_subset=partial(RandomSubsetCallback, .45), random_before=partial(RandomSubsetCallback, .5, before_loading=True),
     importance_sampling=partial(ImportanceSamplingCallback, presample=2, tau=.01, score='loss'), info_batch=partial(InfoBatchCallback, .5))
-WAIT = 'selective_backprop','stale_loss','stale_trained','importance_sampling' # their items wait for a full batch by default
-BEFORE = 'stale_trained','random_before','info_batch' # they choose before loading only
+WAIT = 'selective_backprop','stale_loss','importance_sampling' # their items wait for a full batch by default
+BY_MEMORY = 'favor_hard','drop_easy','prioritized_sampling','info_batch' # they take no option that is about batches
+BEFORE = *BY_MEMORY,'random_before' # they choose before loading only
 
 def takes(method, variant):
     "Is there such a case?"
-    if variant=='gather': return method not in (*WAIT, 'composer', 'stale_batchwise', 'info_batch') # with `gather=True` they are among the others; the last takes no such option
+    if variant=='gather': return method not in (*WAIT, 'composer', 'stale_batchwise', *BY_MEMORY) # with `gather=True` they are among the others
     if variant=='one_pass': return method not in (*BEFORE, 'importance_sampling')
     return True
 

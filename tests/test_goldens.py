@@ -9,10 +9,7 @@ from selback.policies import History, cdf_power, top_k
 from torch.nn import functional as F
 
 # Deliberate changes: a pattern of case ids -> why, in a sentence, and the fields that it exempts
-EXCEPTIONS = {
-    'importance_sampling-*': ('The losses of batches that are scored together stand in the row of the last of them.', ['loss_share','full_loss']),
-    'info_batch-*': ('Half of an odd number of easy items is rounded at random, so that the weights add up to the number of items on the average.',
-        ['fit','epoch','step','seen','kept','trained','scored','loss_share','full_loss','batches','rates','items','weights','size'])}
+EXCEPTIONS = {}
 
 def exempt(case_id): return {field for pattern,(_,fields) in EXCEPTIONS.items() if fnmatch(case_id, pattern) for field in fields}
 
@@ -68,7 +65,7 @@ def test_training_is_what_it_was(method, variant, request):
     assert len(written)==len(now)
     for pair in zip(written, now): compare(*pair)
 
-def test_each_case_is_written(): assert set(GOLDENS)-{'info_batch-gather'}=={name_of(*case) for case in CASES} # which took the option, and ignored it
+def test_each_case_is_written(): assert set(GOLDENS)=={name_of(*case) for case in CASES}
 
 def test_exceptions_are_of_cases_and_fields_that_are_there():
     case, = GOLDENS['top_loss-plain']

@@ -87,7 +87,7 @@ def test_unknown_items_are_refused_when_the_fit_begins(make, match):
     learn.dls.loaders[0] = make()
     with pytest.raises(TypeError, match=match): quiet_fit(learn, 2)
 
-METHODS = [lambda: StaleLossCallback(beta=2, n=3), lambda: StaleLossCallback(fresh=False), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.3, before_loading=True),
+METHODS = [lambda: StaleLossCallback(beta=2, n=3), lambda: FavorHardCallback(beta=2), lambda: InfoBatchCallback(), lambda: RandomSubsetCallback(.3, before_loading=True),
     lambda: TopLossCallback(.5, noise_quantile=.9), lambda: SelectiveBackpropCallback(noise_quantile=.9), lambda: SelectiveBackpropCallback(score=ReducibleLoss(torch.zeros(50)))]
 METHODS += [partial(cls, noise_quantile=.95) for cls in methods()] # the guard makes any method track its items
 

@@ -193,11 +193,11 @@ def test_stale_with_n_1_is_selective_backprop(kwargs):
     b = quiet_fit(table_learner(drop_last=drop_last).stale_loss(n=1, **keep, **kwargs, seed=1), 4)
     assert same(weights(a), weights(b)) and a.selection.stats.equals(b.selection.stats)
 
-def test_stale_without_fresh_looks():
-    learn = quiet_fit(table_learner().stale_loss(fresh=False, n=2), 6)
+def test_favor_hard_never_looks():
+    learn = quiet_fit(table_learner().favor_hard(beta=2), 6)
     stats = learn.selection.stats
     assert not stats.scored.any() and stats[stats.epoch==0].kept.sum()==100 and (stats[stats.epoch>0].groupby('epoch').kept.sum()<70).all()
-    learn = quiet_fit(table_learner().stale_loss(fresh=False, warmup=0), 2)
+    learn = quiet_fit(table_learner().favor_hard(warmup=0), 2)
     assert learn.selection.stats.query('epoch==0').kept.sum()==100 # nothing is known yet
 
 def test_training_refreshes_a_loss_but_not_its_age():

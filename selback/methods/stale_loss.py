@@ -14,27 +14,26 @@ from fastcore.meta import delegates
 from ..attach import set_selection
 from ..losses import check_range
 from .selective_backprop import SelectiveBackpropCallback
-from ..policies import Chosen, cdf_power
+from ..policies import include, rank_inclusion
 from ..tracking import ItemTracker
 
 # %% ../../nbs/methods/32_stale_loss.ipynb #69a8ace0
 class StaleLossCallback(SelectiveBackpropCallback):
     "Score every `n`-th epoch; in between, stored losses choose which items are loaded (Jiang et al. 2019, Stale-SB)"
     counters = (*SelectiveBackpropCallback.counters,'epochs_since_scored')
-    keeps_all = dict(beta=0, n=1),dict(beta=0, n=3),dict(beta=0, n=2, gather=False),dict(beta=0, fresh=False) # settings that leave nothing out
+    keeps_all = dict(beta=0, n=1),dict(beta=0, n=3),dict(beta=0, n=2, gather=False) # settings that leave nothing out
 
     @delegates(SelectiveBackpropCallback.__init__)
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
         n:int=3, # Every how many epochs all items are scored
         ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
-        fresh:bool=True, # Score at all? If not, only the losses of training choose
         **kwargs
     ):
         super().__init__(beta, **kwargs | dict(track_items=True))
         if ema is not None: self.tracker = ItemTracker(self.tracker.noise_quantile, ema)
-        self.n,self.ema,self.fresh = check_range('n', n, 1, whole=True),ema,fresh
-        self.meter.method = dict(score_share=fresh/n, skips_loading=True)
+        self.n,self.ema = check_range('n', n, 1, whole=True),ema
+        self.meter.method = dict(score_share=1/n, skips_loading=True)
         self.epochs_since_scored,self.scores_epoch = None,False # are all items scored in this epoch?
         if self.scorer.score!='loss' and not self.scorer.needs_items: raise ValueError(f'score: got {self.scorer.score!r}, but stored losses '
             "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")
@@ -43,14 +42,12 @@ class StaleLossCallback(SelectiveBackpropCallback):
         if self.scores_epoch: return
         stored = self.memory.loss if self.ema is None else self.memory.ewma
         if self.scorer.score!='loss': stored = self.scorer.score.of_items(stored, torch.arange(len(stored), device=stored.device))
-        unseen = ~stored[idxs].isfinite()
-        drawn = cdf_power(stored[idxs].where(~unseen, 0.), stored, self.scheduled(self.beta), self.generator)
-        return Chosen(unseen.index_fill(0, drawn.rows, True).nonzero()[:,0])
+        return include(stored[idxs], lambda loss: rank_inclusion(loss, self.scheduled(self.beta)), generator=self.generator)
 
     def should_select(self, batch): return self.scores_epoch and super().should_select(batch)
 
     def before_train(self):
-        self.scores_epoch = self.fresh and (self.epochs_since_scored is None or self.epochs_since_scored>=self.n)
+        self.scores_epoch = self.epochs_since_scored is None or self.epochs_since_scored>=self.n
         if self.scores_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
         super().before_train()
 
@@ -66,8 +63,7 @@ def stale_loss(self:Learner,
     beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
     n:int=3, # Every how many epochs all items are scored
     ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
-    fresh:bool=True, # Score at all? If not, only the losses of training choose
     **kwargs
 )->Learner: # The learner
     "Train on items drawn by the losses of an earlier epoch"
-    return set_selection(self, StaleLossCallback(beta, n, ema, fresh, **kwargs))
+    return set_selection(self, StaleLossCallback(beta, n, ema, **kwargs))
