@@ -31,12 +31,12 @@ class ItemMemory:
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
-        guard:bool=False, # Remember how long the loss of an item has been among the highest, in 5 bytes more?
+        guard:bool=False, # Remember how long the loss of an item has been among the highest, in 3 bytes more?
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         if check_range('ema', ema, 0, 1)==1: raise ValueError('ema: got 1, wanted a number below 1.')
         self.ema,self.epochs = ema,0 # how often it got older
-        self.fields = self.fields | (dict(streak=torch.int32, looked=torch.bool) if guard else {})
+        self.fields = self.fields | (dict(streak=torch.int16, looked=torch.bool) if guard else {})
         for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(check_range('n', n, 1), dtype=dtype, device=device))
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self.loss.fill_(float('nan'))

@@ -303,7 +303,7 @@ def test_the_noise_guard_finds_wrong_labels(make):
     assert 20<len(suspects)<=45 and wrong[suspects].float().mean()>.85
 
 @pytest.mark.parametrize('make', [lambda **kw: SelectiveBackpropCallback(beta=1, **kw), lambda **kw: SelectiveBackpropCallback(gather=False, **kw),
-    lambda **kw: StaleLossCallback(beta=1, n=2, **kw), lambda **kw: StaleLossCallback(fresh=False, **kw), lambda **kw: TopLossCallback(keep=.5, **kw), lambda **kw: TopLossCallback(keep=.1, **kw),
+    lambda **kw: StaleLossCallback(beta=1, n=2, **kw), lambda **kw: FavorHardCallback(**kw), lambda **kw: TopLossCallback(keep=.5, **kw), lambda **kw: TopLossCallback(keep=.1, **kw),
     lambda **kw: RandomSubsetCallback(keep=.9, **kw), lambda **kw: RandomSubsetCallback(keep=.9, before_loading=True, **kw), lambda **kw: BatchLossFilterCallback(**kw),
     lambda **kw: ImportanceSamplingCallback(tau=0, **kw), lambda **kw: InfoBatchCallback(delta=1., **kw)])
 def test_suspects_never_train(make):
@@ -431,7 +431,7 @@ def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make):
     quiet_fit(learn, 1)
     assert len(waited)>1 and (any(waited) or learn.selection.presample==3) and waited[-1]==0
 
-RESUMED = {StaleLossCallback: [dict(n=2), dict(n=3), dict(fresh=False), dict(ema=.5)], SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
+RESUMED = {StaleLossCallback: [dict(n=2), dict(n=3), dict(ema=.5)], SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
     ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)], RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)], TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
 
 @pytest.mark.parametrize('cls,kwargs', [(c,k) for c in methods() for k in RESUMED.get(c, [dict()])], ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
