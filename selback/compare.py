@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .datasets import TensorItems, get_dls, get_model, learned, pictures, small_resnet # first, since it imports fastai quietly
 import fastai, matplotlib.pyplot as plt, pandas as pd, torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import Learner, Recorder
@@ -24,7 +24,7 @@ from fastai.torch_core import set_seed
 from fastcore.script import call_parse
 
 from .all import Selection, known_methods, n_items
-from .compute import ComputeCount
+from .compute import ComputeCount, counted_steps
 from .findings import last_epochs, never_selected, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
 from .scoring import counting
@@ -107,7 +107,7 @@ def _now():
 # %% ../nbs/50_compare.ipynb #a0d19d08
 class Budget(Callback):
     "Ends a fit once it has cost so much"
-    order = TrainEvalCallback.order+1
+    order = ComputeCount.order+.1 # the first batch's own unit is known, and no look taken at it
     def __init__(self,
         unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
         amount:float, # How many
@@ -118,6 +118,9 @@ class Budget(Callback):
     @property
     def share(self): return min(1., self.learn.cost_log.spent[self.unit]/self.amount)
 
+    def before_fit(self):
+        if self.unit=='compute' and self.learn.cost_log.compute.learn is None: raise ValueError('Budget: got a fit whose compute is not counted, wanted '
+            'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it.')
     def before_train(self): self.learn.pct_train = self.share
     def before_batch(self):
         if not self.training: return
@@ -255,7 +258,7 @@ def compare(
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
     if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
     made,epochs,seeds,budget,lr_at,about,runs = _study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, kwargs)
-    todo = _missing(runs, made, seeds)
+    todo,is_exact = _missing(runs, made, seeds),True
     if todo: # an untimed piece of a run wakes up the machine
         _check_learner(learn := get_learner())
         _train(learn, [CostLog(watch)], 1, ('items', 20*n_items(learn.dls.one_batch())), lr_at, lr)
@@ -266,18 +269,20 @@ def compare(
         set_seed(seed, reproducible=True)
         before,learn,log = learn.model,get_learner(),CostLog(watch)
         log.method,log.seed = method,seed
-        with counting(log.compute.count): selection = made[method]() # it may prepare something
+        with counting(log.compute.count),counted_steps(): selection = made[method]() # it may prepare something
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
         if selection is not None: learn.add_cb(selection)
         _train(learn, [log, _Progress(bar, 100*i, f'{method[:18]}, seed {seed}')], epochs, budget, lr_at, lr)
         if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
+        is_exact = is_exact and log.compute.is_exact
         new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
         runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
         if path is not None: _write(runs, path)
     if todo: bar.on_iter_end()
     runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
-    for method in never_selected(runs): print(f'{method} never selected: its warm-up, or its late start, takes the whole run.')
+    if not is_exact: print('compute: some operations are not counted; a look by these counts as a third of a training step.')
+    for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
 
@@ -300,8 +305,8 @@ def comparable(
     runs:pd.DataFrame, # As `compare` returns it
 )->tuple: # Of 'time', 'items' and 'compute'
     "What runs can be compared at: anything on the way at a constant learning rate, else only at the end of equal budgets"
-    unit = runs.budget.iloc[0].split()[1]
-    return ('time','items') if runs.annealing.iloc[0]=='constant' else dict(seconds=('time',), items=('items',), compute=('compute',)).get(unit, ())
+    given = dict(seconds=('time',), items=('items',), compute=('compute',)).get(runs.budget.iloc[0].split()[1], ())
+    return tuple(dict.fromkeys((*given,'time','items'))) if runs.annealing.iloc[0]=='constant' else given
 
 def _factor(target):
     "The number in '1.2x'"

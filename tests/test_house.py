@@ -10,7 +10,7 @@ from helpers import *
 
 root = Path(__file__).parents[1]
 FOREIGN = dict(_split='fastai: a batch becomes xb and yb', _set_device='fastai: a batch goes to where the model is', _do_epoch_validate='fastai: validation, by itself or replaced',
-    _backward="fastai: a step's backward pass", _n_inp='fastai: how many inputs a batch has', _types='fastai: what a batch is made of', _broadcast='fastai: ranks agree on the order of items',
+    _backward="fastai: a step's backward pass", _do_one_batch='fastai: a batch, forward and backward', _n_inp='fastai: how many inputs a batch has', _types='fastai: what a batch is made of', _broadcast='fastai: ranks agree on the order of items',
     _version='PyTorch: how often a tensor was changed', _buffers="PyTorch: a module's own", _parameters="PyTorch: a module's own", _fields='Python: of a named tuple',
     _dynamo='PyTorch: the compiler', _qualified_op_name='PyTorch: the name of an operation')
 
