@@ -28,6 +28,7 @@ class InclusionSelection(EpochSelection):
     ):
         super().__init__(**kwargs)
         if ema is not None: self.tracker = ItemTracker(self.tracker.noise_quantile, ema)
+        self.tracker.fills = True # whatever is sure to be loaded is
         self.ema,self.max_rest = ema,check_range('max_rest', max_rest, 0, whole=True)
         self.correct = check_schedule('correct', correct, 0)
 

@@ -297,8 +297,7 @@ def priorities(
     wide = torch.float32 if loss.device.type=='mps' else torch.float64
     known,loss = loss.isfinite(),loss.to(wide).clamp(min=0)
     highest = torch.where(known, loss, 0).amax() if len(loss) else loss.sum()
-    weight = torch.where(known, loss, torch.where(highest>0, highest, 1.))/torch.where(highest>0, highest, 1.)
-    weight = weight**alpha # of at most 1
+    weight = (torch.where(known, loss, highest)/torch.where(highest>0, highest, 1.))**alpha # of at most 1
     total = weight.sum()
     return torch.where(total>0, weight/total, 1/max(1, len(loss)))
 
@@ -338,7 +337,9 @@ def prioritized_epoch(
 )->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws
     "An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)"
     p,own = priorities(loss, alpha),own_positions(len(loss), uniform).to(loss.device)
-    if allowed is not None and bool((p*allowed).sum()>0): p = p*allowed/(p*allowed).sum()
+    if allowed is not None and bool(allowed.any()):
+        p = torch.where((p*allowed).sum()>0, p, 1.)*allowed
+        p = p/p.sum()
     rows = torch.arange(len(loss), device=loss.device)
     rows[~own] = _draw(p, int((~own).sum()), generator) if len(p) else rows[~own]
     if not check_range('correct', correct, 0) or uniform==1: return Chosen(rows)
@@ -372,11 +373,14 @@ def avoid_singleton_batch(
     n_ranks:int=1, # Processes that share the items in turn
     drop_last:bool=False, # Does the loader leave out a last batch that is not full?
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
+    fill:bool=False, # Does one that is left over get company? It is left out where no other may be loaded
 )->Tensor: # Positions of two items at least for each process, and none left over
     "The items to load without a batch that has a single one"
     n,least = len(allowed),min(2*n_ranks, len(allowed))
-    if len(rows)<least:
-        others = (allowed+1e-6).index_fill_(0, rows, 0)
-        return torch.cat([rows, others.multinomial(least-len(rows), generator=generator)]).sort().values
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
-    return rows[:(each-1)*n_ranks] if each%bs==1 and len(rows)<n and not drop_last else rows
+    is_over,filled = each%bs==1 and len(rows)<n and not drop_last,min(each*n_ranks+1, n)
+    if fill and is_over and int(allowed.index_fill(0, rows, False).sum())>=filled-len(rows): least = max(least, filled)
+    if len(rows)<least:
+        first = (torch.rand(n, generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
+        return torch.cat([rows, first.topk(least-len(rows)).indices]).sort().values
+    return rows[:(each-1)*n_ranks] if is_over else rows

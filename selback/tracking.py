@@ -26,7 +26,7 @@ class ItemTracker:
     ):
         self.noise_quantile = None if noise_quantile is None else check_range('noise_quantile', noise_quantile, 0, 1, above=True)
         ItemMemory(1, ema=ema) # checks it
-        self.ema,self.notes,self.ranks,self.drops_suspects = ema,notes,Ranks(),True
+        self.ema,self.notes,self.ranks,self.drops_suspects,self.fills = ema,notes,Ranks(),True,False
         self.memory,self.dataset_id,self.picks_by_epoch = None,None,()
         self.idxs,self.chosen,self.weights,self.left_out = None,False,None,None # of this epoch
     def is_other(self, n, dataset_id)->bool:
@@ -66,7 +66,7 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator):
     allowed = ~self.memory.suspects[idxs]
     weights = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.rows], chosen.weight)
     rows = chosen.rows if self.noise_quantile is None or not self.drops_suspects else chosen.rows[allowed[chosen.rows]]
-    return avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator),weights
+    return avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator, self.fills),weights
 
 # %% ../nbs/15_tracking.ipynb #98730b63
 @patch

@@ -17,6 +17,7 @@ from selback.callback import known_methods
 from selback.datasets import TensorItems
 from selback.losses import as_tensors, map_tensors
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 def methods():
@@ -25,9 +26,19 @@ def methods():
 
 def one_liner(cls): return next(name for name,c in known_methods().items() if c is cls)
 
+def leaves_out(cls):
+    "Does a method train on fewer items, or on others in their place?"
+    return cls is not PrioritizedSamplingCallback
+
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
     return learn
+
+def trained_only(learn, n_epoch, bs=None, **kwargs):
+    "A fit without validation, in batches of another size"
+    learn._do_epoch_validate = lambda *args: None
+    if bs: learn.dls.loaders[0] = learn.dls.train.new(bs=bs)
+    return quiet_fit(learn, n_epoch, **kwargs)
 
 def dls_of(x, y, bs=16, n_valid=32, shuffle=True, drop_last=False, num_workers=0, persistent_workers=False, **kwargs):
     train,valid = TensorDataset(x[n_valid:], y[n_valid:]),TensorDataset(x[:n_valid], y[:n_valid])
@@ -58,6 +69,32 @@ def numbered_learner(seed=0, n=132, bs=16, cbs=None, net=None, **kwargs):
     return Learner(dls_of(x, y, bs=bs, **kwargs), Numbered(net), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
 
 def numbers(x): return x[:,-1].long().tolist()
+
+class Diary(Callback):
+    "Notes, behind the selection, the items, weights and losses of each batch, epoch by epoch"
+    order,run_valid = 60,False
+    def before_fit(self): self.epochs = []
+    def before_train(self): self.epochs.append([])
+    def after_loss(self):
+        losses,weight = cross_entropy(self.pred.detach(), self.y, reduction='none'),self.learn.selection.item_weight
+        self.epochs[-1].append((numbers(self.x), [1.]*len(losses) if weight is None else weight.tolist(), losses.tolist()))
+
+def items_of(epoch): return [i for batch,*_ in epoch for i in batch]
+
+def by_hand(net, x, y, epochs, lr, ema=.9):
+    "Train on the same batches in plain PyTorch; what a memory has to say of each item then"
+    table,opt = [dict(loss=float('nan'), ewma=float('nan'), seen=0, picked=0, rested=0) for _ in y],torch.optim.SGD(net.parameters(), lr)
+    for epoch in epochs:
+        for batch,weight,_ in epoch:
+            losses = cross_entropy(net(x[batch]), y[batch], reduction='none')
+            opt.zero_grad()
+            (losses*torch.tensor(weight)).mean().backward()
+            opt.step()
+            for i,l in zip(batch, losses.tolist()):
+                o = table[i]
+                o.update(loss=l, ewma=ema*o['ewma']+(1-ema)*l if o['seen'] else l, seen=o['seen']+1, picked=o['picked']+1, rested=0)
+        for o in table: o['rested'] += 1
+    return table
 
 class Spy(Callback):
     "Notes, behind the selection, which items train"

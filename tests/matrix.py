@@ -206,15 +206,43 @@ class HalfBefore(Oracle):
         u = torch.rand(len(losses), generator=gen).tolist()
         return ones(sorted(range(len(u)), key=lambda i: u[i])[:len(u)//2])
 
-class Pruned(Oracle):
-    "Half of the items below the mean loss are left out, and the others of them have weight 2; what was never seen is loaded"
+class ByChance(Oracle):
+    "Each item with a probability by its loss, what was never seen is loaded: in a random order, whenever the sum of the probabilities passes a whole number"
+    correct = 0.
     def load(self, losses, everything, gen):
-        known,u = [l for l in losses if l is not None],torch.rand(len(losses), generator=gen).tolist()
-        easy = sorted((i for i,l in enumerate(losses) if l is not None and l<sum(known)/len(known)), key=lambda i: u[i])
-        hardest = losses.index(None) if None in losses else losses.index(max(losses)) # its number rounds the half of an odd count
-        out = set(easy[len(easy)//2+(len(easy)%2 and u[hardest]<.5):])
-        rows = [i for i in range(len(losses)) if i not in out]
-        return rows,[2. if i in easy else 1. for i in rows]
+        known,n = [l for l in losses if l is not None],len(losses)
+        p = [1. if l is None else self.chance(l, known) for l in losses]
+        order,total,rows = torch.randperm(n, generator=gen).tolist(),torch.rand(1, generator=gen).item(),[]
+        for i in order:
+            if math.floor(total)<math.floor(total := total+p[i]): rows.append(i)
+        weights = [p[i]**-self.correct if i in rows else 1. for i in range(n)]
+        if len(rows)%BS==1 and len(rows)<n: # another one comes along
+            u = torch.rand(n, generator=gen).tolist()
+            rows.append(max({*range(n)}-{*rows}, key=lambda i: u[i]))
+        return sorted(rows),[weights[i] for i in sorted(rows)]
+
+class Pruned(ByChance):
+    "Half of the items below the mean loss are left out, and the others of them have weight 2"
+    correct = 1.
+    def chance(self, l, known): return .5 if l<sum(known)/len(known) else 1.
+
+class Favored(ByChance):
+    "CDF(loss)"
+    def chance(self, l, known): return (sum(o<l for o in known)+sum(o<=l for o in known))/2/len(known)
+
+class Thinned(Favored):
+    "Of the easiest half a quarter"
+    def chance(self, l, known): return .25 if super().chance(l, known)<.5 else 1.
+
+class Prioritized(Oracle):
+    "Every other position has its own item, the first one's is drawn by the square root of its loss; what was never seen counts as the hardest"
+    def load(self, losses, everything, gen):
+        hardest,n = max((l for l in losses if l is not None), default=1.),len(losses)
+        sums,rows = [0.],list(range(n))
+        for l in losses: sums.append(sums[-1]+(hardest if l is None else l)**.5)
+        p = [(b-a)/sums[-1] for a,b in zip(sums, sums[1:])]
+        for j,u in zip(rows[::2], torch.rand(n//2, generator=gen, dtype=torch.float64).tolist()): rows[j] = sum(s<=u*sums[-1] for s in sums[1:])
+        return rows,[1/(n*(.5/n+.5*p[i])) for i in rows]
 
 class Stale(Cdf):
     "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded, and what was never seen is"
@@ -254,7 +282,8 @@ METHODS = dict(
     gathered_random=(lambda **k: RandomSubsetCallback(.5, gather=True, **k), GatheredHalf),
     random_before=(lambda **k: RandomSubsetCallback(.5, before_loading=True, **k), HalfBefore),
     importance_sampling=(lambda **k: ImportanceSamplingCallback(presample=2, tau=.01, score='loss', **k), Importance),
-    info_batch=(lambda **k: InfoBatchCallback(prune=.5, delta=1., **k), Pruned))
+    info_batch=(lambda **k: InfoBatchCallback(prune=.5, delta=1., **k), Pruned), favor_hard=(lambda **k: FavorHardCallback(beta=1., **k), Favored),
+    drop_easy=(lambda **k: DropEasyCallback(.5, .75, **k), Thinned), prioritized_sampling=(lambda **k: PrioritizedSamplingCallback(correct=1., **k), Prioritized))
 
 def with_all(cases, classes):
     "The methods of the matrix; of those that have no oracle the defaults, of which is known what every method keeps to"

@@ -1,5 +1,5 @@
 "Two processes that train together: as many steps in each, one memory, the dataset's own indices"
-import os, subprocess, sys
+import math, os, subprocess, sys
 from pathlib import Path
 
 import pytest, torch
@@ -37,18 +37,18 @@ def test_the_running_loader_passes_for_the_distributed_one(runs, name):
 def test_nothing_waits_between_epochs(runs, name):
     for rank in runs[name]: assert not rank.get('waiting') and (not rank.get('left') or name=='cancelled_sb')
 
-@pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'dropped_all'])
+@pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'all_hard', 'all_own', 'dropped_all'])
 def test_selecting_everything_is_plain_distributed_training(runs, name):
     for ours,plain in zip(runs[name], runs['dropped' if name=='dropped_all' else 'plain']):
         assert [numbers for _,numbers,*_ in ours['steps']]==[numbers for _,numbers,*_ in plain['steps']]
         assert same(ours['weights'], plain['weights'])
 
-@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale'])
+@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy', 'prioritized'])
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]:
         assert all(idx==numbers or is_idle(step) for step in rank['steps'] for _,numbers,idx,_ in [step])
 
-@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled'])
+@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy', 'prioritized'])
 def test_memories_agree_and_count_what_both_trained(runs, name):
     a,b = runs[name]
     assert equal(a['memory'], b['memory']) and a['memory']['loss'].isfinite().all()
@@ -57,7 +57,7 @@ def test_memories_agree_and_count_what_both_trained(runs, name):
         for _,numbers,idx,_ in rank['steps']: picked += torch.bincount(torch.tensor(numbers if idx else [], dtype=torch.int64), minlength=101).int()
     assert torch.equal(a['memory']['picked'], picked)
 
-@pytest.mark.parametrize('name', ['random_before', 'info', 'stale'])
+@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy'])
 def test_chosen_items_are_shared_out(runs, name):
     "In an epoch of chosen items no item is in both ranks but for the one that makes their numbers equal"
     for epoch in [1,3] if name=='stale' else [1,2]: # all choose by themselves there
@@ -70,6 +70,60 @@ def test_info_batch_weights_go_with_the_items(runs):
         for epoch,numbers,_,weight in rank['steps'][7:]:
             if weight is not None: weights.setdefault(epoch, {}).update(zip(numbers, weight))
     assert weights and all(set(w.values())=={1.,2.} for w in weights.values())
+
+# without a look
+def cdf(l, losses): return (sum(o<l for o in losses)+sum(o<=l for o in losses))/2/len(losses)
+CHANCES = dict(favor_hard=(lambda l, losses: cdf(l, losses), 2, 1.), drop_easy=(lambda l, losses: 0. if cdf(l, losses)<.6 else 1., 1, 0.),
+    info_long=(lambda l, losses: .3 if l<sum(losses)/len(losses) else 1., None, 1.)) # and `max_rest`, `correct`
+
+def joined(n):
+    "How many are loaded where `n` are drawn: if one would be left over in each process, others come along"
+    return min(101, -(-n//2)*2+1) if -(-n//2)%BS==1 else n
+
+@pytest.mark.parametrize('name', CHANCES)
+def test_two_processes_load_what_the_formula_says_of_both_their_losses(runs, name):
+    chance,max_rest,correct = CHANCES[name]
+    rested = [0]*101
+    for e in range(8):
+        losses = runs[name][0]['memories'][e]['loss'].tolist()
+        p = [1. if e==0 or r==max_rest else chance(l, losses) for l,r in zip(losses, rested)]
+        loaded = [i for rank in runs[name] for numbers in of_epoch(rank, e) for i in numbers]
+        assert {i for i in range(101) if p[i]==1}<=set(loaded) and len(set(loaded)) in {joined(math.floor(sum(p)+1e-4)),joined(math.ceil(sum(p)-1e-4))}
+        for rank in runs[name]:
+            for epoch,numbers,_,weight in rank['steps']:
+                if epoch==e and weight: assert sum(w!=pytest.approx(p[i]**-correct, rel=1e-4) for i,w in zip(numbers, weight))<=1
+        rested = [0 if i in set(loaded) else r+1 for i,r in enumerate(rested)]
+
+@pytest.mark.parametrize('name,u', [('prioritized',.3), ('dropped_prioritized',.6)])
+def test_in_both_processes_each_batch_is_mixed_alike(runs, name, u):
+    "Each has its half of the epoch's positions; as many batches as without a selection"
+    plain,n = runs['dropped' if name=='dropped_prioritized' else 'plain'],90 if name=='dropped_prioritized' else 101
+    for e in range(1, 4):
+        order,counts = runs[name][0]['orders'][e],[]
+        assert order==runs[name][1]['orders'][e] and sorted(order)==list(range(n))
+        for r,(rank,other) in enumerate(zip(runs[name], plain)):
+            batches = of_epoch(rank, e)
+            assert [len(b) for b in batches]==[len(b) for b in of_epoch(other, e)]
+            for j,batch in enumerate(batches):
+                at = [r*(n+1)//2+j*BS+k for k in range(len(batch))]
+                own = [k for k,a in enumerate(at) if a<n and math.floor((a+1)*u+1e-9)>math.floor(a*u+1e-9)]
+                assert all(batch[k]==order[at[k]] for k in own)
+                if len(batch)==BS: counts.append(len(own))
+        assert max(counts)-min(counts)<=1
+
+def test_two_processes_draw_by_both_their_losses(runs):
+    got,wanted,variance = torch.zeros(101),torch.zeros(101),torch.zeros(101)
+    for e in range(1, 4):
+        p = runs['prioritized'][0]['memories'][e]['loss']**2
+        p = p/p.sum()
+        q = .3/101+.7*p
+        for rank in runs['prioritized']:
+            for epoch,numbers,_,weight in rank['steps']:
+                if epoch!=e: continue
+                assert weight==pytest.approx((1/(101*q[numbers])).tolist(), rel=1e-4)
+                got += torch.bincount(torch.tensor(numbers), minlength=101)
+        wanted,variance = wanted+101*q,variance+101*q*(1-q)
+    assert ((got-wanted).abs()<4*variance.sqrt()+1).all()
 
 # gathered
 def wanted_sizes(kept, seen):

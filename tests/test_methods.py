@@ -11,12 +11,6 @@ from torch.nn import functional as F
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
-def trained_only(learn, n_epoch, bs=None, **kwargs):
-    "A fit without validation, in batches of another size"
-    learn._do_epoch_validate = lambda *args: None
-    if bs: learn.dls.loaders[0] = learn.dls.train.new(bs=bs)
-    return quiet_fit(learn, n_epoch, **kwargs)
-
 def item_learner(cbs, drop_last=True, **kwargs):
     "Fifty items, each of which says its own number"
     set_seed(0)
@@ -303,9 +297,9 @@ def test_the_noise_guard_finds_wrong_labels(make):
     assert 20<len(suspects)<=45 and wrong[suspects].float().mean()>.85
 
 @pytest.mark.parametrize('make', [lambda **kw: SelectiveBackpropCallback(beta=1, **kw), lambda **kw: SelectiveBackpropCallback(gather=False, **kw),
-    lambda **kw: StaleLossCallback(beta=1, n=2, **kw), lambda **kw: FavorHardCallback(**kw), lambda **kw: TopLossCallback(keep=.5, **kw), lambda **kw: TopLossCallback(keep=.1, **kw),
+    lambda **kw: StaleLossCallback(beta=1, n=2, **kw), lambda **kw: FavorHardCallback(max_rest=1, **kw), lambda **kw: TopLossCallback(keep=.5, **kw), lambda **kw: TopLossCallback(keep=.1, **kw),
     lambda **kw: RandomSubsetCallback(keep=.9, **kw), lambda **kw: RandomSubsetCallback(keep=.9, before_loading=True, **kw), lambda **kw: BatchLossFilterCallback(**kw),
-    lambda **kw: ImportanceSamplingCallback(tau=0, **kw), lambda **kw: InfoBatchCallback(delta=1., **kw)])
+    lambda **kw: ImportanceSamplingCallback(tau=0, **kw), lambda **kw: InfoBatchCallback(delta=1., **kw), lambda **kw: DropEasyCallback(drop=1., **kw)])
 def test_suspects_never_train(make):
     _,_,trained = guarded_fit(make(noise_quantile=.8), 10, n=200)
     assert not any(suspects for suspects,_ in trained[:3]) and trained[-1][0]
@@ -432,6 +426,7 @@ def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make):
     assert len(waited)>1 and (any(waited) or learn.selection.presample==3) and waited[-1]==0
 
 RESUMED = {StaleLossCallback: [dict(n=2), dict(n=3), dict(ema=.5)], SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
+    FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1., noise_quantile=.8)], PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0, noise_quantile=.8)],
     ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)], RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)], TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
 
 @pytest.mark.parametrize('cls,kwargs', [(c,k) for c in methods() for k in RESUMED.get(c, [dict()])], ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
@@ -508,7 +503,7 @@ def test_select_batch_keeps_forms_and_refuses_unknown_names():
     with pytest.raises(ValueError, match="'loss', 'entropy', 'margin', 'grad_bound'"): select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
 
 # what the report says of epochs that leave items out
-@pytest.mark.parametrize('make', [lambda: RandomSubsetCallback(.3, before_loading=True), lambda: InfoBatchCallback(delta=1.), lambda: StaleLossCallback(n=9)])
+@pytest.mark.parametrize('make', [lambda: RandomSubsetCallback(.3, before_loading=True), lambda: InfoBatchCallback(delta=1.), lambda: StaleLossCallback(n=9), FavorHardCallback, DropEasyCallback])
 def test_columns_of_epochs_that_leave_items_out(make):
     learn = quiet_fit(table_learner(cbs=make()), 4)
     names = list(learn.recorder.metric_names)[1:]

@@ -168,31 +168,17 @@ def test_weighted_gradient_is_that_of_the_weighted_loss():
         torch.testing.assert_close(torch.autograd.grad(f(pred, y), x)[0], wanted, rtol=1e-6, atol=1e-9)
 
 # pruning
-def by_sorting(scores, prune, generator):
-    "The easy items to keep, where their number is whole: those that drew the smallest numbers"
-    noise = torch.rand(len(scores), generator=generator)
-    easy = scores<scores.double().mean()
-    order = torch.where(easy, noise, 2.).argsort(stable=True)
-    left_out = order[round((1-prune)*int(easy.sum())):int(easy.sum())]
-    return sorted(set(range(len(scores)))-set(left_out.tolist()))
-
 @pytest.mark.parametrize('prune,n_easy', [(.5,0), (.5,2), (.5,64), (.75,64), (.25,400), (.9,10), (.7,10), (0.,33), (.3,1000)])
-def test_a_whole_number_of_easy_items_is_kept_as_by_sorting(prune, n_easy):
-    for s in range(5):
-        scores = torch.cat([torch.rand(n_easy, generator=gen(s))*.1, torch.ones(77)])[torch.randperm(n_easy+77, generator=gen(s))]
-        a,b = gen(s),gen(s)
-        chosen = prune_easy(scores, prune, a)
-        assert ids(chosen)==by_sorting(scores, prune, b) and torch.equal(a.get_state(), b.get_state())
-        easy = scores<.5
-        assert torch.equal(chosen.weight, torch.where(easy, 1/(1-prune), 1.)[chosen.rows])
-
-def test_equal_draws_keep_the_first(monkeypatch):
-    draw = torch.rand
-    monkeypatch.setattr(torch, 'rand', lambda *args, **kwargs: (draw(*args, **kwargs)*4).floor()/4) # four numbers only
-    for s in range(20):
-        scores = torch.rand(80, generator=gen(s))
-        if int((scores<scores.mean()).sum())%2: continue
-        assert ids(prune_easy(scores, .5, gen(s)))==by_sorting(scores, .5, gen(s))
+def test_a_whole_number_of_easy_items_is_kept_exactly(prune, n_easy):
+    "With all others, each time another part of them"
+    scores = torch.cat([torch.rand(n_easy, generator=gen())*.1, torch.ones(77)])[torch.randperm(n_easy+77, generator=gen(1))]
+    easy = scores<.5
+    chosen = [prune_easy(scores, prune, gen(s)) for s in range(5)]
+    for c in chosen:
+        kept = torch.zeros(n_easy+77, dtype=torch.bool).index_fill_(0, c.rows, True)
+        assert kept[~easy].all() and kept[easy].sum()==round((1-prune)*n_easy)==len(c.rows)-77
+        assert torch.equal(c.weight, torch.where(easy, 1/(1-prune), 1.)[c.rows])
+    assert len(set(map(str, map(ids, chosen))))>(1 if prune and n_easy else 0)
 
 @pytest.mark.parametrize('n_easy,prune', [(9,.9), (1,.5), (3,.5), (7,.3), (10,.85), (1,.99)])
 @pytest.mark.parametrize('unknown', [0, 5])
@@ -258,6 +244,23 @@ def test_other_counts_get_no_company(rows, n):
 def test_no_item_is_left_over_for_a_batch_of_its_own(count, n, bs, n_ranks, drop_last, wanted):
     rows = torch.arange(count)
     assert avoid_singleton_batch(rows, torch.ones(n).bool(), bs, n_ranks, drop_last).tolist()==list(range(wanted))
+
+@pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,more', [
+    (5,9,4,1,False,1), (4,9,4,1,False,0), (6,9,4,1,False,0), (5,9,4,1,True,0), (5,5,4,1,False,0), (8,9,7,1,False,1),
+    (9,20,4,2,False,2), (10,20,4,2,False,1), (10,11,4,2,False,1), (9,10,4,2,False,1), (17,20,8,2,False,2), (3,9,1,1,False,0), (1,9,4,1,False,1)])
+def test_one_left_over_is_joined_by_others_where_all_are_to_be_loaded(count, n, bs, n_ranks, drop_last, more):
+    rows,joined = torch.arange(count)+(n-count),set()
+    for s in range(60):
+        loaded = avoid_singleton_batch(rows, torch.ones(n).bool(), bs, n_ranks, drop_last, gen(s), True).tolist()
+        assert loaded==sorted(set(loaded)) and set(rows.tolist())<=set(loaded) and len(loaded)==count+more
+        joined |= set(loaded)
+    assert joined==set(range(n)) if more else joined==set(rows.tolist()) # any of the others
+
+def test_suspects_join_nobody_and_then_one_stands_back():
+    rows,allowed = torch.arange(5),torch.arange(9)!=7
+    assert {tuple(avoid_singleton_batch(rows, allowed, 4, generator=gen(s), fill=True).tolist()[5:]) for s in range(60)}=={(5,),(6,),(8,)}
+    assert avoid_singleton_batch(rows, torch.arange(9)<5, 4, fill=True).tolist()==[0,1,2,3]
+    assert avoid_singleton_batch(rows[1:2], torch.arange(9)<2, 4, generator=gen(), fill=True).tolist()==[0,1]
 
 def test_too_few_items_are_joined_by_others_that_are_drawn():
     allowed = torch.tensor([True,False,True,True,False])

@@ -1,0 +1,204 @@
+"Choosing without a look: which items are loaded, how many and how often, against the formulas"
+import copy, math
+from collections import Counter
+from functools import partial
+
+import pytest, torch
+from fastai.callback.core import Callback
+from fastai.optimizer import SGD
+from helpers import *
+from selback.policies import include, mean_inclusion, rank_inclusion, step_inclusion
+from torch.nn import functional as F
+
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+# The formulas, for a list of finite losses
+def cdf(l, losses): return (sum(o<l for o in losses)+sum(o<=l for o in losses))/2/len(losses)
+def by_rank(losses, beta): return [cdf(l, losses)**beta for l in losses]
+def by_step(losses, quantile, drop): return [1-drop if cdf(l, losses)<quantile else 1. for l in losses]
+def by_mean(losses, prune): return [1-prune if l<math.fsum(losses)/len(losses) else 1. for l in losses]
+
+def chances(losses, formula):
+    "The probability of each item; without a finite loss it is 1"
+    known = iter(formula([l for l in losses if math.isfinite(l)]))
+    return [next(known) if math.isfinite(l) else 1. for l in losses]
+
+SHAPES = dict(rank=(rank_inclusion, by_rank, dict(beta=2.)), half_rank=(rank_inclusion, by_rank, dict(beta=.5)), step=(step_inclusion, by_step, dict(quantile=.6, drop=.7)),
+    half=(step_inclusion, by_step, dict(quantile=.5, drop=.5)), gone=(step_inclusion, by_step, dict(quantile=.3, drop=1.)), mean=(mean_inclusion, by_mean, dict(prune=.7)))
+LOSSES = dict(distinct=torch.rand(37, generator=gen())**2, ties=torch.tensor([1.]*9+[2.]*5+[0.]*8+[7.]), equal=torch.full((12,), .1), signs=torch.randn(23, generator=gen()),
+    unknown=torch.tensor([math.nan,3.,1.,math.inf,2.,-math.inf,1.,5.,.5]), one=torch.tensor([4.]), none_known=torch.tensor([math.nan,math.inf]))
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('losses', LOSSES.values(), ids=LOSSES)
+def test_as_many_as_the_probabilities_sum_to_and_each_as_often_as_its_own(shape, losses):
+    "The sum is rounded at random; items of probability 1 are always there, of 0 never, all others within 4 sigma"
+    inclusion,formula,kwargs = SHAPES[shape]
+    p,n,generator = torch.tensor(chances(losses.tolist(), partial(formula, **kwargs))).double(),800,gen(1)
+    drawn = torch.stack([torch.zeros(len(p)).index_fill_(0, include(losses, partial(inclusion, **kwargs), 0., generator).rows, 1.) for _ in range(n)]).double()
+    counts,total = drawn.sum(1),p.sum().item()
+    assert set(counts.tolist())<={math.floor(total+1e-5),math.ceil(total-1e-5)}
+    assert abs(counts.mean()-total)<=4*(total%1*(1-total%1)/n)**.5+1e-5
+    assert ((drawn.mean(0)-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
+    known = losses[losses.isfinite()]
+    torch.testing.assert_close(inclusion(known, **kwargs).double(), torch.tensor(formula(known.tolist(), **kwargs)).double(), rtol=0, atol=1e-6)
+
+def test_items_alike_come_together_as_often_as_any_two():
+    "Ten of twenty: a pair in 9/38 of the draws"
+    n,together,generator = 4000,torch.zeros(20, 20),gen()
+    for _ in range(n):
+        drawn = torch.zeros(20).index_fill_(0, include(torch.zeros(20), lambda loss: torch.full((20,), .5), 0., generator).rows, 1.)
+        together += drawn[:,None]*drawn
+    pairs = together[torch.ones(20, 20).triu(1).bool()]/n
+    assert ((pairs-9/38).abs()<4.5*(9/38*29/38/n)**.5).all() and pairs.mean().item()==pytest.approx(9/38)
+
+@pytest.mark.parametrize('correct', [0., .5, 1.])
+def test_weights_are_powers_of_the_probabilities(correct):
+    losses = LOSSES['unknown']
+    p = torch.tensor(chances(losses.tolist(), partial(by_rank, beta=2.)))
+    for s in range(20):
+        due = torch.arange(9)==6
+        rows,weight = include(losses, partial(rank_inclusion, beta=2.), correct, gen(s), due)
+        assert 6 in rows.tolist() and rows.tolist()==sorted(set(rows.tolist())) and (weight is None)==(correct==0)
+        if correct: torch.testing.assert_close(weight, torch.where(due, 1., p)[rows]**-correct)
+
+@pytest.mark.parametrize('shape', [s for s in SHAPES if s!='gone'])
+def test_the_weighted_sum_is_that_of_all_items_on_average(shape):
+    inclusion,_,kwargs = SHAPES[shape]
+    generator,losses,x = gen(2),torch.rand(60, generator=gen(3)),torch.randn(60, generator=gen(4))
+    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in (include(losses, partial(inclusion, **kwargs), 1., generator) for _ in range(3000))])
+    assert abs(sums.mean()-x.sum())<4*sums.std()/3000**.5 and sums.std()>.1
+
+# in training
+METHODS = dict(favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, beta=2)), drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
+    info_batch=(partial(InfoBatchCallback, prune=.7, delta=1.), partial(by_mean, prune=.7)))
+
+def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
+def epochs_of(cb, n_epoch, bs=16, net=None, drop_last=False, num_workers=0, **kwargs):
+    return trained_only(learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers), n_epoch, **kwargs).diary.epochs
+def linear(): return nn.Linear(4, 3)
+def losses_of(learn):
+    "Of all items, by hand"
+    x,y = learn.dls.train.dataset.tensors
+    return F.cross_entropy(learn.model(x), y, reduction='none').detach()
+
+@pytest.mark.parametrize('kwargs', [dict(), dict(ema=.5), dict(correct=1.), dict(max_rest=2)], ids=str)
+@pytest.mark.parametrize('method', METHODS)
+def test_each_epoch_loads_what_the_formula_says_of_the_last_losses(method, kwargs):
+    "Where one would be left over for a batch of its own, another one comes along"
+    make,formula = METHODS[method]
+    last,smooth,rested,correct = [math.nan]*100,[math.nan]*100,[0]*100,kwargs.get('correct', method=='info_batch')
+    for epoch in epochs_of(make(seed=0, **kwargs), 16):
+        p = chances(smooth if 'ema' in kwargs else last, formula)
+        p = [1. if kwargs.get('max_rest')==r else q for q,r in zip(p, rested)]
+        loaded,total,sizes = items_of(epoch),math.fsum(p),[len(batch) for batch,*_ in epoch]
+        joined = {n+(n%16==1) for n in (math.floor(total+1e-4),math.ceil(total-1e-4))}
+        assert len(loaded) in joined and len(set(loaded))==len(loaded) and {i for i in range(100) if p[i]==1}<=set(loaded)
+        assert sizes[:-1]==[16]*(len(sizes)-1) and sizes[-1]>1
+        of_others = [i for batch,weights,losses in epoch for i,w,l in zip(batch, weights, losses) if w!=pytest.approx(p[i]**-correct, rel=1e-4)]
+        assert len(of_others)<=(sizes[-1]==2) # the one that came along
+        for batch,_,losses in epoch:
+            for i,l in zip(batch, losses): last[i],smooth[i] = l,l if math.isnan(smooth[i]) else .5*smooth[i]+.5*l
+        rested = [0 if i in loaded else r+1 for i,r in enumerate(rested)]
+
+@pytest.mark.parametrize('method', METHODS)
+def test_over_epochs_each_item_is_loaded_as_often_as_its_probability_says(method):
+    make,formula = METHODS[method]
+    learn = learner(make(seed=1, correct=0.), linear(), bs=100)
+    p = torch.tensor(chances(losses_of(learn).tolist(), formula))
+    first,*epochs = [items_of(e) for e in trained_only(learn, 121, lr=0.).diary.epochs]
+    counts = torch.bincount(torch.tensor(sum(epochs, [])), minlength=100)
+    assert sorted(first)==list(range(100)) and {len(e) for e in epochs}<={math.floor(p.sum()+1e-4),math.ceil(p.sum()-1e-4)}
+    assert ((counts/120-p).abs()<=4*(p*(1-p)/120).sqrt()).all() and (counts[p==1]==120).all()
+
+def test_what_is_sure_to_be_loaded_never_stands_back():
+    "50 hard items and 30 % of 50 easy ones are four batches of 16 and one item: another one joins it"
+    learn = learner(DropEasyCallback(quantile=.5, drop=.7, seed=0), linear())
+    hard = set(losses_of(learn).argsort()[50:].tolist())
+    for epoch in trained_only(learn, 20, lr=0.).diary.epochs[1:]:
+        assert len(epoch[-1][0])==2 and len(set(items_of(epoch)))==66 and hard<=set(items_of(epoch))
+
+@pytest.mark.parametrize('k', [1, 2, 3])
+@pytest.mark.parametrize('cb', [partial(DropEasyCallback, quantile=.83, drop=1.), partial(DropEasyCallback, quantile=.83, drop=.9), partial(FavorHardCallback, beta=6)])
+def test_no_item_is_left_out_more_than_k_epochs_in_a_row(cb, k):
+    rested,longest = [0]*100,0
+    for epoch in epochs_of(cb(max_rest=k, seed=0), 4*k+6):
+        rested = [0 if i in set(items_of(epoch)) else r+1 for i,r in enumerate(rested)]
+        longest = max(longest, *rested)
+    assert longest==k
+
+def test_items_that_never_trained_are_loaded():
+    "The warm-up drops four of a hundred; later on nobody is spared for a batch that is not full"
+    first,*epochs = [items_of(e) for e in epochs_of(DropEasyCallback(quantile=.9, drop=1., seed=0), 3, drop_last=True)]
+    assert len(first)==96 and set(epochs[0])>=set(range(100))-set(first)
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+def test_items_whose_loss_is_not_finite_are_loaded(bad):
+    cb,odd = FavorHardCallback(beta=400., seed=0),[3,50,51,99]
+    class Spoil(Callback):
+        order,run_valid = 70,False
+        def after_train(self): cb.memory.loss[odd] = bad
+    learn = learner(cb)
+    learn.add_cb(Spoil())
+    for epoch in trained_only(learn, 5).diary.epochs[1:]: assert set(odd)<=set(items_of(epoch)) and len(items_of(epoch))<=6
+
+@pytest.mark.parametrize('window', [dict(), dict(warmup=3), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3), dict(start=.25, end=.75, warmup=0, interrupt=2)], ids=str)
+def test_when(window):
+    w = dict(start=0., end=1., warmup=1, interrupt=0) | window
+    epochs = epochs_of(FavorHardCallback(seed=0, **window), 8)
+    on = [e>=max(w['warmup'], 1) and w['start']<=e/8<w['end'] and not (w['interrupt'] and (e+1)%w['interrupt']==0) for e in range(8)] # in the first one nothing is known
+    assert [len(items_of(e))<100 for e in epochs]==on and all(len(items_of(e))>=49 for e in epochs)
+
+@pytest.mark.parametrize('make,share', [
+    (lambda: FavorHardCallback(beta=lambda pct: 8*pct), lambda pct: sum(((2*i+1)/200)**(8*pct) for i in range(100))),
+    (lambda: DropEasyCallback(quantile=lambda pct: pct, drop=.5), lambda pct: 100-50*pct), (lambda: DropEasyCallback(quantile=.5, drop=lambda pct: 1-pct), lambda pct: 100-50*(1-pct))])
+def test_numbers_follow_schedules(make, share):
+    for e,epoch in enumerate(epochs_of(make(), 10, bs=50)[1:], 1):
+        n = round(share(e/10), 9)
+        assert len(items_of(epoch)) in {m+(m%50==1) for m in (math.floor(n),math.ceil(n))}
+
+def test_weights_follow_a_schedule():
+    learn = learner(DropEasyCallback(quantile=.5, drop=.5, correct=lambda pct: pct), bs=50)
+    for e,epoch in enumerate(trained_only(learn, 8).diary.epochs[1:], 1):
+        assert {round(w, 5) for _,weight,_ in epoch for w in weight}<={1.,round(2**(e/8), 5)}
+
+@pytest.mark.parametrize('make', [lambda **k: FavorHardCallback(0., **k), lambda **k: DropEasyCallback(drop=0., **k), lambda **k: DropEasyCallback(quantile=0., **k), lambda **k: InfoBatchCallback(0., **k)])
+def test_nothing_left_out_is_plain_training_with_all_options(make):
+    plain,ours = quiet_fit(numbered_learner(), 3),quiet_fit(numbered_learner(cbs=make(correct=1., max_rest=1, ema=.5, warmup=0)), 3)
+    assert same(weights(plain), weights(ours)) and plain.recorder.values==[v[:2] for v in ours.recorder.values] and [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
+
+@pytest.mark.parametrize('method', METHODS)
+def test_workers_load_the_same_items(method):
+    make,_ = METHODS[method]
+    alone,shared = (epochs_of(make(seed=0, max_rest=2), 3, bs=50, num_workers=n) for n in (0, 2))
+    assert alone==shared and len(items_of(alone[2]))<100
+
+def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
+    "Items are read once for each time that they train; the model runs once a step, and once to try the first batch"
+    read,runs = Counter(),[]
+    class Counted(TensorDataset):
+        def __getitem__(self, i):
+            read[int(i)] += 1
+            return super().__getitem__(i)
+    learn = learner(FavorHardCallback(beta=3, seed=0))
+    learn.dls.train.dataset.__class__ = Counted
+    learn.model.register_forward_hook(lambda *args: runs.append(1))
+    trained_only(learn, 1)
+    read.clear()
+    runs.clear()
+    epochs = trained_only(learn, 6).diary.epochs
+    assert read==Counter(sum(map(items_of, epochs), [])) and 100<read.total()<6*50 and len(runs)==sum(map(len, epochs))+1
+
+@pytest.mark.parametrize('method', METHODS)
+def test_training_and_memory_are_those_of_a_loop_by_hand(method):
+    make,_ = METHODS[method]
+    learn = learner(make(seed=0, correct=1., ema=.8), linear())
+    learn.opt_func,net,(x,y) = SGD,copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
+    table = by_hand(net, x, y, trained_only(learn, 6, lr=.05).diary.epochs, .05, .8)
+    for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    for k in table[0]: torch.testing.assert_close(getattr(learn.selection.memory, k).double(), torch.tensor([o[k] for o in table]).double(), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('call', [lambda: FavorHardCallback(beta=-1.), lambda: FavorHardCallback(beta=lambda pct: -pct), lambda: DropEasyCallback(quantile=1.1), lambda: DropEasyCallback(drop=lambda pct: 2*pct),
+    lambda: DropEasyCallback(max_rest=-1), lambda: DropEasyCallback(max_rest=1.5), lambda: FavorHardCallback(ema=1.), lambda: FavorHardCallback(correct=-.1), lambda: FavorHardCallback(correct=lambda pct: -pct),
+    lambda: mean_inclusion(LOSSES['ties'], 1.), lambda: step_inclusion(LOSSES['ties'], 2.), lambda: rank_inclusion(LOSSES['ties'], -1.)])
+def test_numbers_out_of_range(call):
+    with pytest.raises(ValueError, match='got .*wanted'): call()
