@@ -208,7 +208,7 @@ class HalfBefore(Oracle):
 
 class ByChance(Oracle):
     "Each item with a probability by its loss, what was never seen is loaded: in a random order, whenever the sum of the probabilities passes a whole number"
-    correct = 0.
+    correct,joins = 0.,True
     def load(self, losses, everything, gen):
         known,n = [l for l in losses if l is not None],len(losses)
         p = [1. if l is None else self.chance(l, known) for l in losses]
@@ -216,7 +216,7 @@ class ByChance(Oracle):
         for i in order:
             if math.floor(total)<math.floor(total := total+p[i]): rows.append(i)
         weights = [p[i]**-self.correct if i in rows else 1. for i in range(n)]
-        if len(rows)%BS==1 and len(rows)<n: # another one comes along
+        if self.joins and len(rows)%BS==1 and len(rows)<n: # another one comes along
             u = torch.rand(n, generator=gen).tolist()
             rows.append(max({*range(n)}-{*rows}, key=lambda i: u[i]))
         return sorted(rows),[weights[i] for i in sorted(rows)]
@@ -244,14 +244,12 @@ class Prioritized(Oracle):
         for j,u in zip(rows[::2], torch.rand(n//2, generator=gen, dtype=torch.float64).tolist()): rows[j] = sum(s<=u*sums[-1] for s in sums[1:])
         return rows,[1/(n*(.5/n+.5*p[i])) for i in rows]
 
-class Stale(Cdf):
-    "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded, and what was never seen is"
+class Stale(Cdf, Favored):
+    "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded"
+    joins = False
     def steps(self, batches):
         self.history = []
         return super().steps(batches)
-    def load(self, losses, everything, gen):
-        drawn = set(self.draw([l or 0. for l in losses], [l for l in everything if l is not None], gen))
-        return ones(i for i,l in enumerate(losses) if i in drawn or l is None)
 
 class Importance(Oracle):
     "After the first batch of all, of two batches one in proportion to the loss, weighted by 1/(n p); of an epoch's last items as many as there are"
