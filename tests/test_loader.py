@@ -109,7 +109,7 @@ def test_methods_know_the_items_they_train(make, num_workers):
     quiet_fit(learn, 4 if num_workers==0 else 2)
     assert len(seen)>5 and all(x==idx for x,idx in seen)
 
-@pytest.mark.parametrize('make,share', [(lambda: StaleLossCallback(beta=2, n=100, seed=0), 1/3), (lambda: StaleLossCallback(beta=1, fresh=False, seed=0), 1/2), (lambda: RandomSubsetCallback(.3, before_loading=True), .3)])
+@pytest.mark.parametrize('make,share', [(lambda: StaleLossCallback(beta=2, n=100, seed=0), 1/3), (lambda: FavorHardCallback(beta=1, seed=0), 1/2), (lambda: RandomSubsetCallback(.3, before_loading=True), .3)])
 def test_left_out_items_are_not_read(make, share):
     "An epoch that keeps a third reads a third of the items"
     learn,ds = numbered_learner(make(), drop_last=False)
