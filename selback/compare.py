@@ -387,5 +387,6 @@ def main(
     if data in pictures: _show_pictures(data, names, runs, folder)
     measure = measure_of(runs)
     summary = summarize(runs, measure, factor, comparable(runs))
-    shown = _report(runs, summary, measure, factor, '{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]), out)
-    print(f'\n\n{shown.to_string()}\n\nWrote runs.csv, summary.csv, table.md, compare.png and compare.svg to {out}/.\n\n{verdict(summary, measure, factor)}')
+    shown = _report(runs, summary, measure, factor, '{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]).replace(' compute', " items' compute"), out)
+    more = ', compare.svg and what was learned (learned.png)' if data in pictures else ' and compare.svg'
+    print(f'\n\n{shown.to_string()}\n\nWrote runs.csv, summary.csv, table.md, compare.png{more} to {out}/.\n\n{verdict(summary, measure, factor)}')

@@ -1,7 +1,7 @@
 "The comparison: what runs cost, what it amounts to, the command"
 import runpy, sys
 
-import pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 from fastai.callback.core import Callback
 from fastai.data.external import URLs
 from helpers import *
@@ -213,6 +213,17 @@ def test_the_command(folder, capsys):
     runs,summary = pd.read_csv(out/'runs.csv'),pd.read_csv(out/'summary.csv')
     assert len(runs)==3 and {'arch','device','torch','fastai','lr','bs'}<=set(runs.columns) and len(summary)==3
     assert (out/'compare.png').stat().st_size>10000 and '<svg' in (out/'compare.svg').read_text() and '| `none` |' in (out/'table.md').read_text()
+
+def test_an_image_is_learned_pixel_by_pixel(tmp_path, capsys):
+    "And what each method has learned is drawn, at the end of its first run"
+    main(data='china', methods='none,favor_hard', compute=60_000, seeds=2, bs=1024, lr=4e-3, out=str(tmp_path))
+    runs,said = pd.read_csv(tmp_path/'runs.csv'),capsys.readouterr().out
+    last = runs[runs.seed==0].groupby('method').error.last()
+    assert 'learned.png' in said and (last<.05).all() and (runs.arch=='coordinate_net').all() and (tmp_path/'learned.png').stat().st_size>20_000
+    image = get_dls('china').train_ds
+    for method,error in last.items():
+        picture = torch.tensor(plt.imread(tmp_path/f'learned/{method}.png')[...,:3])
+        assert picture.shape==(*image.size, 3) and abs(float((picture.reshape(-1, 3)-image.colours.cpu()).square().mean())-error)<.1*error # colours end at 0 and 1
 
 def test_help(monkeypatch, capsys):
     "As `python -m selback.compare --help`, in this process"
