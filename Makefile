@@ -7,7 +7,8 @@ export PYTHONWARNINGS := ignore::FutureWarning
 
 .PHONY: demo test bench experiment notebooks docs readme clean
 
-demo: export OMP_NUM_THREADS = 1 # small networks gain little from two threads, and lose much beside other work
+# small networks gain little from two threads, and lose much beside other work
+demo: export OMP_NUM_THREADS = 1
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data china --bs 1024 --lr .004 --compute 1200000 --seeds 2 --out runs/china \
 		--methods "none,favor_hard(beta=2),prioritized_sampling(uniform=.25),selective_backprop"

@@ -17,7 +17,7 @@ from fastcore.meta import delegates
 from .cost import trial_step
 from .epochs import EpochSelection
 from .items import Items, take
-from .learner import autocast_of, base_loss, mixed_of, muted_hooks, take_mixed, true_output
+from .learner import autocast_of, base_loss, mixed_of, muted_hooks, output_loss, take_mixed, true_output
 from .loader import check_loader, pads
 from .losses import as_tensors, check_range, preserved
 from .policies import Chosen, at_least_two
@@ -105,13 +105,13 @@ def meet(self:SelectionCallback, batch)->bool:
 @patch
 def measure(self:SelectionCallback, batch, chosen_from):
     "Time the parts of a step on this batch"
-    loss_func = base_loss(self.learn)
-    def loss(pred, *yb): return loss_func(true_output(self.learn, pred), *yb)
+    loss = output_loss(self.learn)
     def trial(n):
         part = batch.take(slice(0, n))
         trial_step(self.model, loss, as_tensors(part.xb), as_tensors(part.yb), autocast_of(self.learn))
     def look(): return self.score(batch) if self.scored else None
-    with preserved(loss_func): self.tell_once('cost', self.meter.try_parts(len(batch), self.bs, trial, look, chosen_from, self.round_to))
+    with preserved(base_loss(self.learn)):
+        self.tell_once('cost', self.meter.try_parts(len(batch), self.bs, trial, look, chosen_from, self.round_to))
 @patch
 def would_keep(self:SelectionCallback, batch)->float:
     "The share of a batch that would be chosen"

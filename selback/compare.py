@@ -66,8 +66,10 @@ class CostLog(Callback):
     order = Recorder.order+5
     def __init__(self,
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
+        method=None, # Of which run
+        seed=None, # Of which run
     ):
-        self.watch,self.method,self.seed = watch or (lambda learn: {}),None,None # of which run
+        self.watch,self.method,self.seed = watch or (lambda learn: {}),method,seed
         self.rows,self._trained,self._selected,self._seconds,self._cpu,self._start = [],0,0,0.,0.,None
         self.compute = ComputeCount()
     def before_train(self): self._start,self._cpu_start = _now(),time.process_time()
@@ -267,8 +269,7 @@ def compare(
         bar.update(0)
     for i,(seed,method) in enumerate(todo):
         set_seed(seed, reproducible=True)
-        before,learn,log = learn.model,get_learner(),CostLog(watch)
-        log.method,log.seed = method,seed
+        before,learn,log = learn.model,get_learner(),CostLog(watch, method, seed)
         with counting(log.compute.count),counted_steps(): selection = made[method]() # it may prepare something
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')

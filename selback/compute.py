@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from .cost import trial_step
 from .epochs import EpochSelection
 from .flops import FlopCount, kind_of
-from .learner import autocast_of, base_loss, muted_hooks, true_output
+from .learner import autocast_of, base_loss, muted_hooks, output_loss
 from .losses import as_tensors, n_items, preserved
 from .scoring import counted, counting
 
@@ -49,12 +49,11 @@ class ComputeCount(Callback):
 
     def _try(self):
         "The same, by a trial step"
-        learn,loss_func,xb,yb = self.learn,base_loss(self.learn),as_tensors(self.xb),as_tensors(self.yb)
-        def loss(pred, *yb): return loss_func(true_output(learn, pred), *yb)
-        def step(): return trial_step(learn.model, loss, xb, yb, autocast_of(learn))
+        learn,xb,yb = self.learn,as_tensors(self.xb),as_tensors(self.yb)
+        def step(): return trial_step(learn.model, output_loss(learn), xb, yb, autocast_of(learn))
         if any(map(is_lazy, learn.model.parameters())): return
         try:
-            with counting(None),muted_hooks(learn),preserved(loss_func): return self.count.of(step, learn.model, xb, 3)[1]
+            with counting(None),muted_hooks(learn),preserved(base_loss(learn)): return self.count.of(step, learn.model, xb, 3)[1]
         except Exception: return # a callback prepares what the model wants
 
     def _settle(self):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['costs', 'words', 'factors', 'reach', 'best_within', 'against', 'last_epochs', 'costs_of', 'never_selected',
-           'is_random', 'is_control', 'summarize', 'table', 'speedup', 'on_ladder', 'interval', 'pareto', 'show_table',
+           'is_random', 'is_control', 'summarize', 'table', 'interval', 'speedup', 'on_ladder', 'pareto', 'show_table',
            'to_markdown', 'verdict', 'plot_runs']
 
 # %% ../nbs/46_findings.ipynb #ff8aaeed
@@ -116,6 +116,18 @@ def table(
     "Means over the seeds"
     return summary.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
 
+# %% ../nbs/46_findings.ipynb #461d3d26
+def interval(
+    values, # One number for each seed
+    level:float=.95, # Of the interval
+)->tuple: # Mean, low, high; the last two are NaN for a single seed
+    "The mean and its interval, by Student's t"
+    from scipy.stats import t
+    values = np.asarray(values, float)
+    n,mean = len(values),values.mean()
+    half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1) if n>1 else np.nan
+    return mean,mean-half,mean+half
+
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(
     summary:pd.DataFrame, # As `summarize` returns it
@@ -123,12 +135,10 @@ def speedup(
     level:float=.95, # Of the interval
 )->pd.DataFrame: # A row for each method: 'speedup', and 'low' and 'high', which are NaN for a single seed
     "How many times less than plain training a method needs, over the seeds that both ran"
-    from scipy.stats import t
     by = summary.pivot(index='seed', columns='method', values=to)
     logs = np.log(by.rdiv(by['none'], axis=0))
-    n,mean = logs.notna().sum(),logs.mean(skipna=False)
-    half = (logs.std(ddof=1)/np.sqrt(n)*t.ppf((1+level)/2, n-1)).where(n>1)
-    return pd.DataFrame(dict(speedup=np.exp(mean), low=np.exp(mean-half), high=np.exp(mean+half))).loc[summary.method.unique()].rename_axis('method')
+    rows = {method: np.exp(interval(logs[method], level)) for method in summary.method.unique()}
+    return pd.DataFrame.from_dict(rows, orient='index', columns=['speedup','low','high']).rename_axis('method')
 
 # %% ../nbs/46_findings.ipynb #2f32c2dd
 def on_ladder(
@@ -145,16 +155,6 @@ def on_ladder(
         return np.exp(np.interp(-run[measure], -values, costs))/run[cost],run[measure]-np.interp(np.log(run[cost]), costs, values)
     found = [compare_to(run) for _,run in ends.iterrows()]
     return ends.assign(**{'times less': [f for f,_ in found], 'vs plain': [d for _,d in found]})
-
-def interval(
-    values, # One number for each seed
-    level:float=.95, # Of the interval
-)->tuple: # Mean, low, high; the last two are NaN for a single seed
-    "The mean and its interval, by Student's t"
-    from scipy.stats import t
-    n = len(values)
-    half = np.std(values, ddof=1)/np.sqrt(n)*t.ppf((1+level)/2, n-1) if n>1 else np.nan
-    return np.mean(values),np.mean(values)-half,np.mean(values)+half
 
 # %% ../nbs/46_findings.ipynb #22da9967
 def pareto(

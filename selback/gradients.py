@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .cost import trial_step
 from .items import take
-from .learner import base_loss, true_output
+from .learner import base_loss, output_loss, true_output
 from .loader import check_loader, loader_of, longest_first
 from .losses import ItemLoss, as_tensors, check_range, preserved, separable_losses
 from .policies import random_k, top_k
@@ -23,11 +23,11 @@ from .views import by_quantile, tidy
 # %% ../nbs/23_gradients.ipynb #31aa38ca
 def _gradient(learn, xb, yb):
     "The gradient of the loss of a batch at all weights that train, one vector"
-    model,loss_func = unwrapped(learn.model),base_loss(learn)
+    model = unwrapped(learn.model)
     weights,flags = [p for p in model.parameters() if p.requires_grad],[(m, m.training) for m in model.modules()]
     if not weights: raise ValueError('gradient_similarity: got a model whose weights are all frozen, wanted some that train; call learn.unfreeze().')
     try:
-        with preserved(loss_func): grads = trial_step(model.train(), lambda pred, *yb: loss_func(true_output(learn, pred), *yb), xb, yb)
+        with preserved(base_loss(learn)): grads = trial_step(model.train(), output_loss(learn), xb, yb)
     finally:
         for m,training in flags: m.training = training
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().float().cpu() for p,g in zip(weights, grads)])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .losses import check_range
+from .losses import check_range, sum_dtype
 
 # %% ../nbs/02_policies.ipynb #2b26d0f1
 class Chosen(NamedTuple):
@@ -248,8 +248,7 @@ def include(
     if due is not None: prob[due] = 1.
     order = torch.randperm(len(loss), generator=generator, device=loss.device)
     start = torch.rand(1, generator=generator, device=loss.device)
-    wide = torch.float32 if loss.device.type=='mps' else torch.float64
-    passed = torch.cat([start, prob[order]]).to(wide).cumsum(0).floor()
+    passed = torch.cat([start, prob[order]]).to(sum_dtype(prob)).cumsum(0).floor()
     rows = order[passed.diff()>0].sort().values
     return Chosen(rows, prob[rows]**-correct if correct else None)
 
@@ -276,7 +275,7 @@ def mean_inclusion(
 )->Tensor: # 1-prune or 1, shape (n,)
     "Items with a loss below the mean are less likely than all others (Qin et al. 2024, InfoBatch)"
     if check_range('prune', prune, 0, 1)==1: raise ValueError('prune: got 1, wanted a number below 1.')
-    return torch.where(loss<loss.mean(dtype=torch.float64), 1-prune, 1.) # equal ones are never below their mean
+    return torch.where(loss<loss.mean(dtype=sum_dtype(loss)), 1-prune, 1.) # equal ones are never below their mean
 
 # %% ../nbs/02_policies.ipynb #10cd66bb
 def prune_easy(
@@ -294,8 +293,7 @@ def priorities(
 )->Tensor: # Shape (n,), of sum 1, float64
     "Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
     check_range('alpha', alpha, 0)
-    wide = torch.float32 if loss.device.type=='mps' else torch.float64
-    known,loss = loss.isfinite(),loss.to(wide).clamp(min=0)
+    known,loss = loss.isfinite(),loss.to(sum_dtype(loss)).clamp(min=0)
     highest = torch.where(known, loss, 0).amax() if len(loss) else loss.sum()
     weight = (torch.where(known, loss, highest)/torch.where(highest>0, highest, 1.))**alpha # of at most 1
     total = weight.sum()

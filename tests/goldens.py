@@ -11,7 +11,7 @@ from fastai.callback.mixup import MixUp
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
-from helpers import CpuAmp, class_data, dls_of, mlp
+from helpers import CPUMixedPrecision, class_data, dls_of, mlp
 from selback.all import (BatchLossFilterCallback, DropEasyCallback, FavorHardCallback, ImportanceSamplingCallback, InfoBatchCallback, PrioritizedSamplingCallback, RandomSubsetCallback,
     SelectiveBackpropCallback, StaleLossCallback, TopLossCallback)
 from torch import distributed as dist, nn
@@ -117,7 +117,7 @@ def trained(learn, cbs=(), **kwargs):
 
 def fit(make, variant):
     "The learners of a case, in order, after their training"
-    cbs = dict(mixup=[NumberedMixUp], bf16=[CpuAmp]).get(variant, [])
+    cbs = dict(mixup=[NumberedMixUp], bf16=[CPUMixedPrecision]).get(variant, [])
     learn = numbered_learner([*(o() for o in cbs), make(), Notes()], bs=BS//2 if variant=='ranks' else BS)
     if variant=='frozen': learn.freeze()
     if variant!='ranks': return [trained(learn)]

@@ -1,5 +1,6 @@
 "Small learners that train in milliseconds, and the methods under test"
 import random, warnings
+from collections import Counter
 from functools import partial
 
 import numpy as np, torch
@@ -15,6 +16,7 @@ from fastcore.foundation import L
 from selback.all import *
 from selback.callback import known_methods
 from selback.datasets import TensorItems
+from selback.experiments import CPUMixedPrecision
 from selback.losses import as_tensors, map_tensors
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -79,6 +81,21 @@ class Diary(Callback):
         losses,weight = cross_entropy(self.pred.detach(), self.y, reduction='none'),self.learn.selection.item_weight
         self.epochs[-1].append((numbers(self.x), [1.]*len(losses) if weight is None else weight.tolist(), losses.tolist()))
 
+def reads_and_runs(learn, n_epoch):
+    "How often each item is read in a fit, how often the model runs, and the diary's epochs; an epoch before it fills the memory"
+    read,runs = Counter(),[]
+    class Counted(TensorDataset):
+        def __getitem__(self, i):
+            read[int(i)] += 1
+            return super().__getitem__(i)
+    learn.dls.train.dataset.__class__ = Counted
+    learn.model.register_forward_hook(lambda *args: runs.append(1))
+    trained_only(learn, 1)
+    read.clear()
+    runs.clear()
+    epochs = trained_only(learn, n_epoch).diary.epochs
+    return read,len(runs),epochs
+
 def items_of(epoch): return [i for batch,*_ in epoch for i in batch]
 
 def by_hand(net, x, y, epochs, lr, ema=.9):
@@ -119,16 +136,6 @@ def regression_learner(seed=0):
     return synth_learner()
 
 LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, regression=regression_learner)
-
-class CpuAmp(MixedPrecision):
-    "fastai's mixed precision with autocast for the CPU"
-    name = 'mixed_precision'
-    def __init__(self): super().__init__('bf16')
-    def before_fit(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore') # it speaks of CUDA
-            super().before_fit()
-        self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
 
 def weights(learn): return {k: v.clone() for k,v in learn.model.state_dict().items()}
 

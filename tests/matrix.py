@@ -298,7 +298,7 @@ def pictures(task): return task in ('images','segmentation','weighted_pixels','d
 OTHERS = dict(
     none=([], [], FIT3), mixup_first=([lambda: MixUp(.4)], [], FIT2, lambda t: mixes(t) and t!='two_inputs' and t!='tabular'), mixup_last=([], [lambda: MixUp(.4)], FIT2, lambda t: mixes(t) and t not in ('two_inputs','tabular')),
     cutmix=([lambda: CutMix(1.)], [], FIT2, lambda t: t=='images'), cutmix_last=([], [lambda: CutMix(1.)], FIT2, lambda t: t=='images'),
-    mixed_precision=([CpuAmp], [], FIT2), mixed_precision_last=([], [CpuAmp], FIT2), accumulation=([lambda: GradientAccumulation(24)], [], FIT2),
+    mixed_precision=([CPUMixedPrecision], [], FIT2), mixed_precision_last=([], [CPUMixedPrecision], FIT2), accumulation=([lambda: GradientAccumulation(24)], [], FIT2),
     clip=([], [lambda: GradientClip(.1)], FIT2), channels_last=([ChannelsLast], [], FIT2, pictures), bn_freeze=([BnFreeze], [], FIT2),
     early_stopping=([lambda: EarlyStoppingCallback(min_delta=1e9, patience=1)], [], FIT3), save_model=([SaveModelCallback], [], FIT2),
     reduce_lr=([lambda: ReduceLROnPlateau(min_delta=1e9, patience=0)], [], FIT3), csv_logger=([CSVLogger], [], FIT2),

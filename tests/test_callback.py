@@ -210,7 +210,7 @@ def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
         order = SelectionCallback.order+1
         def after_pred(self): autocast.append(torch.is_autocast_enabled('cpu'))
         def after_batch(self): autocast.append(not torch.is_autocast_enabled('cpu'))
-    learn = table_learner(bs=32, cbs=[CpuAmp(), Spy(), cls(warmup=0, seed=0, **{ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback: dict(min_loss_perc=.5)}.get(cls, {}))])
+    learn = table_learner(bs=32, cbs=[CPUMixedPrecision(), Spy(), cls(warmup=0, seed=0, **{ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback: dict(min_loss_perc=.5)}.get(cls, {}))])
     quiet_fit(learn, 4)
     cb,steps = learn.selection,learn.selection.stats.query('trained>0')
     assert all(autocast) and len(autocast)==2*len(steps) and (steps.trained.sum()<4*100)==leaves_out(cls)
@@ -225,7 +225,7 @@ def test_scores_have_the_precision_of_training():
             out = self.net(x)
             self.seen.append((self.training, out.dtype))
             return out
-    learn = Learner(dls_of(*class_data()), Spy(), loss_func=CrossEntropyLossFlat(), cbs=CpuAmp()).top_loss(warmup=0)
+    learn = Learner(dls_of(*class_data()), Spy(), loss_func=CrossEntropyLossFlat(), cbs=CPUMixedPrecision()).top_loss(warmup=0)
     quiet_fit(learn, 1)
     assert set(learn.model.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
 
@@ -233,7 +233,7 @@ def test_scores_have_the_precision_of_training():
 def test_multiple_of(kwargs, wanted):
     learn = table_learner().batch_loss_filter(.01, **kwargs)
     assert learn.selection.round_to==wanted
-    learn.add_cb(CpuAmp())
+    learn.add_cb(CPUMixedPrecision())
     assert learn.selection.round_to==(wanted if kwargs else 8)
 
 # resolution and scores
@@ -524,7 +524,7 @@ def test_keeping_everything_makes_as_many_steps(cls, kwargs, amp):
 
 @functools.cache
 def steps_of(amp, *cbs):
-    learn = table_learner(n=32+(100 if amp else 129), bs=16 if amp else 32, cbs=[*cbs]+[CpuAmp()]*amp)
+    learn = table_learner(n=32+(100 if amp else 129), bs=16 if amp else 32, cbs=[*cbs]+[CPUMixedPrecision()]*amp)
     if not amp: learn.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     set_seed(0)
     return [float(o) for o in quiet_fit(learn, 2).recorder.losses]

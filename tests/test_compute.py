@@ -58,7 +58,7 @@ def frozen(learn):
 
 WAYS = dict(two_passes={}, bf16=dict(precision='bf16'), gather=dict(gather=True), presample=dict(gather=True, presample=3), stale=dict(scorer=lambda: ModelCopy(3)),
     average=dict(scorer=lambda: ModelCopy(3, decay=.5)), interrupt=dict(warmup=1, interrupt=2), noise_guard=dict(noise_quantile=.9))
-OTHERS = dict(autocast=CpuAmp, mixup=lambda: MixUp(.4), accumulation=lambda: GradientAccumulation(40))
+OTHERS = dict(autocast=CPUMixedPrecision, mixup=lambda: MixUp(.4), accumulation=lambda: GradientAccumulation(40))
 
 @pytest.mark.parametrize('way', [*WAYS,*OTHERS])
 def test_looks_at_full_cost(way):
@@ -120,7 +120,7 @@ class Halves(Callback):
     order,run_valid = 20,False
     def before_batch(self): self.learn.xb = tuple(F.interpolate(TensorImage(x), size=6) for x in self.xb)
 
-@pytest.mark.parametrize('cbs', [[], [CpuAmp]], ids=['float32','autocast'])
+@pytest.mark.parametrize('cbs', [[], [CPUMixedPrecision]], ids=['float32','autocast'])
 def test_items_that_are_resized_before_they_train_cost_less(cbs):
     def learner(): return image_learner(cbs=[top(), Halves(), *[cb() for cb in cbs]])
     compute,spy = counted_fit(learn := learner())

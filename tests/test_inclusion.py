@@ -174,19 +174,8 @@ def test_workers_load_the_same_items(method):
 
 def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     "Items are read once for each time that they train; the model runs once a step, and once to try the first batch"
-    read,runs = Counter(),[]
-    class Counted(TensorDataset):
-        def __getitem__(self, i):
-            read[int(i)] += 1
-            return super().__getitem__(i)
-    learn = learner(FavorHardCallback(beta=3, seed=0))
-    learn.dls.train.dataset.__class__ = Counted
-    learn.model.register_forward_hook(lambda *args: runs.append(1))
-    trained_only(learn, 1)
-    read.clear()
-    runs.clear()
-    epochs = trained_only(learn, 6).diary.epochs
-    assert read==Counter(sum(map(items_of, epochs), [])) and 100<read.total()<6*50 and len(runs)==sum(map(len, epochs))+1
+    read,runs,epochs = reads_and_runs(learner(FavorHardCallback(beta=3, seed=0)), 6)
+    assert read==Counter(sum(map(items_of, epochs), [])) and 100<read.total()<6*50 and runs==sum(map(len, epochs))+1
 
 @pytest.mark.parametrize('method', METHODS)
 def test_training_and_memory_are_those_of_a_loop_by_hand(method):

@@ -126,7 +126,7 @@ def test_scoring_leaves_no_trace(fail):
         assert pred.dtype==torch.float32 and not pred.requires_grad
     assert state()==before and same(weights, model.state_dict())
 
-SETTINGS = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CpuAmp()], frozen_bn=lambda: [BnFreeze()])
+SETTINGS = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CPUMixedPrecision()], frozen_bn=lambda: [BnFreeze()])
 
 @pytest.mark.parametrize('setting', SETTINGS)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
@@ -200,7 +200,7 @@ def small_learner(): return table_learner(n=64, n_valid=16) # three batches, and
 @functools.cache
 def left_by_fastai(other, interrupts): return left_behind(small_learner, [OTHER_CALLBACKS[other]()] if other else [], interrupts)
 
-OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CpuAmp, accumulation=lambda: GradientAccumulation(8))
+OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CPUMixedPrecision, accumulation=lambda: GradientAccumulation(8))
 INTERRUPTS = {ex: tuple((event, ex) for event in (EVENTS if ex in EXCEPTIONS else BATCH_EVENTS)) for ex in EXCEPTIONS+OTHERS}
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), ImportanceSamplingCallback: dict(tau=0, presample=2), InfoBatchCallback: dict(delta=1.)}
 def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in a fit of one epoch, in two steps at least
@@ -235,7 +235,7 @@ def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
             learn = table_learner()
             learn.model = Fails(True, 3)
             return learn
-        return left_behind(make, ([CpuAmp()] if amp else [])+cbs, [(None, None)])
+        return left_behind(make, ([CPUMixedPrecision()] if amp else [])+cbs, [(None, None)])
     plain = run([])
     assert plain==run([cls(warmup=0)]) and plain[0][3] is ZeroDivisionError
     learn = table_learner(cbs=[cls(warmup=0)]) # and one in the scoring pass leaves the flags, the gradients and autocast

@@ -289,7 +289,7 @@ def test_meters_check_what_they_get():
         with pytest.raises(ValueError, match='auto: got'): TopLossCallback(auto=bad)
 
 # with a learner
-SETTINGS = dict(plain=(lambda: [], 0), resting=(lambda: [], 1), amp=(lambda: [CpuAmp()], 0), amp_resting=(lambda: [CpuAmp()], 1),
+SETTINGS = dict(plain=(lambda: [], 0), resting=(lambda: [], 1), amp=(lambda: [CPUMixedPrecision()], 0), amp_resting=(lambda: [CPUMixedPrecision()], 1),
     mixup=(lambda: [MixUp(.4)], 1), accumulation=(lambda: [GradientAccumulation(24)], 0))
 
 @pytest.mark.parametrize('setting', SETTINGS)

@@ -232,19 +232,8 @@ def test_workers_load_the_same_items():
 
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     "Items are read once for each time that they train; the model runs once a step, and once to try the first batch"
-    read,runs = Counter(),[]
-    class Counted(TensorDataset):
-        def __getitem__(self, i):
-            read[int(i)] += 1
-            return super().__getitem__(i)
-    learn = learner(PrioritizedSamplingCallback(seed=0, warmup=1))
-    learn.dls.train.dataset.__class__ = Counted
-    learn.model.register_forward_hook(lambda *args: runs.append(1))
-    trained_only(learn, 1)
-    read.clear()
-    runs.clear()
-    epochs = trained_only(learn, 4).diary.epochs
-    assert read==Counter(sum(map(items_of, epochs), [])) and read.total()==400 and max(read.values())>4 and len(runs)==4*7+1
+    read,runs,epochs = reads_and_runs(learner(PrioritizedSamplingCallback(seed=0, warmup=1)), 4)
+    assert read==Counter(sum(map(items_of, epochs), [])) and read.total()==400 and max(read.values())>4 and runs==4*7+1
 
 @pytest.mark.parametrize('correct', [0., 1.])
 def test_training_and_memory_are_those_of_a_loop_by_hand(correct):

@@ -25,7 +25,7 @@ def trained(*cbs, n_epoch=1, **kwargs):
     return learn
 
 @pytest.mark.parametrize('cbs,sizes', [(lambda: [TopLossCallback(.5, warmup=0)], [8]*6+[2]), (lambda: [], [16]*6+[4]), (lambda: [TopLossCallback(.25, gather=True, warmup=0)], [16,12]),
-    (lambda: [CpuAmp(), TopLossCallback(.5, warmup=0)], [8]*6+[4]), (lambda: [SelectiveBackpropCallback(warmup=1)], [16]*6+[4])], ids=['top_loss','none','gathered','amp','warm-up'])
+    (lambda: [CPUMixedPrecision(), TopLossCallback(.5, warmup=0)], [8]*6+[4]), (lambda: [SelectiveBackpropCallback(warmup=1)], [16]*6+[4])], ids=['top_loss','none','gathered','amp','warm-up'])
 def test_a_step_is_made_with_its_share_of_the_rate(cbs, sizes):
     "Gathered: 4 items of each of 6 batches and one of the last, which fills up with its other 3"
     learn = trained(*cbs())

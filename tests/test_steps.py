@@ -22,7 +22,7 @@ ONE_PASS = [cls for cls in methods() if in_one_pass(cls)]
 def test_most_methods_can_choose_in_one_pass():
     assert {BatchLossFilterCallback,SelectiveBackpropCallback,StaleLossCallback,TopLossCallback,RandomSubsetCallback}<=set(ONE_PASS)
 
-MIXES = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CpuAmp()], accumulation=lambda: [GradientAccumulation(24)], amp_mixup=lambda: [CpuAmp(), MixUp(.4)])
+MIXES = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CPUMixedPrecision()], accumulation=lambda: [GradientAccumulation(24)], amp_mixup=lambda: [CPUMixedPrecision(), MixUp(.4)])
 
 def trained(mix, *cbs):
     learn = quiet_fit(table_learner(cbs=[*MIXES[mix](), *cbs]), 2)
@@ -83,7 +83,7 @@ def test_one_pass_trains_the_hardest_of_the_training_forward(mix):
     assert len(looks)==20
 
 def test_one_pass_looks_no_second_time_and_enters_no_autocast_again():
-    class Counts(CpuAmp):
+    class Counts(CPUMixedPrecision):
         def before_fit(self):
             super().before_fit()
             enter,self.n = self.autocast.__enter__,0
@@ -103,7 +103,7 @@ def test_nothing_chosen_in_one_pass_is_a_step_without_weight():
     class Grads(Callback):
         order,run_valid = 60,False
         def after_backward(self): self.learn.norms = [*getattr(self.learn, 'norms', []), sum(float(p.grad.abs().sum()) for p in self.model.parameters())]
-    learn = quiet_fit(table_learner(cbs=[Nothing(passes=1, warmup=0), Grads(), CpuAmp()]), 1)
+    learn = quiet_fit(table_learner(cbs=[Nothing(passes=1, warmup=0), Grads(), CPUMixedPrecision()]), 1)
     assert [n==0 for n in learn.norms]==[bool(i%2) for i in range(len(learn.norms))] and not torch.is_autocast_enabled('cpu')
     assert learn.selection.stats.kept.tolist()[:4]==[4,0,4,0]
 
@@ -185,7 +185,7 @@ def test_channels_last_stays():
 def test_batch_sizes_are_few_in_mixed_precision():
     sizes = {}
     for name,cb in dict(gathered=SelectiveBackpropCallback(warmup=0, seed=0), bucketed=BatchLossFilterCallback(.6, warmup=0, multiple_of=32), rounded=BatchLossFilterCallback(.6, warmup=0)).items():
-        learn = quiet_fit(table_learner(bs=64, n=32+640, drop_last=True, cbs=[CpuAmp(), cb]), 2)
+        learn = quiet_fit(table_learner(bs=64, n=32+640, drop_last=True, cbs=[CPUMixedPrecision(), cb]), 2)
         sizes[name] = [rows.trained[rows.trained>0].tolist() for _,rows in learn.selection.stats.groupby('epoch')]
     assert all(set(epoch[:-1])=={64} and 32<epoch[-1]<=64 for epoch in sizes['gathered']) # shorter only where nothing is left to fill it up
     assert set(sum(sizes['bucketed'], []))<={32,64} and all(n%8==0 for n in sum(sizes['rounded'], []))
