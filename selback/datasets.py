@@ -25,6 +25,7 @@ from fastai.vision.data import ImageDataLoaders, imagenet_stats
 from torch.nn import functional as F
 
 from .losses import check_range
+from .scoring import untouched
 
 # %% ../nbs/45_datasets.ipynb #a67135d0
 class TensorItems:
@@ -251,10 +252,8 @@ def learned(
     learn, # A `Learner` of an image's pixels
 ): # Shape (height, width, 3), between 0 and 1
     "The image, as its network knows it by now"
-    ds,was = learn.dls.train_ds,learn.model.training
-    with torch.no_grad(): image = learn.model.eval()(ds.places).float().clamp(0, 1).reshape(*ds.size, -1)
-    learn.model.train(was)
-    return image
+    ds = learn.dls.train_ds
+    with untouched(learn.model) as model: return model(ds.places).float().clamp(0, 1).reshape(*ds.size, -1)
 
 networks = dict(small_resnet=small_resnet, small_convnet=small_convnet, cifar_resnet18=cifar_resnet18, coordinate_net=CoordinateNet)
 

@@ -9,7 +9,7 @@ __all__ = ['ItemMemory']
 import torch
 from torch import Tensor
 
-from .losses import check_range
+from .losses import check_range, sum_dtype
 
 # %% ../nbs/06_memory.ipynb #64c9128b
 def _row_by_row(idx, losses, past, ema):
@@ -19,8 +19,7 @@ def _row_by_row(idx, losses, past, ema):
     first,last = torch.searchsorted(at, at),torch.searchsorted(at, at, right=True)-1
     new = past.isnan()
     weight = torch.where(new & (row==first), 1., 1-ema)*ema**(last-1-row)
-    wide = torch.float32 if idx.device.type=='mps' else torch.float64 # in which sums of any order round alike
-    earlier = torch.where(row<last, weight*losses, 0.).to(wide)
+    earlier = torch.where(row<last, weight*losses, 0.).to(sum_dtype(losses)) # in which sums of any order round alike
     smooth = torch.zeros_like(earlier).index_add_(0, first, earlier)[first] + torch.where(new & (first<last), 0., past*ema**(last-first))
     return at,losses[last],smooth.to(losses)
 
