@@ -218,5 +218,6 @@ def known_methods()->dict: # Classes by the name of their one-liner
     "Every method that has been imported"
     def below(cls):
         for c in cls.__subclasses__(): yield from (c, *below(c))
-    found = [c for c in below(EpochSelection) if c is not SelectionCallback and c.__name__[0]!='_' and not c.__name__.endswith('Selection')] # without bases
+    is_base = lambda c: c is SelectionCallback or c.__name__.endswith('Selection')
+    found = [c for c in below(EpochSelection) if not is_base(c) and c.__name__[0]!='_']
     return {camel2snake(c.__name__.removesuffix('Callback')): c for c in found}
