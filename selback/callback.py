@@ -28,7 +28,7 @@ from .scoring import ScoringPass
 # %% ../nbs/20_callback.ipynb #c84b8a72
 class SelectionCallback(EpochSelection):
     "Train each batch on the items that `choose` picks from their scores"
-    is_base,scored,counters = True,True,(*EpochSelection.counters,'has_selected')
+    scored,counters = True,(*EpochSelection.counters,'has_selected')
     @delegates(EpochSelection.__init__)
     def __init__(self,
         score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)` of one number per item
@@ -218,5 +218,6 @@ def known_methods()->dict: # Classes by the name of their one-liner
     "Every method that has been imported"
     def below(cls):
         for c in cls.__subclasses__(): yield from (c, *below(c))
-    found = [c for c in below(EpochSelection) if not vars(c).get('is_base') and c.__name__[0]!='_']
+    is_base = lambda c: c is SelectionCallback or c.__name__.endswith('Selection')
+    found = [c for c in below(EpochSelection) if not is_base(c) and c.__name__[0]!='_']
     return {camel2snake(c.__name__.removesuffix('Callback')): c for c in found}

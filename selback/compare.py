@@ -325,10 +325,8 @@ def _prepare(data, methods, arch, bs, cut):
     return list(dict.fromkeys(split_methods(methods))),get_learner,about
 
 def _keep_picture(folder, learn):
-    "Write what a network has learned of an image to a folder, at the end of a method's first run"
-    if learn.cost_log.seed!=0 or learn.pct_train<1-1e-6: return {}
-    image = learned(learn)
-    plt.imsave(folder/f'{learn.cost_log.method}.png', image.cpu().numpy())
+    "Write what a network has learned of an image to a folder, in a method's first run"
+    if learn.cost_log.seed==0: plt.imsave(folder/f'{learn.cost_log.method}.png', learned(learn).cpu().numpy())
     return {}
 
 def _show_pictures(data, methods, runs, folder):

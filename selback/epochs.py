@@ -31,7 +31,7 @@ from .window import Window, value_at
 # %% ../nbs/19_epochs.ipynb #27e4cf11
 class EpochSelection(Selection):
     "Train each epoch on the items that `choose_items` picks before they are loaded"
-    counters,scored = ('epochs_done',),False # is each batch scored?
+    counters,scored,keeps_suspects = ('epochs_done',),False,False # is each batch scored? do suspected label errors train?
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
@@ -127,7 +127,7 @@ def draw(self:EpochSelection):
         'of as many items, and what is remembered of each item goes on. If they are other items, attach a new selection.')
     def choose(idxs):
         if self.window.is_on(self.pct_train, self.epochs_done, self.epoch) and not self.meter.is_aside: return self.choose_items(idxs)
-    dl = self.tracker.begin_epoch(self.dl, choose, self.device, self.ranks, self.generator)
+    dl = self.tracker.begin_epoch(self.dl, choose, self.device, self.ranks, self.generator, self.keeps_suspects)
     if self.tracker.left_out is not None: self.report.left_out(*self.tracker.left_out)
     return dl
 

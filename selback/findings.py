@@ -146,15 +146,15 @@ def on_ladder(
     ladder:pd.DataFrame, # The same of plain training on several budgets
     measure:str='error', # A column: 'valid_loss' or 'error'
     cost:str='compute', # A column
-)->pd.DataFrame: # `ends` with two more columns
-    "Times less: how many times the cost of a run plain training of its seed needs to be as good; 'vs plain': its measure less that of plain training at its cost"
+)->pd.DataFrame: # `ends` with 'times less', plain training's cost as a multiple of the run's, NaN below the lowest rung, and 'difference', the run's measure less plain training's
+    "What plain training of the same seed needs to be as good as each run, and how good it is at the run's cost"
     rungs = {seed: rs.sort_values(cost) for seed,rs in ladder.groupby('seed')}
     def compare_to(run):
         rs = rungs[run.seed]
-        costs,values = np.log(rs[cost]),rs[measure].cummin()
-        return np.exp(np.interp(-run[measure], -values, costs))/run[cost],run[measure]-np.interp(np.log(run[cost]), costs, values)
+        at,values = np.log(rs[cost]),rs[measure].cummin()
+        return np.exp(np.interp(-run[measure], -values, at, left=np.nan))/run[cost],run[measure]-np.interp(np.log(run[cost]), at, values)
     found = [compare_to(run) for _,run in ends.iterrows()]
-    return ends.assign(**{'times less': [f for f,_ in found], 'vs plain': [d for _,d in found]})
+    return ends.assign(**{'times less': [f for f,_ in found], 'difference': [d for _,d in found]})
 
 # %% ../nbs/46_findings.ipynb #22da9967
 def pareto(

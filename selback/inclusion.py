@@ -11,14 +11,11 @@ from fastcore.meta import delegates
 from .epochs import EpochSelection
 from .losses import check_range
 from .policies import include
-from .tracking import ItemTracker
 from .window import check_schedule
 
 # %% ../nbs/24_inclusion.ipynb #1f20767b
 class InclusionSelection(EpochSelection):
     "Load each item with a probability of its own, by its last training loss, without replacement"
-    is_base = True
-
     @delegates(EpochSelection.__init__)
     def __init__(self,
         ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
@@ -27,9 +24,8 @@ class InclusionSelection(EpochSelection):
         **kwargs
     ):
         super().__init__(**kwargs)
-        if ema is not None: self.tracker = ItemTracker(self.tracker.noise_quantile, ema)
-        self.tracker.fills = True # whatever is sure to be loaded is
-        self.ema,self.max_rest = ema,check_range('max_rest', max_rest, 0, whole=True)
+        self.tracker.smooth(ema)
+        self.max_rest = check_range('max_rest', max_rest, 0, whole=True)
         self.correct = check_schedule('correct', correct, 0)
 
     def inclusion(self, loss):
@@ -37,6 +33,5 @@ class InclusionSelection(EpochSelection):
         raise NotImplementedError(f'{type(self).__name__} needs a method `inclusion(self, loss)` that returns a probability for each loss.')
 
     def choose_items(self, idxs):
-        loss = (self.memory.loss if self.ema is None else self.memory.ewma)[idxs]
         due = self.memory.rested[idxs]>self.max_rest if self.max_rest else None
-        return include(loss, self.inclusion, self.scheduled(self.correct), self.generator, due)
+        return include(self.tracker.losses[idxs], self.inclusion, self.scheduled(self.correct), self.generator, due)

@@ -135,14 +135,15 @@ class Draws:
         seed:int|None=None, # Of the draws; None: PyTorch's
     ):
         self.seed = None if seed is None else check_range('seed', seed, 0, 2**63-1, whole=True)
-        self._generator,self._saved = None,None
+        self._generator,self._device,self._saved = None,None,None
     def on(self,
         device='cpu', # Where it draws
     )->torch.Generator:
         "The generator for a device"
-        if self._generator is None or self._generator.device!=torch.device(device):
+        device = torch.device(device) # a generator's own has an index, 'cuda:0' for 'cuda'
+        if self._generator is None or self._device!=device:
             seed = torch.initial_seed() if self.seed is None else self.seed
-            self._generator = torch.Generator(device).manual_seed(seed ^ 0x5e1bac) # not the stream that training draws from
+            self._generator,self._device = torch.Generator(device).manual_seed(seed ^ 0x5e1bac),device # not the stream that training draws from
             if self._saved is not None: self._generator.set_state(self._saved)
         return self._generator
     def state_dict(self):
@@ -338,10 +339,10 @@ def prioritized_epoch(
     if allowed is not None and bool(allowed.any()):
         p = torch.where((p*allowed).sum()>0, p, 1.)*allowed
         p = p/p.sum()
-    rows = torch.arange(len(loss), device=loss.device)
-    rows[~own] = _draw(p, int((~own).sum()), generator) if len(p) else rows[~own]
-    if not check_range('correct', correct, 0) or uniform==1: return Chosen(rows)
-    q = uniform/len(p)+(1-uniform)*p # how often an item comes on the average, as a share
+    rows,n_drawn = torch.arange(len(loss), device=loss.device),int((~own).sum())
+    if n_drawn: rows[~own] = _draw(p, n_drawn, generator)
+    if not check_range('correct', correct, 0) or not n_drawn: return Chosen(rows)
+    q = own.sum()/len(p)**2+n_drawn/len(p)*p # how often an item comes on the average, as a share
     weight = torch.where(q>0, len(p)*q, 1.)**-correct
     return Chosen(rows, (weight/(q*weight).sum())[rows].float())
 
@@ -371,14 +372,13 @@ def avoid_singleton_batch(
     n_ranks:int=1, # Processes that share the items in turn
     drop_last:bool=False, # Does the loader leave out a last batch that is not full?
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
-    fill:bool=False, # Does one that is left over get company? It is left out where no other may be loaded
-)->Tensor: # Positions of two items at least for each process, and none left over
+)->Tensor: # Positions of two items at least for each process, and none left over unless all are loaded
     "The items to load without a batch that has a single one"
-    n,least = len(allowed),min(2*n_ranks, len(allowed))
+    n,least = len(allowed),2*n_ranks
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
-    is_over,filled = each%bs==1 and len(rows)<n and not drop_last,min(each*n_ranks+1, n)
-    if fill and is_over and int(allowed.index_fill(0, rows, False).sum())>=filled-len(rows): least = max(least, filled)
-    if len(rows)<least:
-        first = (torch.rand(n, generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
-        return torch.cat([rows, first.topk(least-len(rows)).indices]).sort().values
-    return rows[:(each-1)*n_ranks] if is_over else rows
+    is_over = each%bs==1 and len(rows)<n and not drop_last
+    wanted = min(max(least, each*n_ranks+1 if is_over else 0), n)
+    if is_over and len(rows)>=least and int(allowed.index_fill(0, rows, False).sum())<wanted-len(rows): return rows[:(each-1)*n_ranks]
+    if len(rows)>=wanted: return rows
+    first = (torch.rand(n, generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
+    return torch.cat([rows, first.topk(wanted-len(rows)).indices]).sort().values

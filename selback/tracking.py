@@ -26,9 +26,16 @@ class ItemTracker:
     ):
         self.noise_quantile = None if noise_quantile is None else check_range('noise_quantile', noise_quantile, 0, 1, above=True)
         ItemMemory(1, ema=ema) # checks it
-        self.ema,self.notes,self.ranks,self.drops_suspects,self.fills = ema,notes,Ranks(),True,False
+        self.ema,self.is_smooth,self.notes,self.ranks = ema,False,notes,Ranks()
         self.memory,self.dataset_id,self.picks_by_epoch = None,None,()
         self.idxs,self.chosen,self.weights,self.left_out = None,False,None,None # of this epoch
+    def smooth(self, ema):
+        "Have smoothed losses to choose by, unless `ema` is None"
+        if ema is not None: self.ema,self.is_smooth = ItemMemory(1, ema=ema).ema,True
+    @property
+    def losses(self):
+        "What to choose by: the last loss of each dataset item, or a smoothed one"
+        return self.memory.ewma if self.is_smooth else self.memory.loss
     def is_other(self, n, dataset_id)->bool:
         "Is it another dataset of as many items as are remembered?"
         return self.memory is not None and len(self.memory)==n and self.dataset_id not in (None, dataset_id)
@@ -42,7 +49,7 @@ class ItemTracker:
 
 # %% ../nbs/15_tracking.ipynb #fc1098b9
 @patch
-def begin_epoch(self:ItemTracker, dl, choose=lambda idxs: None, device='cpu', ranks=Ranks(), generator=None):
+def begin_epoch(self:ItemTracker, dl, choose=lambda idxs: None, device='cpu', ranks=Ranks(), generator=None, keeps_suspects=False):
     "Draw the items of an epoch, and load the chosen ones only"
     inner = check_loader(dl)
     self.chosen,self.weights,self.left_out,self.idxs = False,None,None,None
@@ -52,21 +59,21 @@ def begin_epoch(self:ItemTracker, dl, choose=lambda idxs: None, device='cpu', ra
     self.ranks = ranks
     def to_load(idxs):
         idxs = idxs.to(device)
-        rows,weights = ranks.first(self._choice(idxs, choose, inner, generator))
+        rows,weights = ranks.first(self._choice(idxs, choose, inner, generator, keeps_suspects))
         return torch.arange(len(idxs)) if rows is None else self._leave_out(idxs, rows.to(device), weights).cpu()
     dl,idxs = epoch_items(dl, to_load)
     self.idxs = idxs.to(device)
     ranks.remember(self.memory)
     return dl
 @patch
-def _choice(self:ItemTracker, idxs, choose, dl, generator):
+def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     "Which positions in `idxs` are loaded, and the weight of each dataset item, None if there is no choice"
     chosen = choose(idxs)
     if chosen is None: return None,None
     allowed = ~self.memory.suspects[idxs]
     weights = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.rows], chosen.weight)
-    rows = chosen.rows if self.noise_quantile is None or not self.drops_suspects else chosen.rows[allowed[chosen.rows]]
-    return avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator, self.fills),weights
+    rows = chosen.rows if self.noise_quantile is None or keeps_suspects else chosen.rows[allowed[chosen.rows]]
+    return avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator),weights
 
 # %% ../nbs/15_tracking.ipynb #98730b63
 @patch
@@ -74,7 +81,7 @@ def _leave_out(self:ItemTracker, idxs, rows, weights):
     "Note what is loaded, and what is not"
     self.chosen,self.weights = True,None if weights is None else weights.to(idxs.device)
     out,loss = torch.ones_like(idxs, dtype=torch.bool).index_fill_(0, rows, False),self.memory.loss
-    self.left_out = loss[idxs[out][:len(idxs)-len(rows)]],loss[idxs],rows # fewer, where others come twice
+    self.left_out = loss[idxs[out][:max(0, len(idxs)-len(rows))]],loss[idxs],rows # with repeats, as many as the epoch is short of
     return rows
 @patch
 def of_batch(self:ItemTracker, i, bs, n):

@@ -208,7 +208,7 @@ class HalfBefore(Oracle):
 
 class ByChance(Oracle):
     "Each item with a probability by its loss, what was never seen is loaded: in a random order, whenever the sum of the probabilities passes a whole number"
-    correct,joins = 0.,True
+    correct = 0.
     def load(self, losses, everything, gen):
         known,n = [l for l in losses if l is not None],len(losses)
         p = [1. if l is None else self.chance(l, known) for l in losses]
@@ -216,7 +216,7 @@ class ByChance(Oracle):
         for i in order:
             if math.floor(total)<math.floor(total := total+p[i]): rows.append(i)
         weights = [p[i]**-self.correct if i in rows else 1. for i in range(n)]
-        if self.joins and len(rows)%BS==1 and len(rows)<n: # another one comes along
+        if len(rows)%BS==1 and len(rows)<n: # another one comes along
             u = torch.rand(n, generator=gen).tolist()
             rows.append(max({*range(n)}-{*rows}, key=lambda i: u[i]))
         return sorted(rows),[weights[i] for i in sorted(rows)]
@@ -246,7 +246,6 @@ class Prioritized(Oracle):
 
 class Stale(Cdf, Favored):
     "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded"
-    joins = False
     def steps(self, batches):
         self.history = []
         return super().steps(batches)

@@ -215,10 +215,11 @@ def test_numbers_follow_schedules():
     loss = losses_of(learn).tolist()
     epochs,orders = followed(learn, 8, lr=0.)
     for e,(epoch,order) in list(enumerate(zip(epochs, orders, strict=True)))[1:]:
-        q = e/800+(1-e/8)*torch.tensor(shares(loss, e/4))
+        own = int(100*e/8)/100 # of whole positions
+        q = own/100+(1-own)*torch.tensor(shares(loss, e/4))
         w = (1/(100*q))**(e/8)
         w = w/(q*w).sum()
-        assert all(i==o for i,o,own in zip(items_of(epoch), order, mixed(100, e/8)) if own) and len(set(items_of(epoch)))<100
+        assert all(i==o for i,o,kept in zip(items_of(epoch), order, mixed(100, e/8)) if kept) and len(set(items_of(epoch)))<100
         for batch,weight,_ in epoch: assert weight==pytest.approx(w[batch].tolist(), rel=1e-4)
 
 @pytest.mark.parametrize('drop_last', [False, True])

@@ -18,7 +18,7 @@ from ..window import check_schedule
 # %% ../../nbs/methods/39_prioritized_sampling.ipynb #0c4774e6
 class PrioritizedSamplingCallback(EpochSelection):
     "Draw a part of each epoch in proportion to loss^alpha, by the last training loss, with replacement (Schaul et al. 2016)"
-    keeps_all = dict(uniform=1.), # settings that leave nothing out
+    keeps_suspects,keeps_all = True,(dict(uniform=1.),) # suspects come in the epoch's own order, so that they can be cleared; settings that leave nothing out
 
     @delegates(EpochSelection.__init__)
     def __init__(self,
@@ -26,16 +26,17 @@ class PrioritizedSamplingCallback(EpochSelection):
         uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
         warmup:int=2, # Epochs of full batches since the callback was attached
+        ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
         self.alpha,self.uniform = check_schedule('alpha', alpha, 0),check_schedule('uniform', uniform, 0, 1)
         self.correct = check_schedule('correct', correct, 0)
-        self.tracker.drops_suspects = False # they come in the epoch's own order, so that they can be cleared
+        self.tracker.smooth(ema)
 
     def choose_items(self, idxs):
         allowed,(alpha,uniform,correct) = self.tracker.allowed(idxs),map(self.scheduled, (self.alpha, self.uniform, self.correct))
-        if uniform<1: return prioritized_epoch(self.memory.loss[idxs], alpha, uniform, correct, self.generator, allowed)
+        if uniform<1: return prioritized_epoch(self.tracker.losses[idxs], alpha, uniform, correct, self.generator, allowed)
 
 # %% ../../nbs/methods/39_prioritized_sampling.ipynb #97c71d13
 @patch
@@ -45,7 +46,8 @@ def prioritized_sampling(self:Learner,
     uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
     correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
     warmup:int=2, # Epochs of full batches since the callback was attached
+    ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
     **kwargs
 )->Learner: # The learner
     "Train in part on items drawn by their last loss"
-    return set_selection(self, PrioritizedSamplingCallback(alpha, uniform, correct, warmup, **kwargs))
+    return set_selection(self, PrioritizedSamplingCallback(alpha, uniform, correct, warmup, ema, **kwargs))

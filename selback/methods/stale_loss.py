@@ -15,7 +15,6 @@ from ..attach import set_selection
 from ..losses import check_range
 from .selective_backprop import SelectiveBackpropCallback
 from ..policies import include, rank_inclusion
-from ..tracking import ItemTracker
 
 # %% ../../nbs/methods/32_stale_loss.ipynb #69a8ace0
 class StaleLossCallback(SelectiveBackpropCallback):
@@ -31,8 +30,8 @@ class StaleLossCallback(SelectiveBackpropCallback):
         **kwargs
     ):
         super().__init__(beta, **kwargs | dict(track_items=True))
-        if ema is not None: self.tracker = ItemTracker(self.tracker.noise_quantile, ema)
-        self.n,self.ema = check_range('n', n, 1, whole=True),ema
+        self.tracker.smooth(ema)
+        self.n = check_range('n', n, 1, whole=True)
         self.meter.method = dict(score_share=1/n, skips_loading=True)
         self.epochs_since_scored,self.scores_epoch = None,False # are all items scored in this epoch?
         if self.scorer.score!='loss' and not self.scorer.needs_items: raise ValueError(f'score: got {self.scorer.score!r}, but stored losses '
@@ -40,7 +39,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
 
     def choose_items(self, idxs):
         if self.scores_epoch: return
-        stored = self.memory.loss if self.ema is None else self.memory.ewma
+        stored = self.tracker.losses
         if self.scorer.score!='loss': stored = self.scorer.score.of_items(stored, torch.arange(len(stored), device=stored.device))
         return include(stored[idxs], lambda loss: rank_inclusion(loss, self.scheduled(self.beta)), generator=self.generator)
 
