@@ -10,6 +10,7 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
 # %% ../nbs/50_compare.ipynb #41eb7439
 import ast, math, platform, re, sys, time
 from functools import partial
+from numbers import Real
 from pathlib import Path
 
 from .datasets import TensorItems, get_dls, get_model, learned, pictures, small_resnet # first, since it imports fastai quietly
@@ -197,7 +198,7 @@ def _finished(path, about, methods, seeds):
 # %% ../nbs/50_compare.ipynb #581c9726
 def _seeds(seeds):
     "The seeds themselves"
-    if isinstance(seeds, (int,float)): return range(check_range('seeds', seeds, 1, whole=True))
+    if isinstance(seeds, Real): return range(check_range('seeds', seeds, 1, whole=True))
     seeds = [check_range('seeds', s, 0, whole=True) for s in seeds]
     if not seeds or len(set(seeds))<len(seeds): raise ValueError(f'seeds: got {seeds}, wanted one at least, each once.')
     return seeds
@@ -260,7 +261,7 @@ def compare(
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
     if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
     made,epochs,seeds,budget,lr_at,about,runs = _study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, kwargs)
-    todo,is_exact = _missing(runs, made, seeds),True
+    todo,is_exact,failed = _missing(runs, made, seeds),True,None
     if todo: # an untimed piece of a run wakes up the machine
         _check_learner(learn := get_learner())
         _train(learn, [CostLog(watch)], 1, ('items', 20*n_items(learn.dls.one_batch())), lr_at, lr)
@@ -276,13 +277,15 @@ def compare(
         if selection is not None: learn.add_cb(selection)
         _train(learn, [log, _Progress(bar, 100*i, f'{method[:18]}, seed {seed}')], epochs, budget, lr_at, lr)
         if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
-        is_exact = is_exact and log.compute.is_exact
+        is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
         new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
         runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
         if path is not None: _write(runs, path)
     if todo: bar.on_iter_end()
     runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
-    if not is_exact: print('compute: some operations are not counted; a look by these counts as a third of a training step.')
+    if not is_exact:
+        why = f'a trial step failed with {type(failed).__name__}: {failed}' if failed else 'some operations are not counted'
+        print(f'compute: {why}; such a look counts as a third of a training step.')
     for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)

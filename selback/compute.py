@@ -25,7 +25,7 @@ class ComputeCount(Callback):
     order,run_valid = EpochSelection.order-.5,False # a batch is as the selection sees it
     def __init__(self):
         self.count,self.items = FlopCount(),0.
-        self._others,self._unknown,self._costs,self._loaded,self._trains = 0.,0,{},None,None
+        self._others,self._unknown,self._costs,self._loaded,self._trains,self.failed = 0.,0,{},None,None,None
 
     def before_batch(self):
         kind = kind_of(self.model, self.xb, 3)
@@ -54,7 +54,7 @@ class ComputeCount(Callback):
         if any(map(is_lazy, learn.model.parameters())): return
         try:
             with counting(None),muted_hooks(learn),preserved(base_loss(learn)): return self.count.of(step, learn.model, xb, 3)[1]
-        except Exception: return # a callback prepares what the model wants
+        except Exception as e: self.failed = e # a callback prepares what the model wants
 
     def _settle(self):
         "Add what else was computed, in the unit of the batch it was done for; what comes before the first step waits for that"

@@ -24,7 +24,7 @@ class _Operations(TorchDispatchMode):
         self.names.add(str(func))
         return func(*args, **(kwargs or {}))
 
-_uncounted = re.compile('rnn|lstm|gru|quantized|trilinear|native_multi_head_attention|transformer_encoder_layer') # what `FlopCounterMode` takes to cost nothing
+_uncounted = re.compile('rnn|lstm|gru|quantized|_trilinear\\.|native_multi_head_attention|transformer_encoder_layer') # what `FlopCounterMode` takes to cost nothing
 
 def count_flops(
     run, # A function without arguments

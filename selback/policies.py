@@ -212,18 +212,18 @@ def random_k(
 def importance_sample(
     scores:Tensor, # One score per item, at least 0, shape (n,)
     count:int, # How many to draw
-    bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
+    correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
 )->Chosen: # With replacement, so with repeats; uniform where the scores are not positive numbers
     "Items drawn in proportion to their score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)"
-    check_range('bias', bias, 0)
+    check_range('correct', correct, 0)
     total = scores.sum()
     usable = total.isfinite() & (total>0) & (scores>=0).all()
     p = torch.where(usable, scores/total, 1/len(scores))
     rows = torch.multinomial(p, check_range('count', count, 1, whole=True), replacement=True, generator=generator).sort().values
-    if not bias: return Chosen(rows)
+    if not correct: return Chosen(rows)
     weight,drawn = 1/(len(scores)*p[rows]),p[rows]
-    return Chosen(rows, weight if bias==1 else weight**bias * (weight*drawn).sum()/(weight**bias*drawn).sum())
+    return Chosen(rows, weight if correct==1 else weight**correct * (weight*drawn).sum()/(weight**correct*drawn).sum())
 
 # %% ../nbs/02_policies.ipynb #1d73268b
 def variance_gain(
@@ -266,7 +266,7 @@ def step_inclusion(
     quantile:float=.6, # Share of the items that count as easy, 0 to 1
     drop:float=.6, # Share of the easy items that is left out, 0 to 1
 )->Tensor: # 1-drop or 1, shape (n,)
-    "A share of the easiest items is less likely than all others"
+    "A share of the easiest items, those with a mid-rank below `quantile`, is less likely than all others"
     check_range('quantile', quantile, 0, 1)
     return torch.where(mid_rank(loss, loss)<quantile, 1-check_range('drop', drop, 0, 1), 1.)
 
@@ -307,7 +307,9 @@ def prioritized(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
 )->Chosen: # With replacement, so with repeats, in the order of the draws
     "Items drawn in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
-    return Chosen(_draw(priorities(loss, alpha), check_range('n', n, 0, whole=True), generator))
+    p = priorities(loss, alpha)
+    if check_range('n', n, 0, whole=True) and not len(p): raise ValueError(f'prioritized: got no items to draw {n} from, wanted one at least.')
+    return Chosen(_draw(p, n, generator) if n else p.new_zeros(0, dtype=torch.int64))
 
 def _draw(p, n, generator):
     "`n` rows drawn in proportion to `p`"

@@ -339,6 +339,20 @@ def test_what_is_not_counted_is_said_once(capsys):
     study(['top_loss(keep=.5,warmup=0)'], epochs=1)
     assert said not in capsys.readouterr().out
 
+class WithExtra(Callback):
+    "Gives the model what it cannot do without, after the count's trial and before a selection's look"
+    order = ComputeCount.order+.2
+    def before_batch(self): self.learn.xb = *self.xb,torch.zeros(len(self.y), 1)
+
+class Needy(torch.nn.Module):
+    def __init__(self): super().__init__(); self.net = mlp()
+    def forward(self, x, extra): return self.net(x)+extra
+
+def test_a_trial_that_fails_says_why(capsys):
+    def needy(): return Learner(learner_of().dls, Needy(), loss_func=CrossEntropyLossFlat(), metrics=error, cbs=WithExtra())
+    compare(needy, ['none','top_loss(keep=.5,warmup=0)'], epochs=1, seeds=1, plot=False)
+    assert "a trial step failed with TypeError" in capsys.readouterr().out
+
 # who selected
 def test_who_selected_is_told_by_steps(capsys):
     methods = ['none','prioritized_sampling(warmup=0,uniform=.5)','top_loss(keep=.5,warmup=9)','top_loss(keep=1.,warmup=0)','stale_loss(warmup=1)']

@@ -113,18 +113,18 @@ def test_random_k(s, keep, multiple, seed):
     assert idx==check_rows(random_k(torch.zeros(len(s)), keep, gen(seed), multiple), len(s)) # the scores don't matter
 
 @given(positive(dtype=torch.float32), st.integers(1, 30), st.floats(0, 2), seeds)
-def test_importance_sample(s, count, bias, seed):
-    chosen,n = importance_sample(s, count, bias, gen(seed)),len(s)
+def test_importance_sample(s, count, correct, seed):
+    chosen,n = importance_sample(s, count, correct, gen(seed)),len(s)
     values = s.double().tolist()
     p = [v/sum(values) for v in values] if sum(values)>0 else [1/n]*n
     assert chosen.rows.tolist()==sorted(chosen.rows.tolist()) and len(chosen.rows)==count and all(p[i]>0 for i in chosen.rows.tolist())
     drawn = [p[i] for i in chosen.rows.tolist()]
     unbiased = [1/(n*q) for q in drawn]
-    if not bias:
+    if not correct:
         assert chosen.weight is None
         return
-    scale = sum(w*q for w,q in zip(unbiased, drawn))/sum(w**bias*q for w,q in zip(unbiased, drawn))
-    wanted = [w**bias*(1. if bias==1 else scale) for w in unbiased]
+    scale = sum(w*q for w,q in zip(unbiased, drawn))/sum(w**correct*q for w,q in zip(unbiased, drawn))
+    wanted = [w**correct*(1. if correct==1 else scale) for w in unbiased]
     assume(max(wanted)<1e20)
     torch.testing.assert_close(chosen.weight.double(), torch.tensor(wanted).double(), rtol=2e-3, atol=1e-6)
 

@@ -367,7 +367,7 @@ def test_schedules():
 
 @pytest.mark.parametrize('call', [lambda: TopLossCallback(keep=lambda pct: 1-pct), lambda: SelectiveBackpropCallback(beta=lambda pct: -pct), lambda: InfoBatchCallback(prune=lambda pct: 2*pct),
     lambda: BatchLossFilterCallback(min_loss_perc=lambda pct: 1+pct), lambda: InfoBatchCallback(prune=1.), lambda: InfoBatchCallback(delta=1.5), lambda: StaleLossCallback(n=0),
-    lambda: StaleLossCallback(n=1.5), lambda: StaleLossCallback(beta=-1), lambda: ImportanceSamplingCallback(presample=0), lambda: ImportanceSamplingCallback(bias=-1),
+    lambda: StaleLossCallback(n=1.5), lambda: StaleLossCallback(beta=-1), lambda: ImportanceSamplingCallback(presample=0), lambda: ImportanceSamplingCallback(correct=-1),
     lambda: ImportanceSamplingCallback(tau=-1), lambda: TopLossCallback(noise_quantile=0), lambda: TopLossCallback(noise_quantile=2), lambda: RandomSubsetCallback(0, before_loading=True)])
 def test_numbers_and_schedules_are_checked_when_the_callback_is_made(call):
     with pytest.raises(ValueError, match='got'): call()

@@ -34,6 +34,11 @@ def test_items_are_drawn_as_often_as_the_power_of_their_loss_says(losses, alpha)
     drawn = torch.bincount(prioritized(torch.tensor(losses), n, alpha, gen()).rows, minlength=len(losses))/n
     assert ((drawn-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
 
+def test_nothing_to_draw_from():
+    empty = torch.zeros(0)
+    with pytest.raises(ValueError, match='got no items to draw 3 from'): prioritized(empty, 3)
+    assert prioritized(empty, 0).rows.tolist()==prioritized(torch.ones(2), 0).rows.tolist()==prioritized_epoch(empty).rows.tolist()==[]
+
 def test_draws_are_independent():
     "Also of each other's place in the epoch: each position is drawn alike"
     loss,counts = torch.tensor([1.,2.,5.]),torch.zeros(6, 3)

@@ -26,7 +26,7 @@ class ImportanceSamplingCallback(SelectionCallback):
     @delegates(SelectionCallback.__init__, but=['gather','passes'])
     def __init__(self,
         presample:int=3, # Batches that are scored together
-        bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
+        correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
         tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
         score='grad_bound', # As for every method; negative ones never switch it on
         **kwargs
@@ -34,7 +34,7 @@ class ImportanceSamplingCallback(SelectionCallback):
         if 'gather' in kwargs: raise ValueError(f"gather: got {kwargs['gather']}, but importance sampling always gathers what it draws; leave it out.")
         if kwargs.get('passes', 2)!=2: raise ValueError(f"passes: got {kwargs['passes']!r}, but importance sampling draws from several batches, which no training pass has seen; leave it out.")
         super().__init__(score=score, presample=presample, gather=True, **kwargs)
-        self.bias,self.tau = check_schedule('bias', bias, 0),(presample+3)/3 if tau is None else check_range('tau', tau, 0)
+        self.correct,self.tau = check_schedule('correct', correct, 0),(presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
     def begin_fit(self):
         if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
@@ -44,7 +44,7 @@ class ImportanceSamplingCallback(SelectionCallback):
     def would_keep(self, batch): return 1/self.presample
     def choose(self, scores):
         self.note_gain(scores)
-        return importance_sample(scores, min(self.delivery.bs, len(scores)), self.scheduled(self.bias), self.generator)
+        return importance_sample(scores, min(self.delivery.bs, len(scores)), self.scheduled(self.correct), self.generator)
     def note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
     def after_loss(self):
         super().after_loss()
@@ -55,10 +55,10 @@ class ImportanceSamplingCallback(SelectionCallback):
 @delegates(ImportanceSamplingCallback.__init__)
 def importance_sampling(self:Learner,
     presample:int=3, # Batches that are scored together
-    bias:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
+    correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
     score='grad_bound', # As for every method; negative ones never switch it on
     **kwargs
 )->Learner: # The learner
     "Train on batches drawn in proportion to the gradient's norm, weighted so that the gradient is unbiased"
-    return set_selection(self, ImportanceSamplingCallback(presample, bias, tau, score, **kwargs))
+    return set_selection(self, ImportanceSamplingCallback(presample, correct, tau, score, **kwargs))
