@@ -29,6 +29,7 @@ from .methods.top_loss import *
 from .methods.importance_sampling import *
 from .methods.info_batch import *
 from .methods.prioritized_sampling import *
+from .methods.seta import *
 from .methods.reducible_loss import *
 from .methods.proxy import *
 from .methods.scale_lr import *

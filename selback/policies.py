@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Chosen', 'round_up', 'loss_share', 'mid_rank', 'cdf_power', 'History', 'Draws', 'rank_sample', 'top_k',
            'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'include', 'rank_inclusion',
-           'step_inclusion', 'mean_inclusion', 'prune_easy', 'priorities', 'prioritized', 'own_positions',
-           'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch']
+           'step_inclusion', 'mean_inclusion', 'prune_easy', 'loss_groups', 'seta', 'priorities', 'prioritized',
+           'own_positions', 'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch']
 
 # %% ../nbs/02_policies.ipynb #b35af4d7
 import math
@@ -286,6 +286,44 @@ def prune_easy(
 )->Chosen: # `(1-prune)*easy` of the easy items, rounded at random, with weight 1/(1-prune), and all others, with weight 1
     "All items but a random share of those below the mean loss (Qin et al. 2024, InfoBatch)"
     return include(scores, lambda loss: mean_inclusion(loss, prune), 1., generator)
+
+# %% ../nbs/02_policies.ipynb #2724ea3f
+def loss_groups(
+    loss:Tensor, # One finite loss per item, shape (n,)
+    n_groups:int=5, # How many groups at most; equal losses share one
+)->Tensor: # The group of each item, from 0, the easiest, without a gap; shape (n,)
+    "Groups of similar losses: k-means that begins at evenly spaced quantiles"
+    if not len(loss): return loss.long()
+    ordered,n = loss.sort().values.to(sum_dtype(loss)),len(loss)
+    sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+    means = ordered[((torch.arange(check_range('n_groups', n_groups, 1, whole=True), device=loss.device)+.5)*n/n_groups).long()].unique()
+    for _ in range(100): # hardly ever more than ten
+        inner = torch.searchsorted(ordered, (means[1:]+means[:-1])/2, right=True)
+        ends = torch.cat([inner.new_tensor([0,n]), inner]).unique()
+        means,before = sums[ends].diff()/ends.diff(),means
+        if torch.equal(means, before): break
+    return torch.searchsorted(ordered[ends[1:-1]], loss.to(ordered.dtype), right=True)
+
+def seta(
+    loss:Tensor, # One loss per item, shape (n,); one that is not finite, as of an item that never trained, counts as the highest
+    epoch:int=0, # Which epoch it is: the window moves with it
+    prune:float=.1, # Share of the items that is left out at random, at least 0 and below 1
+    n_groups:int=5, # How many groups
+    window:float=.9, # Share of the groups that is kept, above 0 and at most 1
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
+)->Chosen: # Positions, ascending, without weights
+    "A random share of the items, of which a window of groups of similar losses is kept (Zhou et al. 2025, SeTa)"
+    check_range('prune', prune, 0, 1), check_range('window', window, 0, 1, above=True)
+    if prune==1: raise ValueError('prune: got 1, wanted a number below 1.')
+    rows = torch.rand(len(loss), generator=generator, device=loss.device).argsort()[:round((1-prune)*len(loss))].sort().values
+    known,loss = loss.isfinite(),loss.float()
+    highest = torch.where(known, loss, -math.inf).amax() if bool(known.any()) else 0.
+    groups = loss_groups(torch.where(known, loss, highest)[rows], n_groups)
+    if not len(rows): return Chosen(rows)
+    n_found = int(groups.amax())+1
+    width = max(1, round(window*n_found))
+    first = epoch%(n_found-width+1)
+    return Chosen(rows[(groups>=first) & (groups<first+width)])
 
 # %% ../nbs/02_policies.ipynb #9ee1ce4f
 def priorities(

@@ -13,7 +13,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from helpers import CPUMixedPrecision, class_data, dls_of, mlp
 from selback.all import (BatchLossFilterCallback, DropEasyCallback, FavorHardCallback, ImportanceSamplingCallback, InfoBatchCallback, PrioritizedSamplingCallback, RandomSubsetCallback,
-    SelectiveBackpropCallback, StaleLossCallback, TopLossCallback)
+    SelectiveBackpropCallback, SeTaCallback, StaleLossCallback, TopLossCallback)
 from torch import distributed as dist, nn
 from torch.multiprocessing import start_processes
 
@@ -29,9 +29,10 @@ METHODS = dict(batch_loss_filter=partial(BatchLossFilterCallback, .5),
     drop_easy=partial(DropEasyCallback, .6, .6, max_rest=2), prioritized_sampling=partial(PrioritizedSamplingCallback, warmup=1, correct=.5),
     top_loss=partial(TopLossCallback, .45), tails=partial(TopLossCallback, .3, also_bottom=.2),
     random_subset=partial(RandomSubsetCallback, .45), random_before=partial(RandomSubsetCallback, .5, before_loading=True),
-    importance_sampling=partial(ImportanceSamplingCallback, presample=2, tau=.01, score='loss'), info_batch=partial(InfoBatchCallback, .5))
+    importance_sampling=partial(ImportanceSamplingCallback, presample=2, tau=.01, score='loss'), info_batch=partial(InfoBatchCallback, .5),
+    seta=partial(SeTaCallback, .2, 3, .6))
 WAIT = 'selective_backprop','stale_loss','importance_sampling' # their items wait for a full batch by default
-BY_MEMORY = 'favor_hard','drop_easy','prioritized_sampling','info_batch' # they take no option that is about batches
+BY_MEMORY = 'favor_hard','drop_easy','prioritized_sampling','info_batch','seta' # they take no option that is about batches
 BEFORE = *BY_MEMORY,'random_before' # they choose before loading only
 
 def takes(method, variant):

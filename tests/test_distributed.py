@@ -43,12 +43,12 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert [numbers for _,numbers,*_ in ours['steps']]==[numbers for _,numbers,*_ in plain['steps']]
         assert same(ours['weights'], plain['weights'])
 
-@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy', 'prioritized'])
+@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy', 'prioritized', 'seta'])
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]:
         assert all(idx==numbers or is_idle(step) for step in rank['steps'] for _,numbers,idx,_ in [step])
 
-@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy', 'prioritized'])
+@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy', 'prioritized', 'seta'])
 def test_memories_agree_and_count_what_both_trained(runs, name):
     a,b = runs[name]
     assert equal(a['memory'], b['memory']) and a['memory']['loss'].isfinite().all()
@@ -57,7 +57,7 @@ def test_memories_agree_and_count_what_both_trained(runs, name):
         for _,numbers,idx,_ in rank['steps']: picked += torch.bincount(torch.tensor(numbers if idx else [], dtype=torch.int64), minlength=101).int()
     assert torch.equal(a['memory']['picked'], picked)
 
-@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy'])
+@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy', 'seta'])
 def test_chosen_items_are_shared_out(runs, name):
     "In an epoch of chosen items no item is in both ranks but for the one that makes their numbers equal"
     for epoch in [1,3] if name=='stale' else [1,2]: # all choose by themselves there
@@ -116,7 +116,7 @@ def test_two_processes_draw_by_both_their_losses(runs):
     for e in range(1, 4):
         p = runs['prioritized'][0]['memories'][e]['loss']**2
         p = p/p.sum()
-        q = .3/101+.7*p
+        q = 30/101/101+71/101*p # 30 of the 101 positions keep their own item
         for rank in runs['prioritized']:
             for epoch,numbers,_,weight in rank['steps']:
                 if epoch!=e: continue
@@ -188,6 +188,6 @@ def test_a_rank_without_a_choice_takes_part_without_weight(runs):
 
 def test_no_item_is_alone_before_loading(runs):
     sizes = [[len(numbers) for epoch,numbers,*_ in rank['steps'] if epoch] for rank in runs['left_over']]
-    assert sizes[0]==sizes[1] and set(sizes[0])=={BS} # of 17 a rank, the one left over stands back
+    assert sizes[0]==sizes[1]==[BS,BS,2]*(len(sizes[0])//3)!=[] # of 17 a rank, the one left over has company
 
 def test_data_is_numbered(): assert data()[0][:,-1].tolist()==list(range(101))

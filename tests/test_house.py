@@ -96,7 +96,7 @@ def test_the_callback_is_small():
 
 def test_the_rooms_stay_small():
     sizes = {p.stem: lines_of(p) for p in rooms(OWN)} | dict(importance_sampling=len((root/'selback/methods/importance_sampling.py').read_text(encoding='utf-8').splitlines()))
-    assert sum(sizes.values())<=2165, sizes
+    assert sum(sizes.values())<=2175, sizes
 
 def test_the_callback_has_few_names():
     "45 of its own before the views are loaded, 55 after"

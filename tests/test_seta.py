@@ -1,0 +1,92 @@
+"SeTa: groups, windows and random shares, against the paper's rule written out by hand"
+import math
+from collections import Counter
+
+import pytest, torch
+from helpers import *
+from selback.policies import loss_groups, seta
+
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+def lloyd(losses, k):
+    "K-means on a list, each value to the nearest mean, the lower one of two; it begins at the middles of k equal shares"
+    ordered,n = sorted(losses),len(losses)
+    means = sorted({ordered[int((i+.5)*n/k)] for i in range(k)})
+    while True:
+        parts = [[] for _ in means]
+        for l in ordered: parts[min(range(len(means)), key=lambda g: (abs(l-means[g]), g))].append(l)
+        new = [math.fsum(p)/len(p) for p in parts if p]
+        if new==means: return [next(g for g,p in enumerate(q for q in parts if q) if p[0]<=l<=p[-1]) for l in losses]
+        means = new
+
+@pytest.mark.parametrize('k', [1,2,5,9])
+@pytest.mark.parametrize('losses', [torch.rand(83, generator=gen(1)).double(), torch.randn(40, generator=gen(2)).exp().double(), torch.tensor([1.]*5+[2.]*9+[7.]).double(), torch.ones(6).double(), torch.tensor([3.]).double(),
+    torch.tensor([-5.,0.,4.,4.,4.,100.]).double()], ids=['even','skewed','ties','equal','one','signs'])
+def test_groups_are_those_of_k_means(losses, k): assert loss_groups(losses, k).tolist()==lloyd(losses.tolist(), k)
+
+def test_groups_are_of_the_best_there_are_where_they_lie_apart():
+    centres = torch.tensor([.1, 1., 1.9, 4., 8.])
+    truth = torch.randint(5, (300,), generator=gen())
+    losses = centres[truth]+.05*torch.rand(300, generator=gen(1))
+    assert torch.equal(loss_groups(losses, 5), truth)
+
+@pytest.mark.parametrize('n_groups,window,cycle', [(5,.9,2), (5,.5,4), (5,.2,5), (4,1.,1), (3,.01,3)])
+def test_the_window_slides_from_easy_to_hard_and_begins_again(n_groups, window, cycle):
+    losses = torch.tensor([i+.01*j for i in range(n_groups) for j in range(7)])
+    width = n_groups-cycle+1
+    for epoch in range(3*cycle):
+        kept = {i//7 for i in seta(losses, epoch, 0., n_groups, window).rows.tolist()}
+        assert kept==set(range(epoch%cycle, epoch%cycle+width))
+
+def test_a_random_share_is_left_out_each_as_often():
+    n,left = 2000,torch.zeros(30)
+    generator = gen()
+    for _ in range(n):
+        rows = seta(torch.rand(30, generator=gen(1)), 0, .3, 5, 1., generator).rows
+        assert len(rows)==21 and rows.tolist()==sorted(set(rows.tolist()))
+        left += 1-torch.zeros(30).index_fill_(0, rows, 1.)
+    assert ((left/n-.3).abs()<4*(.3*.7/n)**.5).all()
+
+def test_groups_are_those_of_the_share_that_is_left():
+    "With a window of the easiest group alone, what is kept lies below everything else of the share"
+    losses = torch.rand(40, generator=gen())
+    share,kept = (seta(losses, 0, .5, 4, w, gen(7)).rows for w in (1., .25))
+    assert kept.tolist()==share[loss_groups(losses[share], 4)==0].tolist()
+
+def test_what_never_trained_is_as_hard_as_the_hardest():
+    losses = torch.tensor([.1,math.nan,.2,5.,math.inf])
+    assert seta(losses, 0, 0., 2, .5).rows.tolist()==[0,2] and seta(losses, 1, 0., 2, .5).rows.tolist()==[1,3,4]
+    assert seta(torch.full((4,), math.nan), 3, 0., 2, .5).rows.tolist()==[0,1,2,3] and len(seta(torch.zeros(0)).rows)==0
+
+# the callback
+def learner(cb, **kwargs): return numbered_learner(cbs=[cb, Diary()], bs=16, **kwargs) # a hundred items
+def later_epochs(cb, n_epoch): return trained_only(learner(cb), n_epoch).diary.epochs
+
+def test_each_epoch_loads_the_window_of_the_last_losses():
+    "Where one would be left over for a batch of its own, another one comes along; the last two of 16 epochs have no window"
+    last = [math.nan]*100
+    for e,epoch in enumerate(later_epochs(SeTaCallback(prune=0., n_groups=3, window=.7), 16)):
+        loaded = set(items_of(epoch))
+        groups = lloyd(last, 3) if e else [0]*100
+        wanted = {i for i in range(100) if e in (0,14,15) or e%2<=groups[i]<e%2+2}
+        assert len(items_of(epoch))==len(loaded) and wanted<=loaded and len(loaded-wanted)==(len(wanted)%16==1)
+        assert all(set(weights)=={1.} for _,weights,_ in epoch)
+        for batch,_,losses in epoch:
+            for i,l in zip(batch, losses): last[i] = l
+
+def test_in_the_end_chance_alone_leaves_out():
+    sizes = [len(items_of(e)) for e in later_epochs(SeTaCallback(prune=.2), 16)]
+    assert sizes[0]==100 and max(sizes[1:14])<=80 and sizes[14:]==[80,80] and min(sizes[1:14])<60
+
+def test_what_is_left_out_is_not_read():
+    read,_,epochs = reads_and_runs(learner(SeTaCallback(delta=1.)), 8)
+    assert read==Counter(sum(map(items_of, epochs), [])) and sum(read.values())<8*90
+
+def test_nothing_is_left_out_without_a_share_and_with_all_groups():
+    plain,ours = (trained_only(numbered_learner(cbs=cbs, bs=16), 3).model.state_dict() for cbs in ([], [SeTaCallback(prune=0., window=1.)]))
+    assert all(torch.equal(plain[k], ours[k]) for k in plain)
+
+@pytest.mark.parametrize('call', [lambda: SeTaCallback(prune=1.), lambda: SeTaCallback(prune=-.1), lambda: SeTaCallback(n_groups=0), lambda: SeTaCallback(n_groups=2.5), lambda: SeTaCallback(window=0.), lambda: SeTaCallback(window=1.1),
+    lambda: SeTaCallback(delta=2), lambda: seta(torch.ones(3), prune=1.), lambda: seta(torch.ones(3), window=0.), lambda: loss_groups(torch.ones(3), 0)])
+def test_settings_are_checked(call):
+    with pytest.raises(ValueError): call()
