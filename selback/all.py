@@ -32,6 +32,7 @@ from .methods.prioritized_sampling import *
 from .methods.seta import *
 from .methods.reducible_loss import *
 from .methods.proxy import *
+from .methods.replay_choices import *
 from .methods.scale_lr import *
 
 __all__ = [o for o in globals() if not o.startswith('_')]

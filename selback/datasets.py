@@ -207,10 +207,11 @@ def damage(
 # %% ../nbs/45_datasets.ipynb #b61a82b5
 def small_resnet(
     n_out:int, # Number of classes
+    widen:float=.5, # Width, as a multiple of a ResNet-18's
 ): # A module for images
-    "A ResNet of four blocks and 1.3 million parameters, for 32x32 images on a CPU"
+    "A ResNet of four blocks, by default with 1.3 million parameters, for 32x32 images on a CPU"
     from fastai.vision.models.xresnet import ResBlock, XResNet
-    return XResNet(ResBlock, 1, [1,1,1,1], n_out=n_out, widen=.5)
+    return XResNet(ResBlock, 1, [1,1,1,1], n_out=n_out, widen=widen)
 
 def cifar_resnet18(
     n_out:int, # Number of classes

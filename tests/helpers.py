@@ -1,5 +1,5 @@
 "Small learners that train in milliseconds, and the methods under test"
-import random, warnings
+import inspect, random, warnings
 from collections import Counter
 from functools import partial
 
@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 def methods():
-    "Every method of the package"
-    return [c for c in known_methods().values() if c.__module__.startswith('selback.')]
+    "Every method of the package that needs nothing to choose by"
+    def is_complete(c): return all(p.default is not p.empty for p in inspect.signature(c).parameters.values() if p.kind!=p.VAR_KEYWORD)
+    return [c for c in known_methods().values() if c.__module__.startswith('selback.') and is_complete(c)]
 
 def one_liner(cls): return next(name for name,c in known_methods().items() if c is cls)
 
