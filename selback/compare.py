@@ -371,6 +371,7 @@ def main(
     lr:float=1e-3, # The highest learning rate
     annealing:str='', # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
     target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
+    race:bool=False, # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth if left out), and ever fewer methods; the rounds' runs are written to --out
     out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image; runs that it has are not run again
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
@@ -378,11 +379,16 @@ def main(
     plan = dict(epochs=epochs, seeds=seeds, lr=lr, seconds=seconds or None, items=items or None, compute=compute or None, annealing=annealing or None, path=out/'runs.csv')
     try:
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods, arch, bs, dict(n_train=n_train or None, n_valid=n_valid or None))
-        _study(names, **plan, about=about)
+        if race and (seconds or items or annealing): raise ValueError('race: got another budget or schedule, wanted --compute alone; a race has a learning rate that ends with each round.')
+        if race and methods==_default: names = None
+        _study(names or ['none'], **plan, about=about)
         out.mkdir(parents=True, exist_ok=True)
     except (OSError, TypeError, ValueError) as e:
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
+    if race:
+        from selback.race import race as run_race
+        return print(f"Wrote {len(run_race(get_learner, names, compute or None, seeds, lr, out, **about)['round'].unique())} rounds to {out}/.")
     folder = out/'learned'
     if data in pictures: folder.mkdir(exist_ok=True)
     runs = compare(get_learner, names, plot=False, watch=partial(_keep_picture, folder) if data in pictures else None, **plan, **about)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['costs', 'words', 'factors', 'reach', 'best_within', 'against', 'last_epochs', 'costs_of', 'never_selected',
-           'is_random', 'is_control', 'summarize', 'table', 'interval', 'speedup', 'on_ladder', 'pareto', 'show_table',
-           'to_markdown', 'verdict', 'plot_runs']
+           'is_random', 'is_control', 'summarize', 'table', 'interval', 'Difference', 'signed', 'paired', 'speedup',
+           'on_ladder', 'pareto', 'show_table', 'to_markdown', 'verdict', 'plot_runs']
 
 # %% ../nbs/46_findings.ipynb #ff8aaeed
+from typing import NamedTuple
+
 import numpy as np, pandas as pd
 
 from .losses import check_range
@@ -125,8 +127,51 @@ def interval(
     from scipy.stats import t
     values = np.asarray(values, float)
     n,mean = len(values),values.mean()
-    half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1) if n>1 else np.nan
+    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1) if n>1 else np.nan
     return mean,mean-half,mean+half
+
+# %% ../nbs/46_findings.ipynb #394d7b80
+class Difference(NamedTuple):
+    "How much higher the loss or error of a method is than another's, as a share of it; below 0 it is better"
+    mean:float # Over the seeds
+    low:float # End of the 95 % interval; NaN for a single seed
+    high:float # The other end
+    better:int # On how many seeds it is lower
+    seeds:int # Of how many
+    @property
+    def is_clear(self)->bool:
+        "Do all seeds agree, and is zero outside of the interval?"
+        return self.better in (0,self.seeds) and (self.low>0 or self.high<0)
+    @property
+    def size(self)->str:
+        "How much, in words"
+        return f"{abs(self.mean):.1%} {'lower' if self.mean<0 else 'higher'}"
+    @property
+    def sure(self)->str:
+        "How sure that is, in words"
+        if self.seeds==1: return 'on one seed, which proves little'
+        return f'95 % interval {signed(self.low)} to {signed(self.high)}, better on {self.better} of {self.seeds} seeds'
+    def __str__(self): return f'{self.size} ({self.sure})' if self.is_clear else f'not clearly different ({signed(self.mean)}, {self.sure})'
+
+def signed(
+    share:float,
+)->str: # Such as '+1.5%'; '0.0%' has no sign
+    "A relative difference in per cent"
+    text = f'{share:+.1%}'
+    return text[1:] if set(text)<=set('+-0.%') else text
+
+def paired(
+    ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it
+    method:str, # One of its methods
+    other:str='none', # Another one
+    measure:str='error', # A column: 'valid_loss' or 'error'
+)->Difference: # Over the seeds that both ran; raises a `ValueError` if there are none
+    "What a method's runs end with, against another's"
+    by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).dropna()
+    if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
+    a,b = by[method].to_numpy(),by[other].to_numpy()
+    shares = np.divide(a, b, out=np.where(a==b, 1., np.inf), where=b!=0)-1
+    return Difference(*interval(shares), int((shares<0).sum()), len(shares))
 
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(

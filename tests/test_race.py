@@ -1,0 +1,108 @@
+"Races: who goes on, what each round costs, and which words a result gets"
+import matplotlib
+matplotlib.use('agg')
+import numpy as np, pandas as pd, pytest
+from helpers import *
+from scipy.stats import t
+from selback.compare import main
+from selback.findings import paired, signed
+from selback.race import better_half, field, race, race_verdict, rounds_of
+
+def ends_of(measure='error', **values): return pd.DataFrame([dict(method=m, seed=s, **{measure: v}) for m,vs in values.items() for s,v in enumerate(vs)])
+def runs_of(*rounds, n_valid=5000): return pd.concat([ends_of(**of).assign(epoch=1, n_valid=n_valid, valid_loss=1., round=i) for i,of in enumerate(rounds, 1)])
+
+def test_a_difference_is_that_of_the_same_seeds():
+    d = paired(ends_of(none=[.2,.4,.1], a=[.1,.3,.09]), 'a')
+    shares = [-.5,-.25,-.1]
+    half = np.std(shares, ddof=1)/3**.5*t.ppf(.975, 2)
+    assert tuple(d[:3])==pytest.approx((np.mean(shares), np.mean(shares)-half, np.mean(shares)+half)) and d[3:]==(3,3)
+    assert not d.is_clear # all seeds agree, but the interval contains zero
+    unequal = pd.concat([ends_of(none=[.2,.4,.1], a=[.1,.3]), pd.DataFrame([dict(method='a', seed=2, error=float('nan'))])])
+    assert paired(unequal, 'a').seeds==2
+
+@pytest.mark.parametrize('a,b,clear', [([.1,.11,.12],[.2,.21,.22],True), ([.2,.21,.22],[.1,.11,.12],True), ([.1,.2,.3],[.1,.2,.3],False), ([.1,.2,.3,.4,.1,.1,.1],[.2,.4,.6,.8,.2,.2,.09],False), ([.1],[.5],False)])
+def test_clear_takes_all_seeds_and_the_interval(a, b, clear):
+    d = paired(ends_of(a=a, b=b), 'a', 'b')
+    assert d.is_clear==clear and ('not clearly different' in str(d))==(not clear)
+    if clear: assert str(d).startswith(f"{abs(d.mean):.1%} {'lower' if a[0]<b[0] else 'higher'} (95 % interval ") and str(d).endswith(f'better on {3*(a[0]<b[0])} of 3 seeds)')
+
+def test_equal_methods_are_taken_for_different_once_in_twenty():
+    "Which is what an interval of 95 % says; that all seeds agree makes it rarer"
+    rng = np.random.default_rng(0)
+    found = sum(paired(ends_of(a=rng.normal(1, .05, 3), b=rng.normal(1, .05, 3)), 'a', 'b').is_clear for _ in range(2000))/2000
+    assert found<.05+4*(.05*.95/2000)**.5
+
+def test_no_method_of_zero_and_no_sign_of_nothing():
+    assert [signed(o) for o in (0., -.0001, .0004, .015, -.5)]==['0.0%','0.0%','0.0%','+1.5%','-50.0%']
+    assert paired(ends_of(none=[0.,0.], a=[0.,0.]), 'a').mean==0 and paired(ends_of(none=[0.,0.], a=[.1,.1]), 'a').mean==float('inf')
+    with pytest.raises(ValueError, match='no seed that both a and none'): paired(ends_of(none=[.1], a=[float('nan')]), 'a')
+
+def test_the_worse_half_goes_but_no_control():
+    ends = ends_of(none=[9.,9.], a=[1.,5.], b=[2.,2.], c=[4.,4.], d=[float('nan'),1.], **{'random_subset(keep=.3)': [8.,8.]})
+    assert better_half(ends)==['none','a','b','random_subset(keep=.3)']
+    assert better_half(ends[ends.method.isin(['none','a','b','c'])])==['none','a','b'] and better_half(ends_of(none=[1.], a=[2.]))==['none','a']
+
+@pytest.mark.parametrize('n', range(1, 20))
+def test_two_are_left_for_the_last_round(n):
+    left = n
+    shares = rounds_of(n)
+    for _ in shares[1:]: left = max(2, -(-left//2))
+    assert left<=2 and shares[-1]==1 and all(b==2*a for a,b in zip(shares, shares[1:])) and (len(shares)==1 or n>2**(len(shares)-1))
+
+VERDICTS = [
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]), 'a won: its error is', []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]), 'a is among the best: its error is', ['Between it and b there is no clear difference.']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]), 'No clear difference from plain training: a has the lowest', ['better on 2 of 3 seeds']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]), 'No clear difference from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
+    (dict(none=[.2,.21,.22], a=[.3,.31,.32]), 'Plain training has the lowest error.', []),
+    (dict(none=[.2,.21,.22], a=[.2,.215,.22]), 'Plain training has the lowest error, but it is not clearly lower than with a.', []),
+    (dict(none=[.3,.3], a=[float('nan'),float('nan')]), 'There is nothing to compare', []),
+    (dict(none=[.3,.31], a=[.3,.31]), 'No clear difference', [])]
+
+@pytest.mark.parametrize('of,begins,more', VERDICTS)
+def test_the_words_fit_the_numbers(of, begins, more):
+    said = race_verdict(runs_of(of))
+    assert said.startswith(begins) or (begins=='No clear difference' and 'not clearly' in said)
+    assert all(o in said for o in more) and '-0' not in said
+    assert said==race_verdict(runs_of(dict(reversed(of.items())))) or of['none']==of['a']
+
+def test_who_left_is_named_with_the_round():
+    said = race_verdict(runs_of(dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1]), dict(none=[.3,.31], a=[.2,.21], c=[.1,.11]), dict(none=[.3,.31], c=[.1,.11])))
+    assert said.endswith('Left on the way: b (round 1), a (round 2).')
+
+def test_few_validation_items_are_compared_by_their_loss():
+    runs = runs_of(dict(none=[.3,.31], a=[.2,.21]), n_valid=100)
+    assert 'validation loss' in race_verdict(runs)
+
+def learner():
+    learn = table_learner()
+    learn.metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]
+    return learn
+
+def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
+    methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter','random_subset(keep=.5)']
+    runs = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
+    assert runs.groupby('round').budget.unique().tolist()==[['200 compute'],['400 compute']] and runs[runs['round']==1].method.nunique()==5 and runs[runs['round']==2].method.nunique()==4
+    assert {'none','random_subset(keep=.5)'}<set(runs[runs['round']==2].method)
+    ends = runs[runs['round']==2].groupby(['method','seed']).compute.max()
+    assert (ends>=400).all() and (ends<400+20).all()
+    said = capsys.readouterr().out
+    assert race_verdict(runs) in said
+    files = {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
+    again = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
+    assert set(files)=={'round_1.csv','round_2.csv'} and {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}==files
+    pd.testing.assert_frame_equal(again, runs, check_dtype=False, rtol=1e-5)
+
+def test_the_command(tmp_path, capsys):
+    args = dict(race=True, data='digits', n_train=200, n_valid=100, seeds=1, compute=600, methods='top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
+    main(**args)
+    said = capsys.readouterr().out
+    assert (tmp_path/'round_1.csv').exists() and 'one seed, which proves little' in said and f'Wrote 1 rounds to {tmp_path}' in said
+    with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
+    assert 'race: got another budget' in capsys.readouterr().err
+
+def test_what_a_race_needs():
+    with pytest.raises(ValueError, match='wanted one at least that chooses by loss'): race(learner, 'none,random_subset')
+    with pytest.raises(ValueError, match="method: got 'nonsense'"): race(learner, 'nonsense', compute=100)
+    with pytest.raises(ValueError, match='compute: got 0'): race(learner, compute=0)
+    assert set(field) & {'none'} and len(rounds_of(6))==3
