@@ -18,21 +18,22 @@ def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
     code = '\n\n'.join(''.join(c.source) for c in read_nb(fn).cells if c.cell_type=='code')
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
     monkeypatch.chdir(fn.parent)
-    monkeypatch.setattr(compare, 'get_dls', lambda data, bs, n_train, *args: get_dls(data, bs, min(n_train, 3*bs), *args)) # three batches an epoch
+    monkeypatch.setattr(compare, 'get_dls', lambda data, bs, n_train=None, *args: get_dls(data, bs, n_train and min(n_train, 3*bs), *args)) # three batches an epoch
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: exec(compile(code, fn, 'exec'), dict(__name__='__main__', display=print))
         finally: plt.close('all')
 
-@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label'])
+@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image'])
 def test_stored_runs_are_whole(name):
     files = sorted((root/'results'/name).glob('*.csv'))
     assert files
     for file in files:
         df = pd.read_csv(file)
-        assert {'device','torch','fastai','python','arch','n_train','n_valid'}<=set(df.columns)
+        assert {'device','torch','fastai','python','arch','n_valid'}<=set(df.columns)
         if 'seed' not in df: continue # times, not runs
-        assert (df.groupby('method').seed.nunique()>=3).all(), f'{file}: fewer than 3 seeds'
+        least = 2 if file.stem.endswith('_settings') else 3 # they are chosen on seeds that no result is of
+        assert (df.groupby('method').seed.nunique()>=least).all(), f'{file}: fewer than {least} seeds'
         for c in ('device','torch','fastai','python','budget','lr'): assert df[c].nunique()==1, f'{file}: several {c}'
 
 def test_a_scale_that_nobody_knows_is_an_error(monkeypatch):
