@@ -1,11 +1,11 @@
 # make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits. make test: all tests. make bench: costs, as ratios.
-# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them.
+# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them. make regime name=long_tail: a part of where_it_pays.
 # make docs: the site, in _docs. All set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: demo test bench experiment notebooks docs readme clean
+.PHONY: demo test bench experiment regime notebooks docs readme clean
 
 # small networks gain little from two threads, and lose much beside other work
 demo: export OMP_NUM_THREADS = 1
@@ -22,7 +22,10 @@ bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
-	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise or multi_label)).ipynb
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label or an_image)).ipynb
+
+regime: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -c 'from selback.regimes import main; main()' $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
 
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py

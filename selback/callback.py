@@ -220,4 +220,4 @@ def known_methods()->dict: # Classes by the name of their one-liner
         for c in cls.__subclasses__(): yield from (c, *below(c))
     is_base = lambda c: c is SelectionCallback or c.__name__.endswith('Selection')
     found = [c for c in below(EpochSelection) if not is_base(c) and c.__name__[0]!='_']
-    return {camel2snake(c.__name__.removesuffix('Callback')): c for c in found}
+    return {vars(c).get('one_liner', camel2snake(c.__name__.removesuffix('Callback'))): c for c in found}

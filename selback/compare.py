@@ -8,7 +8,7 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
            'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #41eb7439
-import ast, math, platform, re, sys, time
+import ast, inspect, math, platform, re, sys, time
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -243,7 +243,7 @@ def _train(learn, cbs, epochs, budget, lr_at, lr):
 
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
-    methods, # A list of what `get_method` takes, or a dict of names with that, or with functions that return a new callback
+    methods, # A list of what `get_method` takes, or a dict of names with that, or with functions, of nothing or of the learner, that return a new callback
     epochs:int=16, # Epochs of each run
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
@@ -271,7 +271,7 @@ def compare(
     for i,(seed,method) in enumerate(todo):
         set_seed(seed, reproducible=True)
         before,learn,log = learn.model,get_learner(),CostLog(watch, method, seed)
-        with counting(log.compute.count),counted_steps(): selection = made[method]() # it may prepare something
+        with counting(log.compute.count),counted_steps(): selection = _selection(made[method], learn)
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
         if selection is not None: learn.add_cb(selection)
@@ -289,6 +289,11 @@ def compare(
     for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
+
+def _selection(make, learn):
+    "What a function returns, of the learner if it asks for one, to prepare something with it"
+    needs = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY,p.POSITIONAL_OR_KEYWORD)]
+    return make(learn) if needs else make()
 
 def _write(runs, path):
     "Replace a file as a whole: a stop leaves the old one or the new one"

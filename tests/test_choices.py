@@ -129,12 +129,11 @@ def test_plain_training_if_all_is_kept():
 def test_the_recording_is_paid_for():
     "A look of the proxy at each of two epochs' items, a step on 12 of 25 in every fourth batch, and 48 items an epoch for the learner; each of the two has tried a batch first"
     def recorded(learn): return ReplayChoicesCallback(record_choices(learn, mlp(), lambda small: small.fit(2), every=4), auto=False)
-    made = []
     def get_learner():
-        made.append(table_learner(bs=25))
-        made[-1].metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]
-        return made[-1]
-    runs = compare(get_learner, {'replayed': lambda: recorded(made[-1])}, epochs=2, seeds=1, plot=False)
+        learn = table_learner(bs=25)
+        learn.metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]
+        return learn
+    runs = compare(get_learner, {'replayed': recorded}, epochs=2, seeds=1, plot=False)
     look = (2*(4*8+8*3))/(4*(4*8+8*3)+2*8*3)
     assert runs.compute.iloc[-1]==pytest.approx(250*look+2*12+2*48)
 

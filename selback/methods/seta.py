@@ -19,7 +19,7 @@ from ..window import check_schedule
 # %% ../../nbs/methods/41_seta.ipynb #ff5631ed
 class SeTaCallback(EpochSelection):
     "Load a random share of the items, of which a window of groups of similar losses is kept, from easy to hard (Zhou et al. 2025)"
-    keeps_all = dict(prune=0., window=1.), # settings that leave nothing out
+    one_liner,keeps_all = 'seta',(dict(prune=0., window=1.),) # settings that leave nothing out
 
     @delegates(EpochSelection.__init__)
     def __init__(self,
