@@ -25,7 +25,7 @@ experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit 
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label or an_image)).ipynb
 
 regime: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -c 'from selback.regimes import main; main()' $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
+	OMP_NUM_THREADS=1 $(BIN)/python -m selback.regimes $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
 
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py
