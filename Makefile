@@ -12,7 +12,7 @@ demo: export OMP_NUM_THREADS = 1
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data china --bs 1024 --lr .004 --compute 1200000 --seeds 2 --out runs/china \
 		--methods "none,favor_hard(beta=2),prioritized_sampling(uniform=.25),selective_backprop"
-	$(BIN)/selback-compare --data digits --compute 15000 --out runs/digits
+	$(BIN)/selback-compare --data digits --compute 10000 --out runs/digits
 
 test: $(BIN)/.installed
 	$(BIN)/nbdev-test --n-workers 2
