@@ -154,7 +154,7 @@ class Difference(NamedTuple):
     def __str__(self): return f'{self.size} ({self.sure})' if self.is_clear else f'not clearly different ({signed(self.mean)}, {self.sure})'
 
 def signed(
-    share:float,
+    share:float, # Such as .015
 )->str: # Such as '+1.5%'; '0.0%' has no sign
     "A relative difference in per cent"
     text = f'{share:+.1%}'

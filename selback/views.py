@@ -168,6 +168,7 @@ def target_of(
     known = next((o for name in ('targets','labels') if hasattr(o := getattr(ds, name, None), '__getitem__') and len(o)==len(ds)), None)
     return (lambda i: ds[i][-1]) if known is None else lambda i: known[i]
 
+# %% ../nbs/22_views.ipynb #d504f1a3
 def _labels(ds):
     "The labels of a dataset, or None if it has none"
     with unaugmented(ds):

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 def methods():
     "Every method of the package that needs nothing to choose by"
     def is_complete(c): return all(p.default is not p.empty for p in inspect.signature(c).parameters.values() if p.kind!=p.VAR_KEYWORD)
-    return [c for c in known_methods().values() if c.__module__.startswith('selback.') and is_complete(c)]
+    return [c for c in known_methods().values() if c.__module__.startswith('selback.methods.') and is_complete(c)]
 
 def one_liner(cls): return next(name for name,c in known_methods().items() if c is cls)
 

@@ -6,7 +6,8 @@ from fastai.callback.core import Callback
 from fastai.data.external import URLs
 from helpers import *
 from selback.compare import *
-from selback.compare import Budget, CostLog, main
+from selback.command import main
+from selback.compare import Budget, CostLog
 from selback.findings import *
 
 def run(seconds, losses, items=None, kept=1.):
@@ -226,9 +227,9 @@ def test_an_image_is_learned_pixel_by_pixel(tmp_path, capsys):
         assert picture.shape==(*image.size, 3) and abs(float((picture.reshape(-1, 3)-image.colours.cpu()).square().mean())-error)<.1*error # colours end at 0 and 1
 
 def test_help(monkeypatch, capsys):
-    "As `python -m selback.compare --help`, in this process"
-    monkeypatch.setattr(sys, 'argv', ['selback.compare', '--help'])
-    with pytest.raises(SystemExit) as e: runpy.run_module('selback.compare', run_name='__main__', alter_sys=True)
+    "As `python -m selback.command --help`, in this process"
+    monkeypatch.setattr(sys, 'argv', ['selback.command', '--help'])
+    with pytest.raises(SystemExit) as e: runpy.run_module('selback.command', run_name='__main__', alter_sys=True)
     said = ' '.join(capsys.readouterr().out.split())
     assert e.value.code==0
     for word in ('--data','--methods','--epochs','--seeds','--arch','--bs','--out','cifar10','folder of class folders'): assert word in said

@@ -10,7 +10,8 @@ from fastai.callback.training import GradientAccumulation
 from helpers import *
 from matrix import TASKS, build
 from selback import flops
-from selback.compare import Budget, CostLog, compare, comparable, main
+from selback.command import main
+from selback.compare import Budget, CostLog, comparable, compare
 from selback.compute import ComputeCount, counted_steps
 from selback.cost import trial_step
 from selback.findings import *

@@ -4,7 +4,7 @@ matplotlib.use('agg')
 import numpy as np, pandas as pd, pytest
 from helpers import *
 from scipy.stats import t
-from selback.compare import main
+from selback.command import main
 from selback.findings import paired, signed
 from selback.race import better_half, field, race, race_verdict, rounds_of
 

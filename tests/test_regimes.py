@@ -7,9 +7,9 @@ from selback import regimes as r
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
-    for o in (r._cifar,r._camvid,r._photographs): o.cache_clear()
+    for o in (r.cifar_parts,r.camvid_parts,r.photographs): o.cache_clear()
     yield
-    for o in (r._cifar,r._camvid,r._photographs): o.cache_clear()
+    for o in (r.cifar_parts,r.camvid_parts,r.photographs): o.cache_clear()
 
 @pytest.mark.parametrize('name', r.regimes)
 def test_it_runs_from_beginning_to_end(name, capsys):
@@ -21,7 +21,7 @@ def test_it_runs_from_beginning_to_end(name, capsys):
 
 def test_copies_are_of_the_image_they_say():
     images,labels,of = r.near_duplicates(200, 50)
-    (all_images,all_labels),_ = r._cifar()
+    (all_images,all_labels),_ = r.cifar_parts()
     assert len(images)==len(labels)==len(of)==200 and of[:50].tolist()==list(range(50))
     for i in range(50):
         rows = (all_images==images[i]).flatten(1).all(1).nonzero()[:,0]
@@ -50,7 +50,7 @@ def test_easiest_first_is_the_easy_half_first():
     losses = torch.tensor([3.,1.,2.,4.])
     class At:
         def __init__(self, pct): self.pct_train = pct
-    assert r._EasiestFirst.inclusion(At(.4), losses).tolist()==[0,1,1,0] and r._EasiestFirst.inclusion(At(.5), losses).tolist()==[1]*4
+    assert r.EasiestFirst.inclusion(At(.4), losses).tolist()==[0,1,1,0] and r.EasiestFirst.inclusion(At(.5), losses).tolist()==[1]*4
 
 def test_who_asks_for_what_is_not_there():
     with pytest.raises(ValueError, match="regime: got 'x', wanted one of near_duplicates"): r.run_regime('x')
