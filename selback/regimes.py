@@ -6,7 +6,7 @@
 __all__ = ['vehicles', 'rare_kinds', 'sgd', 'look_free', 'regimes', 'cifar_parts', 'near_duplicates', 'long_tail',
            'hidden_groups', 'human_labels', 'WeightedTensorDL', 'image_learner', 'balanced', 'worst_of', 'camvid_parts',
            'SmallUNet', 'mean_iou_error', 'segmentation_learner', 'photographs', 'file_learner', 'EasiestFirst',
-           'Regime', 'run_regime', 'regime']
+           'Regime', 'run_regime', 'run_one']
 
 # %% ../nbs/57_regimes.ipynb #7bb86749
 import tempfile
@@ -297,7 +297,7 @@ def run_regime(
 
 # %% ../nbs/57_regimes.ipynb #51f62584
 @call_parse
-def regime(
+def run_one(
     name:str, # near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 ):
     "Run the methods in one situation; what is stored is not run again"
