@@ -39,7 +39,7 @@ def test_metadata_and_files(dist):
         scripts = z.read(next(n for n in names if n.endswith('/entry_points.txt'))).decode()
     assert meta['Name']=='selback' and meta['License-Expression']=='Apache-2.0' and meta['Description-Content-Type']=='text/markdown'
     assert meta.get_payload().startswith('# selback') and {'Repository','Homepage'}<={o.partition(',')[0] for o in meta.get_all('Project-URL')}
-    assert all(o in scripts for o in ('selback-compare = selback.compare:main', '[nbdev]'))
+    assert all(o in scripts for o in ('selback-compare = selback.command:main', '[nbdev]'))
     exported = {p.relative_to(root).as_posix() for p in (root/'selback').rglob('*.py')}
     assert {n for n in names if '.dist-info/' not in n}==exported and any(n.endswith('licenses/LICENSE') for n in names)
     with tarfile.open(sdist) as t: inside = {n.partition('/')[2] for n in t.getnames()}
