@@ -218,6 +218,5 @@ def known_methods()->dict: # Classes by the name of their one-liner
     "Every method that has been imported"
     def below(cls):
         for c in cls.__subclasses__(): yield from (c, *below(c))
-    is_base = lambda c: c is SelectionCallback or c.__name__.endswith('Selection')
-    found = [c for c in below(EpochSelection) if not is_base(c) and c.__name__[0]!='_']
+    found = [c for c in below(EpochSelection) if c.__name__ not in ('SelectionCallback','InclusionSelection') and c.__name__[0]!='_']
     return {vars(c).get('one_liner', camel2snake(c.__name__.removesuffix('Callback'))): c for c in found}

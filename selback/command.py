@@ -71,7 +71,7 @@ def _report(runs, summary, measure, target, title, out):
 @call_parse
 def main(
     data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders
-    methods:str=_default, # Methods with commas between them, as they are called on a Learner; none is plain training
+    methods:str='', # Methods with commas between them, as they are called on a Learner; none is plain training; five of them, or a race's field, if left out
     epochs:int=16, # Epochs of each run
     seconds:float=0., # Train each run for so many seconds instead
     items:int=0, # Train each run until so many items are back-propagated instead
@@ -91,16 +91,14 @@ def main(
     out = Path(out)
     plan = dict(epochs=epochs, seeds=seeds, lr=lr, seconds=seconds or None, items=items or None, compute=compute or None, annealing=annealing or None, path=out/'runs.csv')
     try:
-        factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods, arch, bs, dict(n_train=n_train or None, n_valid=n_valid or None))
+        factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train or None, n_valid=n_valid or None))
         if race and (seconds or items or annealing): raise ValueError('race: got another budget or schedule, wanted --compute alone; a race has a learning rate that ends with each round.')
-        if race and methods==_default: names = None
-        check_study(names or ['none'], **plan, about=about)
+        if not race: check_study(names, **plan, about=about)
         out.mkdir(parents=True, exist_ok=True)
+        if race: return print(f"Wrote {len(run_race(get_learner, names if methods else None, compute or None, seeds, lr, out, **about)['round'].unique())} rounds to {out}/.")
     except (OSError, TypeError, ValueError) as e:
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
-    if race:
-        return print(f"Wrote {len(run_race(get_learner, names, compute or None, seeds, lr, out, **about)['round'].unique())} rounds to {out}/.")
     folder = out/'learned'
     if data in pictures: folder.mkdir(exist_ok=True)
     runs = compare(get_learner, names, plot=False, watch=partial(_keep_picture, folder) if data in pictures else None, **plan, **about)

@@ -292,7 +292,7 @@ def compare(
     if todo: bar.on_iter_end()
     runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
     if not is_exact:
-        why = f'a trial step failed with {type(failed).__name__}: {failed}' if failed else 'some operations are not counted'
+        why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
         print(f'compute: {why}; such a look counts as a third of a training step.')
     for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)

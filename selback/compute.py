@@ -54,7 +54,7 @@ class ComputeCount(Callback):
         if any(map(is_lazy, learn.model.parameters())): return
         try:
             with counting(None),muted_hooks(learn),preserved(base_loss(learn)): return self.count.of(step, learn.model, xb, 3)[1]
-        except Exception as e: self.failed = e # a callback prepares what the model wants
+        except Exception as e: self.failed = f'{type(e).__name__}: {e}' # a callback prepares what the model wants
 
     def _settle(self):
         "Add what else was computed, in the unit of the batch it was done for; what comes before the first step waits for that"

@@ -58,7 +58,7 @@ def _some(xy, n, name, part=0):
     return xy[0][idx],xy[1][idx]
 
 def tensor_dls(
-    train:tuple, # Images of shape (n, 3, height, width), bytes or floats between 0 and 1, and class numbers; or masks
+    train:tuple, # Images of shape (n, 3, height, width), bytes or floats between 0 and 1, and class numbers or masks
     valid:tuple, # The same
     bs:int=64, # Batch size
     augment=(), # Batch transforms for training

@@ -167,11 +167,11 @@ def paired(
     measure:str='error', # A column: 'valid_loss' or 'error'
 )->Difference: # Over the seeds that both ran; raises a `ValueError` if there are none
     "What a method's runs end with, against another's"
-    by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).dropna()
+    by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).replace([np.inf,-np.inf], np.nan).dropna()
     if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
     a,b = by[method].to_numpy(),by[other].to_numpy()
-    shares = np.divide(a, b, out=np.where(a==b, 1., np.inf), where=b!=0)-1
-    return Difference(*interval(shares), int((shares<0).sum()), len(shares))
+    shares = np.divide(a-b, abs(b), out=np.where(a==b, 0., np.copysign(np.inf, a-b)), where=b!=0) # losses may be negative
+    return Difference(*interval(shares), int((a<b).sum()), len(shares))
 
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(
@@ -191,7 +191,7 @@ def on_ladder(
     ladder:pd.DataFrame, # The same of plain training on several budgets
     measure:str='error', # A column: 'valid_loss' or 'error'
     cost:str='compute', # A column
-)->pd.DataFrame: # `ends` with 'times less', plain training's cost as a multiple of the run's, NaN below the lowest rung, and 'difference', the run's measure less plain training's
+)->pd.DataFrame: # `ends` with 'times less', plain training's cost as a multiple of the run's, NaN below the lowest rung and at most the highest rung's, and 'difference', the run's measure less plain training's
     "What plain training of the same seed needs to be as good as each run, and how good it is at the run's cost"
     rungs = {seed: rs.sort_values(cost) for seed,rs in ladder.groupby('seed')}
     def compare_to(run):

@@ -72,13 +72,14 @@ def race_verdict(
     ends,word = last_epochs(runs[runs['round']==last]),words[measure]
     means = ends.groupby('method')[measure].agg(lambda o: o.mean(skipna=False)).dropna().sort_values()
     if 'none' not in means or len(means)<2: return f'There is nothing to compare: plain training or the methods have no finite {word}.'
-    best,*others = means.index
+    best,*others = sorted(means.index, key=lambda m: (means[m],m!='none'))
     against = {m: paired(ends, best, m, measure) for m in others}
     doubt,to_plain = [m for m,d in against.items() if not d.is_clear],against.get('none')
     names = {m: {'none': 'plain training'}.get(m, m) for m in means.index}
-    if to_plain is None: text = f'Plain training has the lowest {word}' + ('.' if not doubt else f", but it is not clearly lower than with {' and '.join(doubt)}.")
+    if best!='none' and is_control(best): text = f'No method that chooses by loss was the best: a random choice, {best}, has the lowest {word}.'
+    elif to_plain is None: text = f'Plain training has the lowest {word}' + ('.' if not doubt else f", but it is not clearly lower than with {' and '.join(doubt)}.")
     elif not to_plain.is_clear: text = f'No clear difference from plain training: {best} has the lowest {word} on average ({signed(to_plain.mean)}, {to_plain.sure}).'
     else: text = f"{best} {'is among the best' if doubt else 'won'}: its {word} is {to_plain.size} than with plain training ({to_plain.sure})."
-    if to_plain and doubt!=['none'] and doubt: text += f" Between it and {' and '.join(names[m] for m in doubt if m!='none')} there is no clear difference."
+    if to_plain and set(doubt)-{'none'}: text += f" Between it and {' and '.join(names[m] for m in doubt if m!='none')} there is no clear difference."
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
     return text+(f" Left on the way: {', '.join(gone)}." if gone else '')

@@ -90,10 +90,10 @@ def test_an_epoch_is_the_shuffle_less_what_its_recorded_one_left_out(n_epoch, ro
         assert epoch!=sorted(epoch)
 
 def test_what_is_left_out_is_never_read():
-    "Each of the hundred once for its target, which the fingerprint asks for; then what is kept in each epoch"
+    "Each of the hundred twice for its target, which the fingerprint asks for; then what is kept in each epoch"
     choices,kept = some_choices(learner(), 2)
     read,_,epochs = reads_and_runs(learner(net=linear(), cbs=[ReplayChoicesCallback(choices), Diary()]), 4)
-    read.subtract(range(100))
+    read.subtract([*range(100)]*2)
     assert +read==Counter(sum(map(items_of, epochs), [])) and min(read.values())==0
     assert all(len(set(items_of(e))-set(kept[i//2].nonzero()[:,0].tolist()))<=1 for i,e in enumerate(epochs))
 
@@ -115,11 +115,22 @@ def test_another_dataset_is_refused():
     y[50] = (y[50]+1)%3
     with pytest.raises(ValueError, match='other targets than the recorded one'): quiet_fit(other, 1)
 
-@pytest.mark.parametrize('targets', [[torch.tensor(1.5)]*3, ['cat','dog','cat'], [('a','b'),(),('c',)], [torch.ones(2, 2)]*3, [{'k': 1}]*3, [None]*3], ids=str)
+@pytest.mark.parametrize('targets', [[torch.tensor(1.5)]*3, ['cat','dog','cat'], [('a','b'),(),('c',)], [torch.ones(2, 2)]*3, [{'k': 1}]*3, [None]*3, [(torch.ones(2, 4),torch.ones(2))]*3], ids=str)
 def test_the_fingerprint_is_of_length_and_targets(targets):
     def ds(ys): return [(torch.rand(2), y) for y in ys]
     assert fingerprint(ds(targets))==fingerprint(ds(targets))!=fingerprint(ds(targets[:2]))
     assert fingerprint(ds(targets))!=fingerprint(ds([*targets[:2],'other']))
+
+def test_random_targets_do_not_tell_datasets_apart():
+    class Noisy(list):
+        def __getitem__(self, i): return torch.rand(2),torch.rand(2)
+    a,b = fingerprint(Noisy(range(5))),fingerprint(Noisy(range(5)))
+    assert a==b!=fingerprint(Noisy(range(6)))
+
+def test_a_proxy_that_diverged_is_an_error():
+    net = proxy()
+    with torch.no_grad(): net.net.weight.fill_(float('nan'))
+    with pytest.raises(ValueError, match='no finite loss from the proxy in epoch 0'): record_choices(learner(), net, lambda small: small.fit(1))
 
 def test_plain_training_if_all_is_kept():
     def weights(cbs): return hash_of(quiet_fit(table_learner(cbs=cbs), 3).model)

@@ -19,6 +19,12 @@ def test_it_runs_from_beginning_to_end(name, capsys):
     assert set(runs.method)==wanted and (runs.groupby('method').seed.nunique()==2).all() and runs.error.notna().all()
     assert runs.budget.nunique()==1 and (runs.groupby(['method','seed']).compute.max()>=200).all()
 
+def test_a_recording_is_paid_by_who_makes_it():
+    runs = r.run_regime('proxy')
+    first = runs[runs.epoch==1].groupby('method')[['compute','backpropagated']].mean()
+    paid,free = (first.loc[f'a proxy, {o}'] for o in ('paid for','already paid'))
+    assert (paid.compute-paid.backpropagated)-(free.compute-free.backpropagated)>10
+
 def test_copies_are_of_the_image_they_say():
     images,labels,of = r.near_duplicates(200, 50)
     (all_images,all_labels),_ = r.cifar_parts()

@@ -7,17 +7,19 @@ __all__ = ['fingerprint', 'Choices', 'record_choices', 'ReplayChoicesCallback']
 
 # %% ../../nbs/methods/38_replay_choices.ipynb #7a5d4362
 import hashlib
+from numbers import Number
 
 import numpy as np, torch
 from fastai.callback.core import CancelBatchException
 from fastai.learner import Learner
+from fastai.torch_core import num_distrib
 from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor
 
 from ..attach import set_selection
 from ..epochs import EpochSelection
-from ..loader import check_loader, is_distributed, unaugmented
+from ..loader import check_loader, unaugmented
 from ..losses import check_range
 from .proxy import proxy_learner
 from .top_loss import TopLossCallback
@@ -32,11 +34,18 @@ def fingerprint(
     n,found = len(ds),hashlib.sha1(f'{len(ds)}'.encode())
     with unaugmented(ds):
         target = target_of(ds)
-        for i in range(0, n, max(1, n//100)):
-            y = target(i)
-            y = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
-            found.update(f'{y.shape}'.encode()+(repr(y).encode() if y.dtype==object else y.tobytes()))
+        for i in range(0, n, max(1, -(-n//100))):
+            y,again = _as_bytes(target(i)),_as_bytes(target(i))
+            found.update(y if y==again else b'random')
     return found.hexdigest()
+
+def _as_bytes(y):
+    "What is in a target; of an object that is unknown only its type"
+    if isinstance(y, dict): y = sum(sorted(y.items(), key=str), ())
+    if isinstance(y, (tuple,list)): return b','.join(map(_as_bytes, y))+b';'
+    if y is None or isinstance(y, (str,Number)): return repr(y).encode()
+    y = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
+    return type(y.item()).__name__.encode() if y.dtype==object else f'{y.dtype}{y.shape}'.encode()+y.tobytes()
 
 class Choices:
     "Which items each epoch of a training keeps"
@@ -47,7 +56,7 @@ class Choices:
         self.packed,self.n,self.dataset = np.packbits(kept.cpu().numpy(), axis=1),kept.shape[1],dataset
     def __len__(self): return len(self.packed)
     def __getitem__(self, epoch)->Tensor: # Shape (items,)
-        return torch.from_numpy(np.unpackbits(self.packed[epoch], count=self.n).astype(bool))
+        return torch.from_numpy(np.unpackbits(self.packed[epoch], axis=-1, count=self.n).astype(bool))
     def __repr__(self): return f'Choices: {len(self)} epochs of {self.n} items, of which {np.mean([float(o.float().mean()) for o in self]):.0%} are kept'
     def save(self,
         path, # A file; by custom it ends in '.npz'
@@ -73,6 +82,7 @@ class _Recorder(TopLossCallback):
         super().before_train()
         self.kept.append(self.kept[-1].clone() if self.kept else torch.ones(len(self.memory), dtype=torch.bool, device=self.device))
     def choose_from(self, pool, batch, scores, losses):
+        if not scores.isfinite().any(): raise ValueError(f'record_choices: got no finite loss from the proxy in epoch {self.epoch}, wanted one that learns; train it at a lower rate.')
         chosen = super().choose_from(pool, batch, scores, losses)
         self.kept[-1][batch.idx] = False
         self.kept[-1][batch.idx[chosen.rows]] = True
@@ -86,16 +96,16 @@ class _Recorder(TopLossCallback):
 def record_choices(
     learn:Learner, # The learner whose data, loss function and optimizer are used
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape
-    fit, # A function that trains a learner, as the large model will be trained
+    fit, # A function that trains a learner, in one fit, as the large model will be trained
     keep:float=.5, # Share of each batch to keep
     every:int=4, # Every how many batches the proxy trains
 )->Choices: # One row for each epoch that the proxy trained
     "Train a small model on the learner's own stream of batches, on the hardest items by its own losses, and record which these are (airbench)"
-    if is_distributed(learn.dls.train): raise ValueError('record_choices: got a distributed loader, wanted one process; record before the distributed context.')
-    recorder,ds = _Recorder(keep, every),check_loader(learn.dls.train).dataset
+    if num_distrib()>1: raise ValueError(f'record_choices: got {num_distrib()} processes, wanted one; record the choices before, in a process of its own.')
+    recorder,dataset = _Recorder(keep, every),fingerprint(check_loader(learn.dls.train).dataset)
     with proxy_learner(learn, proxy, [recorder]) as small: fit(small)
     if not recorder.kept: raise ValueError('record_choices: `fit` trained no epoch, wanted one at least, as in lambda small: small.fit_one_cycle(10).')
-    return Choices(torch.stack(recorder.kept), fingerprint(ds))
+    return Choices(torch.stack(recorder.kept), dataset)
 
 # %% ../../nbs/methods/38_replay_choices.ipynb #bdf75450
 class ReplayChoicesCallback(EpochSelection):

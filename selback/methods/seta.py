@@ -14,7 +14,7 @@ from ..attach import set_selection
 from ..epochs import EpochSelection
 from ..losses import check_range
 from ..policies import seta as seta_policy
-from ..window import check_schedule
+from ..window import check_schedule, epoch_end
 
 # %% ../../nbs/methods/27_seta.ipynb #ff5631ed
 class SeTaCallback(EpochSelection):
@@ -34,8 +34,8 @@ class SeTaCallback(EpochSelection):
         self.width,self.delta = check_schedule('window', window, 0, 1, above=True),check_range('delta', delta, 0, 1)
 
     def choose_items(self, idxs):
-        is_late = self.pct_train+1/self.n_epoch>self.delta+1e-9
-        return seta_policy(self.tracker.losses[idxs], self.epoch, self.scheduled(self.prune), self.n_groups, 1. if is_late else self.scheduled(self.width), self.generator)
+        window = self.scheduled(self.width) if epoch_end(self.pct_train, self.epoch, self.n_epoch)<=self.delta+1e-9 else 1.
+        return seta_policy(self.tracker.losses[idxs], self.epoch, self.scheduled(self.prune), self.n_groups, window, self.generator)
 
 # %% ../../nbs/methods/27_seta.ipynb #71d836ac
 @patch
