@@ -17,7 +17,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate, mse
 from fastcore.script import call_parse
 
-from .compare import check_study, comparable, compare, environment, measure_of, split_methods
+from .compare import check_study, comparable, compare, describe, measure_of, split_methods
 from .findings import last_epochs, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
 from .race import race as run_race
@@ -37,8 +37,7 @@ def _prepare(data, methods, arch, bs, cut):
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c)
     def get_learner(): return Learner(get_dls(data, bs, **cut), get_model(arch, dls.c), None if is_picture else CrossEntropyLossFlat(), metrics=mse if is_picture else error_rate)
-    about = dict(data=Path(data).name, arch=arch, bs=bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds), **environment(dls.device))
-    return list(dict.fromkeys(split_methods(methods))),get_learner,about
+    return list(dict.fromkeys(split_methods(methods))),get_learner,dict(data=Path(data).name, arch=arch, **describe(dls))
 
 def _keep_picture(folder, learn):
     "Write what a network has learned of an image to a folder, in a method's first run"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from .compare import compare, environment, measure_of, split_methods
-from .findings import is_control, last_epochs, paired, signed, words
+from .compare import compare, describe, measure_of, split_methods
+from .findings import is_control, is_random, last_epochs, paired, signed, table, words
 from .losses import check_range
 
 # %% ../nbs/52_race.ipynb #44cfd89b
@@ -30,7 +30,7 @@ def better_half(
     measure:str='error', # A column: 'valid_loss' or 'error'
 )->list: # Names: the controls, and the better half of the others, rounded up, but not below two
     "Who goes on to the next round"
-    means = ends.groupby('method', sort=False)[measure].agg(lambda o: o.mean(skipna=False)) # one that diverged has none
+    means = table(ends[['method','seed',measure]])[measure] # one that diverged has none
     others = means[[not is_control(m) for m in means.index]].sort_values(na_position='last')
     stays = set(others.index[:max(2, math.ceil(len(others)/2))])
     return [m for m in means.index if is_control(m) or m in stays]
@@ -53,7 +53,7 @@ def race(
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
     dls = get_learner().dls
     compute = 10*len(dls.train_ds) if compute is None else check_range('compute', compute, 0, above=True)
-    kwargs = dict(n_train=len(dls.train_ds), n_valid=len(dls.valid_ds), **environment(dls.device or 'cpu')) | kwargs
+    kwargs = describe(dls) | kwargs
     shares,runs = rounds_of(sum(not is_control(m) for m in methods)),[]
     for i,share in enumerate(shares, 1):
         file = None if path is None else Path(path)/f'round_{i}.csv'
@@ -70,16 +70,16 @@ def race_verdict(
     "Who won, how sure that is, and who left when"
     measure,last = measure_of(runs),runs['round'].max()
     ends,word = last_epochs(runs[runs['round']==last]),words[measure]
-    means = ends.groupby('method')[measure].agg(lambda o: o.mean(skipna=False)).dropna().sort_values()
+    means = table(ends[['method','seed',measure]])[measure].dropna()
     if 'none' not in means or len(means)<2: return f'There is nothing to compare: plain training or the methods have no finite {word}.'
     best,*others = sorted(means.index, key=lambda m: (means[m],m!='none'))
     against = {m: paired(ends, best, m, measure) for m in others}
     doubt,to_plain = [m for m,d in against.items() if not d.is_clear],against.get('none')
-    names = {m: {'none': 'plain training'}.get(m, m) for m in means.index}
-    if best!='none' and is_control(best): text = f'No method that chooses by loss was the best: a random choice, {best}, has the lowest {word}.'
+    rivals = [m for m in doubt if m!='none']
+    if is_random(best): text = f'No method that chooses by loss was the best: a random choice, {best}, has the lowest {word}.'
     elif to_plain is None: text = f'Plain training has the lowest {word}' + ('.' if not doubt else f", but it is not clearly lower than with {' and '.join(doubt)}.")
     elif not to_plain.is_clear: text = f'No clear difference from plain training: {best} has the lowest {word} on average ({signed(to_plain.mean)}, {to_plain.sure}).'
     else: text = f"{best} {'is among the best' if doubt else 'won'}: its {word} is {to_plain.size} than with plain training ({to_plain.sure})."
-    if to_plain and set(doubt)-{'none'}: text += f" Between it and {' and '.join(names[m] for m in doubt if m!='none')} there is no clear difference."
+    if to_plain and rivals: text += f" Between it and {' and '.join(rivals)} there is no clear difference."
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
     return text+(f" Left on the way: {', '.join(gone)}." if gone else '')

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .all import InclusionSelection, record_choices, reducible_loss, ReplayChoicesCallback, SelectiveBackpropCallback, step_inclusion
-from .compare import compare, environment
+from .compare import compare, describe
 from .datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
 from .experiments import in_bf16, results, scale
 from .scoring import counting
@@ -229,6 +229,11 @@ class Regime:
 
 look_free = 'favor_hard'
 
+def _some_images(n):
+    "A random choice of CIFAR-10's training set, with its labels"
+    rows = torch.randperm(len(cifar_parts()[0][1]), generator=_generator())[:n]
+    return [o[rows] for o in cifar_parts()[0]]
+
 def _with_duplicates():
     *data,of = near_duplicates()
     own = torch.arange(int(of.max())+1) # the first of each is the image itself
@@ -266,15 +271,13 @@ def _with_segments():
     return Regime(dict(all=(segmentation_learner, methods), weighted=(partial(segmentation_learner, True), {'weights in the loss': 'none'})), 9_000, lr=.02)
 
 def _with_little_time():
-    rows = torch.randperm(len(cifar_parts()[0][1]), generator=_generator())[:10_000]
-    data = [o[rows] for o in cifar_parts()[0]]
+    data = _some_images(10_000)
     return Regime(dict(all=(lambda: image_learner(data), {'none': 'none', 'hardest first': 'favor_hard(end=.5)', 'hardest always': look_free, 'easiest first': lambda: EasiestFirst(auto=False)})), 60_000)
 
 def _with_a_proxy():
-    rows = torch.randperm(len(cifar_parts()[0][1]), generator=_generator())[:20_000]
-    data,compute = [o[rows] for o in cifar_parts()[0]],200 if scale()=='tiny' else 100_000
+    data,compute = _some_images(20_000),200 if scale()=='tiny' else 100_000
     def large(): return image_learner(data, widen=2.)
-    def record(learn): return record_choices(learn, small_convnet(10, .5), lambda small: small.fit_one_cycle(max(1, 2*compute//len(rows)), .1))
+    def record(learn): return record_choices(learn, small_convnet(10, .5), lambda small: small.fit_one_cycle(max(1, 2*compute//len(data[1])), .1))
     def replayed(learn): return ReplayChoicesCallback(record(learn), auto=False)
     def swept(learn):
         with counting(None): return ReplayChoicesCallback(record(learn), auto=False) # other trainings have paid for it
@@ -292,7 +295,7 @@ def run_regime(
     regime,path,runs = regimes[name](),results('where_it_pays'),[]
     for part,(get_learner,methods) in regime.parts.items():
         learn = get_learner()
-        about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', bs=learn.dls.train.bs, n_train=len(learn.dls.train_ds), n_valid=len(learn.dls.valid_ds), **environment(default_device()))
+        about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', **describe(learn.dls))
         runs.append(compare(get_learner, methods, seeds=2 if scale()=='tiny' else seeds, lr=regime.lr, path=path/f'{name}_{part}.csv', plot=False, **regime.plan(), **about))
     return pd.concat(runs, ignore_index=True)
 

@@ -1,6 +1,5 @@
 "Counted compute: what it comes to by hand, that it disturbs nothing and nothing disturbs it"
 import subprocess, sys
-from contextlib import contextmanager
 
 import matplotlib
 matplotlib.use('agg')

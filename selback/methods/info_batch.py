@@ -14,7 +14,7 @@ from ..attach import set_selection
 from ..inclusion import InclusionSelection
 from ..losses import check_range
 from ..policies import mean_inclusion
-from ..window import check_schedule, epoch_end
+from ..window import check_schedule, ends_by
 
 # %% ../../nbs/methods/35_info_batch.ipynb #220cd5ad
 class InfoBatchCallback(InclusionSelection):
@@ -33,7 +33,7 @@ class InfoBatchCallback(InclusionSelection):
 
     def inclusion(self, loss): return mean_inclusion(loss, self.scheduled(self.prune))
     def choose_items(self, idxs):
-        if epoch_end(self.pct_train, self.epoch, self.n_epoch)<=self.delta+1e-9: return super().choose_items(idxs)
+        if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch): return super().choose_items(idxs)
 
 # %% ../../nbs/methods/35_info_batch.ipynb #7d4e44d8
 @patch

@@ -10,7 +10,6 @@ import hashlib
 from numbers import Number
 
 import numpy as np, torch
-from fastai.callback.core import CancelBatchException
 from fastai.learner import Learner
 from fastai.torch_core import num_distrib
 from fastcore.basics import patch
@@ -20,8 +19,7 @@ from torch import Tensor
 from ..attach import set_selection
 from ..epochs import EpochSelection
 from ..loader import check_loader, unaugmented
-from ..losses import check_range
-from .proxy import proxy_learner
+from .proxy import EveryNth, proxy_learner
 from .top_loss import TopLossCallback
 from ..policies import Chosen
 from ..views import target_of
@@ -74,10 +72,10 @@ class Choices:
 
 # %% ../../nbs/methods/38_replay_choices.ipynb #8359eaf6
 class _Recorder(TopLossCallback):
-    "Notes what is kept of each batch, and trains on it now and then"
-    def __init__(self, keep, every):
+    "Notes what is kept of each batch"
+    def __init__(self, keep):
         super().__init__(keep, warmup=0, auto=False, track_items=True)
-        self.every,self.kept = check_range('every', every, 1, whole=True),[]
+        self.kept = []
     def before_train(self):
         super().before_train()
         self.kept.append(self.kept[-1].clone() if self.kept else torch.ones(len(self.memory), dtype=torch.bool, device=self.device))
@@ -87,11 +85,6 @@ class _Recorder(TopLossCallback):
         self.kept[-1][batch.idx] = False
         self.kept[-1][batch.idx[chosen.rows]] = True
         return chosen
-    def before_batch(self):
-        super().before_batch()
-        if self.iter%self.every:
-            self.learn.yb = () # so that `Recorder` leaves the batch out
-            raise CancelBatchException
 
 def record_choices(
     learn:Learner, # The learner whose data, loss function and optimizer are used
@@ -102,8 +95,8 @@ def record_choices(
 )->Choices: # One row for each epoch that the proxy trained
     "Train a small model on the learner's own stream of batches, on the hardest items by its own losses, and record which these are (airbench)"
     if num_distrib()>1: raise ValueError(f'record_choices: got {num_distrib()} processes, wanted one; record the choices before, in a process of its own.')
-    recorder,dataset = _Recorder(keep, every),fingerprint(check_loader(learn.dls.train).dataset)
-    with proxy_learner(learn, proxy, [recorder]) as small: fit(small)
+    recorder,dataset = _Recorder(keep),fingerprint(check_loader(learn.dls.train).dataset)
+    with proxy_learner(learn, proxy, [recorder, EveryNth(every, recorder.order+1)]) as small: fit(small)
     if not recorder.kept: raise ValueError('record_choices: `fit` trained no epoch, wanted one at least, as in lambda small: small.fit_one_cycle(10).')
     return Choices(torch.stack(recorder.kept), dataset)
 
@@ -123,7 +116,7 @@ class ReplayChoicesCallback(EpochSelection):
         super().begin_fit()
         ds,c = check_loader(self.dls.train).dataset,self.choices
         if len(ds)!=c.n: raise ValueError(f'replay_choices: got a training set of {len(ds)} items, wanted {c.n}, as in the recorded one; record its choices anew.')
-        if fingerprint(ds)!=c.dataset: raise ValueError(f'replay_choices: got a training set with other targets than the recorded one of as many items, '
+        if fingerprint(ds)!=c.dataset: raise ValueError('replay_choices: got a training set with other targets than the recorded one of as many items, '
             'wanted the same items in the same order; record its choices anew.')
 
     def choose_items(self, idxs):

@@ -14,7 +14,7 @@ from ..attach import set_selection
 from ..epochs import EpochSelection
 from ..losses import check_range
 from ..policies import seta as seta_policy
-from ..window import check_schedule, epoch_end
+from ..window import check_schedule, ends_by
 
 # %% ../../nbs/methods/27_seta.ipynb #ff5631ed
 class SeTaCallback(EpochSelection):
@@ -34,7 +34,7 @@ class SeTaCallback(EpochSelection):
         self.width,self.delta = check_schedule('window', window, 0, 1, above=True),check_range('delta', delta, 0, 1)
 
     def choose_items(self, idxs):
-        window = self.scheduled(self.width) if epoch_end(self.pct_train, self.epoch, self.n_epoch)<=self.delta+1e-9 else 1.
+        window = self.scheduled(self.width) if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch) else 1.
         return seta_policy(self.tracker.losses[idxs], self.epoch, self.scheduled(self.prune), self.n_groups, window, self.generator)
 
 # %% ../../nbs/methods/27_seta.ipynb #71d836ac
