@@ -1,0 +1,60 @@
+"What cards and the guide say was measured follows from the runs"
+import shutil
+from pathlib import Path
+
+import pandas as pd, pytest
+from helpers import *
+from selback.measured import *
+
+def runs_of(errors, forwarded=100, selected=1):
+    "Runs of one epoch: errors by method and seed"
+    return pd.DataFrame([dict(method=m, seed=s, epoch=1, forwarded=100 if m=='none' else forwarded, backpropagated=100, selected=0 if m=='none' else selected, kept=1, valid_loss=10*e, error=e, compute=100)
+        for m,es in errors.items() for s,e in enumerate(es)])
+
+@pytest.fixture
+def top(tmp_path):
+    "A folder of results with one study"
+    (tmp_path/'without_a_look').mkdir()
+    def write(**kwargs):
+        errors = {'none': [.2,.2,.2], 'favor_hard(beta=2)': [.18,.181,.179], 'drop_easy': [.18,.21,.19], 'favor_harder': [.3,.3,.3]}
+        runs_of({**errors, **kwargs.pop('errors', {})}, **kwargs).to_csv(tmp_path/'without_a_look/plain_half.csv', index=False)
+        return tmp_path
+    return write
+
+def test_differences_are_those_of_the_runs(top):
+    df = differences(top()).set_index('method')
+    assert df.loc['favor_hard(beta=2)','difference'].mean==pytest.approx(-.1) and df.loc['favor_hard(beta=2)','difference'].better==3
+    assert df.verdict.to_dict()=={'favor_hard(beta=2)': 'better', 'drop_easy': 'no clear difference', 'favor_harder': 'worse'}
+    assert set(df['where'])=={'CIFAR-10, 20 epochs'} and 'none' not in df.index
+
+def test_a_changed_file_changes_the_card(top):
+    folder = top()
+    assert 'in 1 of 1' in tally('favor_hard', top=folder).data and '-10.0%' in measured('favor_hard', top=folder).data
+    top(errors={'favor_hard(beta=2)': [.22,.221,.219]})
+    assert 'not clearly better' in tally('favor_hard', top=folder).data and 'clearly worse in 1' in tally('favor_hard', top=folder).data and '+10.0%' in measured('favor_hard', top=folder).data
+
+def test_a_card_counts_its_own_method_only(top):
+    assert measured('favor_hard', top=top()).data.count('`favor_hard')==1
+    assert measured('favor_hard', 'drop_easy', top=top()).data.count('CIFAR-10')==2
+    assert 'Not measured' in tally('favor', top=top()).data
+
+def test_what_never_selected_has_no_difference(top):
+    folder = top(selected=0)
+    assert set(differences(folder).verdict)=={'never selected'} and differences(folder).difference.isna().all()
+    assert 'never found selecting worth its cost' in tally('drop_easy', top=folder).data
+
+def test_looks_that_were_not_counted_win_nothing(top):
+    "Equal back-propagated items are an equal cost for a method without looks only"
+    folder = top(forwarded=200)
+    shutil.move(folder/'without_a_look/plain_half.csv', (folder/'multi_label').mkdir() or folder/'multi_label/items.csv')
+    assert not differences(folder).equal_cost.any()
+    assert 'Not measured' in tally('favor_hard', top=folder).data and 'looks not counted' in measured('favor_hard', top=folder).data
+    runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}).to_csv(folder/'multi_label/items.csv', index=False)
+    assert 'in 1 of 1' in tally('info_batch', top=folder).data
+
+def test_every_study_names_a_page_and_its_files():
+    root = Path(__file__).parents[1]
+    for study in studies:
+        pages = root/'nbs'/f'{study.page}.ipynb',root/'drafts'/f'{Path(study.page).name}.ipynb'
+        assert any(o.exists() for o in pages), study
+        if 'where_it_pays' not in study.page and 'once' not in study.files[0]: assert (root/'results'/f'{study.files[0]}.csv').exists(), study
