@@ -1,5 +1,5 @@
 "The repository agrees with itself"
-import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess, sys
+import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -106,6 +106,38 @@ def test_readme_is_made_from_the_index():
     assert (root/'README.md').read_text()==text and pictures, 'run make readme'
     for path,picture in pictures.items(): assert (root/path).read_bytes()==picture, 'run make readme'
     for link in re.findall(r'\]\(((?!http)[^)#]+)\)', text): assert (root/link).exists(), link
+
+def test_readme_is_read_in_two_minutes():
+    text = (root/'README.md').read_text()
+    assert len(text.split())<=900 and len(text.encode())<=6*1024
+
+def measured_numbers(text): return [n for n in re.findall(r'([\d.]+)\s?(?:%|dB|points|times)', text) if n!='95'] # of an interval
+
+@pytest.mark.parametrize('page', ['index','tutorials/choosing'])
+def test_measured_numbers_come_from_files(page):
+    "What a reader is told was measured stands in cells that read the runs"
+    typed = [c['source'] for c in json.loads((root/f'nbs/{page}.ipynb').read_text())['cells'] if c['cell_type']=='markdown']
+    assert not measured_numbers('\n'.join(map(''.join, typed)))
+    assert measured_numbers('3% of it, 1.2 dB more, 95 % sure')==['3','1.2']
+
+@pytest.mark.parametrize('page', ['index','tutorials/choosing'])
+def test_pages_follow_the_runs(page, tmp_path, monkeypatch):
+    "A file that changes changes the page; until then, the page shows what the files say"
+    shutil.copytree(root/'results', tmp_path/'results', ignore=shutil.ignore_patterns('*.png'))
+    (tmp_path/'nbs/tutorials').mkdir(parents=True)
+    cells = [c for c in json.loads((root/f'nbs/{page}.ipynb').read_text())['cells'] if c['cell_type']=='code' and 'gain(' in ''.join(c['source'])]
+    stored = [''.join(o['data']['text/markdown']) for c in cells for o in c['outputs'] if 'text/markdown' in o.get('data', {})]
+    monkeypatch.chdir(tmp_path/'nbs' if page=='index' else tmp_path/'nbs/tutorials')
+    def shown():
+        names = {}
+        for c in cells:
+            *lines,last = re.split(r'\n(?=Markdown\()', ''.join(c['source']))
+            exec('\n'.join(lines), names)
+            yield eval(last, names).data
+    assert list(shown())==stored, f'run nbs/_run.py nbs/{page}.ipynb, and make readme'
+    path = tmp_path/'results/an_image/flower_full.csv'
+    pd.read_csv(path).assign(error=lambda d: d.error.where(d.method=='none', 2*d.error)).to_csv(path, index=False)
+    assert list(shown())!=stored
 
 def test_commands_in_the_readme_exist():
     make = (root/'Makefile').read_text()
