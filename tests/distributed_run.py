@@ -12,6 +12,7 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from helpers import *
+from selback.methods.replay_choices import Choices, fingerprint
 
 def on_cpu(self, t, rank):
     t = torch.LongTensor(t)
@@ -58,6 +59,7 @@ CASES = dict(plain=lambda: None, all_sb=lambda: SelectiveBackpropCallback(beta=0
     stale=lambda: StaleLossCallback(beta=1, n=2), stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False), top=lambda: TopLossCallback(.5), pooled=lambda: TopLossCallback(.6, gather=True, presample=3),
     guarded=lambda: TopLossCallback(.5, noise_quantile=.5), random=lambda: RandomSubsetCallback(.5), gathered_random=lambda: RandomSubsetCallback(.7, gather=True), random_before=lambda: RandomSubsetCallback(.37, before_loading=True),
     cancelled=lambda: StaleLossCallback(beta=1, n=2, gather=False), cancelled_sb=lambda: SelectiveBackpropCallback(keep=.4, warmup=0), favor_hard=lambda: FavorHardCallback(beta=1, max_rest=2, correct=1.), drop_easy=lambda: DropEasyCallback(drop=1., max_rest=1), info_long=lambda: InfoBatchCallback(prune=.7, delta=1.), seta=lambda: SeTaCallback(prune=.2, n_groups=3, window=.5, delta=1.),
+    replayed=lambda: ReplayChoicesCallback(Choices(torch.arange(101).add(torch.arange(3)[:,None])%3>0, fingerprint(TensorDataset(*data())))),
     all_hard=lambda: FavorHardCallback(beta=0, warmup=0), all_own=lambda: PrioritizedSamplingCallback(uniform=1., warmup=0), prioritized=lambda: PrioritizedSamplingCallback(alpha=2., uniform=.3, correct=1., warmup=1),
     dropped_prioritized=lambda: PrioritizedSamplingCallback(uniform=.6, warmup=1), importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02, score='loss'), info=lambda: InfoBatchCallback(delta=1.), empty=OddOnes,
     empty_gathered=lambda: OddOnes(gather=True), needy=lambda: OnlyTheFirst(gather=True), guarded_sb=lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.5), left_over=lambda: RandomSubsetCallback(34/101, before_loading=True),

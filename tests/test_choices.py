@@ -1,7 +1,9 @@
 "Recorded choices: what a proxy keeps, by a loop written out by hand, and what a replay loads"
+import pickle
 from collections import Counter
 
 import pytest, torch
+from fastai.callback.core import CancelFitException
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
@@ -106,6 +108,32 @@ def test_a_file_keeps_them(tmp_path):
     assert (tmp_path/'c.npz').stat().st_size<30*13+1000
     a,b = (loaded(ReplayChoicesCallback(o, seed=0), 3) for o in (choices, str(tmp_path/'c.npz')))
     assert a==b
+
+def test_a_replay_is_pickled_and_exported_with_its_learner(tmp_path):
+    learn = learner(net=linear())
+    choices,kept = some_choices(learn)
+    learn.replay_choices(choices)
+    copy = pickle.loads(pickle.dumps(quiet_fit(learn, 4)))
+    assert torch.equal(torch.stack(list(copy.selection.choices)), kept)
+    a,b = (hash_of(quiet_fit(o, 4).model) for o in (learn, copy) if not set_seed(5))
+    assert a==b
+
+@pytest.mark.parametrize('stop', [1,2,3])
+def test_a_stopped_replay_goes_on_with_its_epoch(stop):
+    choices,kept = some_choices(learner())
+    def run(start, until):
+        class Stop(Callback):
+            order,run_valid = 90,False
+            def before_epoch(self):
+                if self.epoch==until: raise CancelFitException
+        learn = learner(net=linear(), cbs=[ReplayChoicesCallback(choices), Diary(), Stop()])
+        quiet_fit(learn, 4, start_epoch=start)
+        return [set(items_of(e)) for e in learn.diary.epochs if e]
+    whole,first,rest = run(0, 4),run(0, stop),run(stop, 4)
+    for epoch,row in zip(first+rest, kept, strict=True):
+        wanted = set(row.nonzero()[:,0].tolist())
+        assert wanted<=epoch and len(epoch-wanted)<=1
+    assert len(whole)==4
 
 def test_another_dataset_is_refused():
     choices,_ = some_choices(learner())

@@ -43,7 +43,7 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert [numbers for _,numbers,*_ in ours['steps']]==[numbers for _,numbers,*_ in plain['steps']]
         assert same(ours['weights'], plain['weights'])
 
-@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy', 'prioritized', 'seta'])
+@pytest.mark.parametrize('name', ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy', 'prioritized', 'seta', 'replayed'])
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]:
         assert all(idx==numbers or is_idle(step) for step in rank['steps'] for _,numbers,idx,_ in [step])
@@ -57,12 +57,18 @@ def test_memories_agree_and_count_what_both_trained(runs, name):
         for _,numbers,idx,_ in rank['steps']: picked += torch.bincount(torch.tensor(numbers if idx else [], dtype=torch.int64), minlength=101).int()
     assert torch.equal(a['memory']['picked'], picked)
 
-@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy', 'seta'])
+@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy', 'seta', 'replayed'])
 def test_chosen_items_are_shared_out(runs, name):
     "In an epoch of chosen items no item is in both ranks but for the one that makes their numbers equal"
     for epoch in [1,3] if name=='stale' else [1,2]: # all choose by themselves there
         a,b = (sum(of_epoch(rank, epoch), []) for rank in runs[name])
         assert 0<len(a)+len(b)<101 and abs(len(a)-len(b))<=BS and len(set(a) & set(b))<=1
+
+def test_ranks_replay_the_recorded_choices(runs):
+    "Together they train what the mask of the epoch keeps, of the fit of three epochs"
+    for epoch in range(3):
+        trained = set(sum((sum(of_epoch(rank, epoch), []) for rank in runs['replayed']), []))
+        assert trained=={i for i in range(101) if (i+epoch)%3}
 
 def test_info_batch_weights_go_with_the_items(runs):
     weights = {}
