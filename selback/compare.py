@@ -346,7 +346,9 @@ def _unknown_option(name):
     "What to say of a keyword that `compare` does not take"
     known = [k for k in inspect.signature(compare).parameters if k!='kwargs']
     near = get_close_matches(name, known, 1)
-    return f"compare: got an unknown option {name!r}{f', did you mean {near[0]}?' if near else '.'} A budget is epochs, seconds, items or compute; a column of one's own goes in about=dict({name}=...); else wanted one of {', '.join(known)}."
+    meant = f', did you mean {near[0]}?' if near else '.'
+    return (f"compare: got an unknown option {name!r}{meant} A budget is epochs, seconds, items or compute; a column of one's own goes in about=dict({name}=...); "
+        f"else wanted one of {', '.join(known)}.")
 
 def _tell_controls(methods):
     "Say what verdicts will lack, if there is a method to judge"
