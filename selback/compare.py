@@ -8,7 +8,8 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
            'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #41eb7439
-import ast, inspect, platform, re, time
+import inspect, platform, re, sys, time
+from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 
@@ -19,31 +20,24 @@ from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import set_seed
+from fastcore.basics import camel2snake
+from fastprogress.fastprogress import ConsoleProgressBar
 
 from .all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
-from .findings import never_selected, plot_runs, show_table, summarize, to_markdown, verdict
+from .findings import is_control, is_random, never_selected, parse_method, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
 from .scoring import counting
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #1c1de6dd
-def _parse(spec):
-    "The name, arguments and keywords of a call"
-    try:
-        call = ast.parse(spec.strip(), mode='eval').body
-        if isinstance(call, ast.Name): return call.id,[],{}
-        return call.func.id,[ast.literal_eval(o) for o in call.args],{k.arg: ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, AttributeError, ValueError) as e:
-        raise ValueError(f"method: got {spec!r}, wanted a name or a call such as 'selective_backprop(beta=1)'.") from e
-
 def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
 ): # A function that returns a new callback, or None for plain training; raises a `ValueError` for an unknown name
     "The selection that `spec` writes as a call"
     known = known_methods()
-    name,args,kwargs = _parse(spec)
+    name,args,kwargs = parse_method(spec)
     if name=='none': return lambda: None
     if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
     return lambda: known[name](*args, **({"auto": False} | kwargs)) # the same choices whatever the machine
@@ -140,12 +134,43 @@ def schedule(
     return known[name]
 
 # %% ../nbs/50_compare.ipynb #a38247bc
+def _minutes(seconds):
+    "Such as 2:10, or 1:02:10"
+    m,s = divmod(round(seconds), 60)
+    return f'{m//60}:{m%60:02}:{s:02}' if m>=60 else f'{m}:{s:02}'
+
 class _Progress(Callback):
-    "Moves the bar of all runs, in per cent of each"
+    "Where the runs are: a bar, or a line for each finished run where the output is neither a notebook nor a terminal"
     order = CostLog.order+1
-    def __init__(self, bar, done, run): self.bar,self.done,self.run_name = bar,done,run
-    def after_batch(self): self.bar.update(self.done+int(100*min(self.learn.pct_train, .99)))
-    def after_epoch(self): self.bar.comment = f'{self.run_name}: {self.cost_log.rows[-1]["valid_loss"]:.4f}'
+    def __init__(self, todo):
+        self.labels,self.done,self.began,self.bar = [f'{method}, seed {seed}' for seed,method in todo],0,time.monotonic(),None
+        self.in_console = issubclass(progress_bar, ConsoleProgressBar)
+        if self.in_console and not sys.stdout.isatty(): return
+        self.bar = progress_bar(range(100*len(todo)))
+        if self.in_console:
+            width = max(map(len, self.labels))
+            if width>self.bar.cols-60: self.labels = [f'run {i+1} of {len(todo)}' for i in range(len(todo))] # a longer line would not stay one
+            else: self.labels = [o.ljust(width) for o in self.labels] # a longer one before it is overwritten
+        self.bar.on_iter_begin()
+        self.bar.update(0)
+
+    def before_fit(self): self.tell()
+    def after_epoch(self): self.tell(f': {self.cost_log.rows[-1]["valid_loss"]:<8.4g}')
+    def after_batch(self):
+        if self.bar: self.bar.update(100*self.done+int(100*min(self.learn.pct_train, .99)))
+
+    def tell(self, more=''):
+        if self.bar: self.bar.comment = (self.labels[self.done]+more).ljust(self.in_console and len(self.labels[0])+10)
+
+    def end_run(self, loss):
+        "One more is done"
+        self.done += 1
+        n,left = len(self.labels),(time.monotonic()-self.began)*(len(self.labels)/self.done-1)
+        if self.bar: self.bar.update(100*self.done)
+        else: print(f'run {self.done} of {n}: {self.labels[self.done-1]}, valid_loss {loss:.4g}, {_minutes(left)} left', flush=True)
+        if self.bar and self.done==n:
+            self.bar.on_iter_end()
+            if self.in_console: print()
 
 # %% ../nbs/50_compare.ipynb #8015d534
 def machine(
@@ -209,17 +234,18 @@ def check_study(
     compute:float|None=None, # The same
     annealing:str|None=None, # As `schedule` takes it
     path=None, # A CSV file
-    about:dict|None=None, # What else tells this study from others
+    about:dict|None=None, # What else tells this study from others: columns of the file
 )->tuple: # Functions that make callbacks, epochs, seeds, budget, schedule, columns of the file, and the runs that are there; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
-    about = about or {}
+    about = {} if about is None else about
+    if not isinstance(about, dict): raise TypeError(f'about: got {about!r}, wanted a dict of columns and their values.')
     if isinstance(methods, str): methods = split_methods(methods)
     methods = methods if isinstance(methods, dict) else {m: m for m in methods}
     if not methods: raise ValueError("methods: got none, wanted at least one, such as 'none'.")
     for name,o in methods.items():
         if not isinstance(name, str) or not (isinstance(o, str) or callable(o)) or isinstance(o, Selection): raise TypeError(
             f'methods: got {name!r}: {o!r}, wanted a name with what get_method takes, or with a function that returns a new callback.')
-    if clash := sorted(_own_columns & set(about)): raise ValueError(f"compare: got {', '.join(clash)}, which it writes itself; wanted columns of other names.")
+    if clash := sorted(_own_columns & set(about)): raise ValueError(f"about: got {', '.join(clash)}, which it writes itself; wanted columns of other names.")
     made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
     for name,o in methods.items():
         if isinstance(o, str): made[name]() # checks its numbers
@@ -233,12 +259,21 @@ def check_study(
     lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget='{1:.15g} {0}'.format(*(budget or ('epochs',epochs))))
     return made,epochs,seeds,budget,lr_at,about,_finished(path, about, made, seeds)
 
+_more_is_better = set('acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc pearsonr precision psnr r2 recall score sensitivity spearmanr specificity ssim variance'.split())
+
+def _check_metric(metric):
+    "Is less of it better, as far as its name tells?"
+    parts = set(re.findall('[a-z0-9]+', camel2snake(metric.name).replace('_', ' ')))
+    if parts & _more_is_better and not parts & {'error','loss'}: raise ValueError(f'get_learner: got the metric {metric.name}, of which more is better, wanted an error, '
+        f'of which less is better: error_rate in place of accuracy, else a function that returns 1-{metric.name}(pred, targ).')
+
 def _check_learner(learn):
     "Can it be compared?"
     if not isinstance(learn, Learner): raise TypeError(f'get_learner: got {type(learn).__name__}, wanted a Learner.')
     if learn.selection is not None: raise ValueError(f'get_learner: got a learner with {type(learn.selection).__name__}, wanted one without a selection; name it among the methods.')
     if len(learn.metrics)!=1 or learn.recorder.train_metrics: raise ValueError(f'get_learner: got a learner with {len(learn.metrics)} metrics'
         f"{', of training too' if learn.recorder.train_metrics else ''}, wanted one metric of validation, an error.")
+    _check_metric(learn.metrics[0])
     for name,dl in zip(('training','validation'), learn.dls.loaders):
         if not len(dl): raise ValueError(f'get_learner: got a {name} set without a batch, wanted one at least.')
 
@@ -269,34 +304,36 @@ def compare(
     path=None, # A CSV file for the runs; those that it has are not run again
     plot:bool=True, # Draw them in the end?
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
-    **kwargs # What else tells this study from others: columns of the file
+    about:dict|None=None, # What else tells this study from others, such as dict(data='mine'): columns of the file
+    tell_controls:bool=True, # Say which control is missing, before training?
+    **kwargs # Refused: an unknown option is an error
 )->pd.DataFrame: # A row for each epoch of each run
     "Train with each method and seed, one after the other"
+    for name in kwargs: raise TypeError(_unknown_option(name))
     if not callable(get_learner) or isinstance(get_learner, Learner): raise TypeError(f'get_learner: got {type(get_learner).__name__}, wanted a function that returns a new learner.')
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
     if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
-    made,epochs,seeds,budget,lr_at,about,runs = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, kwargs)
+    made,epochs,seeds,budget,lr_at,about,runs = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
     todo,is_exact,failed = _missing(runs, made, seeds),True,None
     if todo: # an untimed piece of a run wakes up the machine
         _check_learner(learn := get_learner())
+        if tell_controls: _tell_controls(made)
         _train(learn, [CostLog(watch)], 1, ('items', 20*n_items(learn.dls.one_batch())), lr_at, lr)
-        bar = progress_bar(range(100*len(todo)))
-        bar.on_iter_begin()
-        bar.update(0)
-    for i,(seed,method) in enumerate(todo):
+        progress = _Progress(todo)
+    for seed,method in todo:
         set_seed(seed, reproducible=True)
         before,learn,log = learn.model,get_learner(),CostLog(watch, method, seed)
         with counting(log.compute.count),counted_steps(): selection = _selection(made[method], learn)
         if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
         if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
         if selection is not None: learn.add_cb(selection)
-        _train(learn, [log, _Progress(bar, 100*i, f'{method[:18]}, seed {seed}')], epochs, budget, lr_at, lr)
+        _train(learn, [log, progress], epochs, budget, lr_at, lr)
         if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
         is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
         new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
         runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
         if path is not None: _write(runs, path)
-    if todo: bar.on_iter_end()
+        progress.end_run(log.rows[-1]['valid_loss'])
     runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
     if not is_exact:
         why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
@@ -304,6 +341,21 @@ def compare(
     for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
+
+def _unknown_option(name):
+    "What to say of a keyword that `compare` does not take"
+    known = [k for k in inspect.signature(compare).parameters if k!='kwargs']
+    near = get_close_matches(name, known, 1)
+    meant = f', did you mean {near[0]}?' if near else '.'
+    return (f"compare: got an unknown option {name!r}{meant} A budget is epochs, seconds, items or compute; a column of one's own goes in about=dict({name}=...); "
+        f"else wanted one of {', '.join(known)}.")
+
+def _tell_controls(methods):
+    "Say what verdicts will lack, if there is a method to judge"
+    if all(map(is_control, methods)): return
+    lacks = {} if 'none' in methods else {'none': 'plain training'}
+    if not any(map(is_random, methods)): lacks['random_subset'] = 'a random choice'
+    if lacks: print(f"compare: without {' and '.join(lacks)} among the methods there will be no verdict against {' or '.join(lacks.values())}.")
 
 def _selection(make, learn):
     "What a function returns, of the learner if it asks for one, to prepare something with it"

@@ -17,7 +17,7 @@ from fastai.callback.fp16 import MixedPrecision
 from .callback import SelectionCallback
 from .compare import comparable, measure_of
 from .cost import clock
-from .findings import last_epochs, summarize, table
+from .findings import Difference, differences, last_epochs, options_of, summarize
 
 # %% ../nbs/55_experiments.ipynb #1246d7ff
 _scales = 'small','paper','tiny'
@@ -59,20 +59,21 @@ def in_bf16(
 # %% ../nbs/55_experiments.ipynb #80780159
 def end_table(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
-)->pd.DataFrame: # A row for each method
-    "Means over the seeds at the end of the runs, the standard deviation of the error, and the differences from plain training and the random control"
-    g = last_epochs(runs).groupby('method', sort=False)
-    df = g[['epoch','forwarded','backpropagated','kept','seconds','error','valid_loss']].mean()
-    df.insert(6, 'deviation', g.error.std())
+)->pd.DataFrame: # A row for each method; the differences from plain training and the random control are `Difference`s
+    "Means over the seeds at the end of the runs, what runs are compared by first, and the standard deviation of the error"
+    g,measure = last_epochs(runs).groupby('method', sort=False),measure_of(runs)
+    found = differences(summarize(runs, measure, equal=comparable(runs)))
+    df = g[['epoch','forwarded','backpropagated','kept','seconds']].mean().assign(deviation=g.error.std(), options=[options_of(m) for m in g.size().index])
     df.insert(0, 'seeds', g.size())
-    return df.join(table(summarize(runs, measure_of(runs), equal=comparable(runs))).filter(regex='^vs'))
+    means = g[[measure, 'valid_loss' if measure=='error' else 'error']].mean()
+    return pd.concat([means[[measure]], found.reindex(df.index), means.drop(columns=measure), df], axis=1)
 
 def styled(
     df:pd.DataFrame, # As `end_table` returns it
 ): # A `Styler` of pandas
     "The table, for reading"
     whole = [c for c in ('seeds','epoch','forwarded','backpropagated','seconds') if c in df]
-    return df.style.format(precision=4).format('{:,.0f}', subset=whole).format('{:+.1%}', subset=[c for c in df if c.startswith('vs')], na_rep='-')
+    return df.style.format(precision=4).format('{:,.0f}', subset=whole).format(lambda d: d.brief if isinstance(d, Difference) else '-', subset=[c for c in df if c.startswith('vs')])
 
 # %% ../nbs/55_experiments.ipynb #0f0bc576
 class StepTimes(Callback):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from .compare import compare, describe, measure_of, split_methods
-from .findings import is_control, is_random, last_epochs, paired, signed, table, words
+from .findings import is_control, last_epochs, never_selected, standing, table
 from .losses import check_range
 
 # %% ../nbs/52_race.ipynb #44cfd89b
@@ -43,43 +43,35 @@ def race(
     seeds=3, # Runs of each method in each round, or their seeds
     lr:float=1e-3, # The highest learning rate
     path=None, # A folder for the runs, one file for each round; those that it has are not run again
-    **kwargs # For `compare`
+    about:dict|None=None, # What else tells this study from others: columns of the files
+    **kwargs # For `compare`: annealing and watch
 )->pd.DataFrame: # A row for each epoch of each run, with its `round`, from 1 on
     "Find out which method suits some data: rounds with a growing budget and ever fewer methods; it prints what came of it"
     methods = split_methods(methods) if isinstance(methods, str) else field if methods is None else methods
     methods = dict(methods) if isinstance(methods, dict) else {m: m for m in methods}
     methods = {'none': 'none'} | methods
     if all(map(is_control, methods)): raise ValueError(f"methods: got {', '.join(methods)}, wanted one at least that chooses by loss.")
+    if others := sorted({'epochs','seconds','items'} & set(kwargs)): raise TypeError(f"race: got {', '.join(others)}, wanted compute alone, the budget of the last round.")
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
     dls = get_learner().dls
     compute = 10*len(dls.train_ds) if compute is None else check_range('compute', compute, 0, above=True)
-    kwargs = describe(dls) | kwargs
+    about = describe(dls) | (about or {})
     shares,runs = rounds_of(sum(not is_control(m) for m in methods)),[]
     for i,share in enumerate(shares, 1):
         file = None if path is None else Path(path)/f'round_{i}.csv'
-        runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, **kwargs).assign(round=i))
+        runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, about=about, tell_controls=i==1, **kwargs).assign(round=i))
         if i<len(shares): methods = {m: methods[m] for m in better_half(last_epochs(runs[-1]), measure_of(runs[-1]))}
     runs = pd.concat(runs, ignore_index=True)
-    print(f'\n{race_verdict(runs)}')
+    print(race_verdict(runs))
     return runs
 
 # %% ../nbs/52_race.ipynb #d41d1d81
 def race_verdict(
     runs:pd.DataFrame, # As `race` returns it
 )->str:
-    "Who won, how sure that is, and who left when"
-    measure,last = measure_of(runs),runs['round'].max()
-    ends,word = last_epochs(runs[runs['round']==last]),words[measure]
-    means = table(ends[['method','seed',measure]])[measure].dropna()
-    if 'none' not in means or len(means)<2: return f'There is nothing to compare: plain training or the methods have no finite {word}.'
-    best,*others = sorted(means.index, key=lambda m: (means[m],m!='none'))
-    against = {m: paired(ends, best, m, measure) for m in others}
-    doubt,to_plain = [m for m,d in against.items() if not d.is_clear],against.get('none')
-    rivals = [m for m in doubt if m!='none']
-    if is_random(best): text = f'No method that chooses by loss was the best: a random choice, {best}, has the lowest {word}.'
-    elif to_plain is None: text = f'Plain training has the lowest {word}' + ('.' if not doubt else f", but it is not clearly lower than with {' and '.join(doubt)}.")
-    elif not to_plain.is_clear: text = f'No clear difference from plain training: {best} has the lowest {word} on average ({signed(to_plain.mean)}, {to_plain.sure}).'
-    else: text = f"{best} {'is among the best' if doubt else 'won'}: its {word} is {to_plain.size} than with plain training ({to_plain.sure})."
-    if to_plain and rivals: text += f" Between it and {' and '.join(rivals)} there is no clear difference."
+    "Which method is best, how sure that is, and who left when"
+    last = runs['round'].max()
+    of_last = runs[runs['round']==last]
+    text = standing(last_epochs(of_last[~of_last.method.isin(never_selected(of_last))]), measure_of(runs))
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
     return text+(f" Left on the way: {', '.join(gone)}." if gone else '')

@@ -296,7 +296,7 @@ def run_regime(
     for part,(get_learner,methods) in regime.parts.items():
         learn = get_learner()
         about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', **describe(learn.dls))
-        runs.append(compare(get_learner, methods, seeds=2 if scale()=='tiny' else seeds, lr=regime.lr, path=path/f'{name}_{part}.csv', plot=False, **regime.plan(), **about))
+        runs.append(compare(get_learner, methods, seeds=2 if scale()=='tiny' else seeds, lr=regime.lr, path=path/f'{name}_{part}.csv', plot=False, about=about, **regime.plan()))
     return pd.concat(runs, ignore_index=True)
 
 # %% ../nbs/57_regimes.ipynb #51f62584

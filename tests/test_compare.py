@@ -1,9 +1,10 @@
 "The comparison: what runs cost, what it amounts to, the command"
-import runpy, sys
+import re, runpy, sys
 
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 from fastai.callback.core import Callback
 from fastai.data.external import URLs
+from fastai.metrics import F1Score, R2Score, accuracy, error_rate, mse, top_k_accuracy
 from helpers import *
 from selback.compare import *
 from selback.command import main
@@ -47,26 +48,31 @@ def test_pareto_points_are_beaten_by_none():
 
 def test_verdict_says_who_won():
     said = verdict(summarize(RUNS))
-    assert said.startswith('At equal seconds top_loss won: its validation loss was 5% lower than with plain training and 29% lower than with a random choice; '
-        'at equal back-propagated items 5% lower')
-    assert "It reached 1.2 times plain training's best validation loss in 0.75 of its time (95 % interval 0.75 to 0.75), with 0.75 of its back-propagated items." in said
+    assert said.startswith('At equal seconds top_loss won: its validation loss is 5.0% lower than with plain training (95 % interval -5.0% to -5.0%, better on 2 of 2 seeds) '
+        'and 28.8% lower than with a random choice (95 % interval -28.8% to -28.8%, ')
+    slower = RUNS.assign(seconds=RUNS.seconds.where(RUNS.seed==0, RUNS.seconds*1.01))
+    assert "top_loss reached 1.2 times plain training's best validation loss in 0.75 of its time (95 % interval 0.75 to 0.75)." in verdict(summarize(slower))
     worse = RUNS.assign(valid_loss=RUNS.valid_loss.where(RUNS.method!='top_loss', RUNS.valid_loss*3))
-    said = verdict(summarize(worse))
-    assert said.startswith('At equal seconds plain training won, and top_loss came closest: its validation loss was 185% higher than with plain training and 114% higher')
-    assert 'did not reach' in said
+    assert verdict(summarize(worse))==('At equal seconds plain training has the lowest validation loss. Of the methods that choose by loss top_loss came closest; '
+        'against plain training, its validation loss is 185.0% higher (95 % interval +185.0% to +185.0%, better on 0 of 2 seeds).')
     assert verdict(summarize(worse.assign(valid_loss=worse.valid_loss.where(~worse.method.str.startswith('random'), worse.valid_loss/2)))).startswith(
-        'At equal seconds random_subset(keep=.5) won, and top_loss came closest')
-    brief = pd.concat([RUNS[~RUNS.method.str.startswith('random')], *[run([.25], [.99], kept=.5).assign(method='random_subset', seed=s) for s in (0,1)]])
-    assert verdict(summarize(brief)).startswith('At equal seconds top_loss beat plain training, but not a random choice')
-    mixed = worse.assign(valid_loss=worse.valid_loss.where((worse.method!='top_loss') | (worse.seed==0), worse.valid_loss/5))
-    assert 'not for every seed' in verdict(summarize(mixed))
+        'At equal seconds no method that chooses by loss is the best: a random choice, random_subset(keep=.5), has the lowest')
     assert 'no control' in verdict(summarize(RUNS[~RUNS.method.str.startswith('random')]))
     assert 'nothing to compare' in verdict(summarize(RUNS[RUNS.method=='none']))
     assert 'No method selected anything' in verdict(summarize(RUNS.assign(kept=1.))) # as files from before tell it
     assert 'won' in verdict(summarize(RUNS.assign(kept=1., selected=5)))
-    assert 'one seed' in verdict(summarize(RUNS[RUNS.seed==0]))
-    assert 'error was' in verdict(summarize(RUNS, 'error'), 'error') and 'equal compute, seconds or items' in verdict(summarize(RUNS, equal=()))
+    assert 'error is' in verdict(summarize(RUNS, 'error'), 'error') and 'equal compute, seconds or items' in verdict(summarize(RUNS, equal=()))
     assert verdict(summarize(RUNS, equal=('items',))).startswith('At equal back-propagated items top_loss won')
+
+UNCLEAR = dict(one_seed=lambda runs: runs[runs.seed==0], seeds_disagree=lambda runs: runs.assign(valid_loss=runs.valid_loss.where((runs.method!='top_loss') | (runs.seed==0), runs.valid_loss*1.07)),
+    wide=lambda runs: runs.assign(valid_loss=runs.valid_loss.where((runs.method!='top_loss') | (runs.seed==0), runs.valid_loss*.1)))
+
+@pytest.mark.parametrize('name', UNCLEAR)
+def test_what_is_not_clear_is_no_win(name):
+    summary = summarize(UNCLEAR[name](RUNS))
+    said,shown = verdict(summary),show_table(summary)
+    assert said.startswith('At equal seconds there is no clear difference from plain training: top_loss has the lowest validation loss on average') and 'won' not in said and 'beat' not in said
+    assert shown.loc['vs plain, equal time','top_loss'].startswith('no clear difference (-')
 
 def test_runs_count_their_cost():
     def get_learner(): return Learner(dls_of(*class_data(132), drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error)
@@ -109,10 +115,11 @@ def test_plots_and_tables_for_any_order_of_methods():
     axes = plot_runs(RUNS[RUNS.method=='top_loss'], measure='error')
     assert axes[0].lines[0].get_xydata().tolist()==[[1,.5],[2,.4],[3,.29],[4,.285]]
     shown = show_table(summarize(RUNS).assign(forwarded=22528))
-    assert shown.loc['forwarded','none']=='22,528' and shown.loc['vs random, equal time','top_loss']=='-29%' and shown.loc['vs plain, equal time','none']=='-'
+    assert shown.loc['forwarded','none']=='22,528' and shown.loc['vs random, equal time','top_loss']=='-28.8%' and shown.loc['vs plain, equal time','none']=='-'
     assert shown.loc['times less time to 1.2x','top_loss']=='1.33 (1.33 to 1.33)' and shown.loc['times less time to 1.2x','none']=='-'
     assert to_markdown(shown).splitlines()[0]=='|  | `none` | `top_loss` | `random_subset(keep=.5)` |'
 
+def learner_with(metric): return Learner(learner_of().dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=metric)
 def learner_of(n=132, **kwargs): return Learner(dls_of(*class_data(n), drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error, **kwargs)
 
 @pytest.mark.parametrize('method,trains', [('none', 48), ('top_loss(keep=.25)', 16)])
@@ -148,7 +155,7 @@ def test_finished_runs_are_not_run_again(tmp_path, monkeypatch):
         if len(made)==4: raise KeyboardInterrupt
         fit(learn, *args, **kwargs)
     monkeypatch.setattr(Learner, 'fit', counted)
-    study = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=2, seeds=2, path=path, plot=False, data='mine')
+    study = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=2, seeds=2, path=path, plot=False, about=dict(data='mine'))
     with pytest.raises(KeyboardInterrupt): compare(**study)
     saved = pd.read_csv(path)
     assert saved.groupby(['method','seed']).size().to_dict()=={('none',0):2, ('top_loss',0):2}
@@ -159,7 +166,7 @@ def test_finished_runs_are_not_run_again(tmp_path, monkeypatch):
     assert len(made)==7
     compare(**study | dict(methods=['none','top_loss','random_subset']))
     assert len(made)==7+3
-    for other,match in [(dict(lr=.1),'lr 0.001, wanted 0.1'), (dict(data='yours'), 'data mine, wanted yours'), (dict(epochs=3), 'budget 2 epochs, wanted 3 epochs'), (dict(colour='red'),'colour unknown')]:
+    for other,match in [(dict(lr=.1),'lr 0.001, wanted 0.1'), (dict(about=dict(data='yours')), 'data mine, wanted yours'), (dict(epochs=3), 'budget 2 epochs, wanted 3 epochs'), (dict(about=dict(data='mine', colour='red')),'colour unknown')]:
         with pytest.raises(ValueError, match=match): compare(**study | other)
 
 def test_methods_are_split_outside_of_brackets():
@@ -226,6 +233,48 @@ def test_an_image_is_learned_pixel_by_pixel(tmp_path, capsys):
         picture = torch.tensor(plt.imread(tmp_path/f'learned/{method}.png')[...,:3])
         assert picture.shape==(*image.size, 3) and abs(float((picture.reshape(-1, 3)-image.colours.cpu()).square().mean())-error)<.1*error # colours end at 0 and 1
 
+def test_errors_by_any_name_are_taken(capsys):
+    def mean_iou_error(pred, y): return error(pred, y)
+    for metric in (error_rate, mean_iou_error, error): assert len(compare(lambda: learner_with(metric), ['none'], 1, 1, plot=False))==1
+
+def test_a_missing_control_is_said_once_and_before_training(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(Learner, 'fit', lambda *args, fit=Learner.fit, **kwargs: (print('trains'), fit(*args, **kwargs)))
+    study = dict(epochs=1, seeds=2, plot=False)
+    def said(methods, **kwargs):
+        compare(learner_of, methods, **study, **kwargs)
+        return capsys.readouterr().out
+    before,first,_ = said(['top_loss(warmup=0)']).partition('trains')
+    assert before=='compare: without none and random_subset among the methods there will be no verdict against plain training or a random choice.\n' and first
+    assert said(['none','top_loss(warmup=0)'], path=tmp_path/'runs.csv').startswith('compare: without random_subset among the methods there will be no verdict against a random choice.\n')
+    for methods in (['none'], ['none','random_subset'], ['none','top_loss','random_subset(keep=.3)']): assert 'without' not in said(methods)
+    assert said(['none','top_loss(warmup=0)'], path=tmp_path/'runs.csv')=='' # nothing is trained
+
+def test_each_finished_run_is_a_line_where_there_is_no_terminal(capsys):
+    compare(learner_of, ['none','random_subset(warmup=0)'], 1, 2, plot=False)
+    lines = capsys.readouterr().out.splitlines()
+    for i,(line,run) in enumerate(zip(lines, ('none, seed 0','random_subset(warmup=0), seed 0','none, seed 1','random_subset(warmup=0), seed 1'), strict=True), 1):
+        assert re.fullmatch(rf'run {i} of 4: {re.escape(run)}, valid_loss \d\.\d+, \d+:\d\d left', line)
+
+@pytest.mark.parametrize('columns,label', [(140,'random_subset(keep=.5,warmup=0), seed 0: '), (80,'run 2 of 2: ')])
+def test_a_terminal_has_a_bar_that_ends_full_and_stays_one_line(capsys, monkeypatch, columns, label):
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
+    monkeypatch.setenv('COLUMNS', str(columns))
+    compare(learner_of, ['none','random_subset(keep=.5,warmup=0)'], 1, 1, plot=False)
+    said = capsys.readouterr().out
+    shown = said.strip().split('\r')
+    assert '100.00% [200/200' in shown[-1] and label in shown[-1] and said.endswith('\n') and max(map(len, shown))<=columns
+
+STORED = {'an_image/china_half': dict(compute=614_400, seeds=5, lr=4e-3, about=dict(data='china', arch='coordinate_net', bs=1024, n_valid=24_576)),
+    'digits/runs': dict(compute=10_000, seeds=3, about=dict(data='digits', arch='small_resnet', bs=64, n_train=1437, n_valid=360))}
+
+@pytest.mark.parametrize('name', STORED)
+def test_stored_runs_are_recognised(name):
+    def never(): raise AssertionError('a run was started')
+    file,study = f'results/{name}.csv',STORED[name]
+    runs = pd.read_csv(file)
+    again = compare(never, runs.method.unique().tolist(), path=file, plot=False, **study | dict(seeds=runs.seed.unique().tolist(), about=study['about'] | environment()))
+    pd.testing.assert_frame_equal(again, runs, check_dtype=False)
+
 def test_help(monkeypatch, capsys):
     "As `python -m selback.command --help`, in this process"
     monkeypatch.setattr(sys, 'argv', ['selback.command', '--help'])
@@ -252,11 +301,11 @@ def test_a_complete_study_is_read_on_any_machine_but_added_to_on_its_own_only(tm
     study = dict(get_learner=learner_of, methods=['none'], epochs=1, seeds=1, path=tmp_path/'runs.csv', plot=False)
     here,there = dict(device='this', python='3', torch='2', fastai='2'),dict(device='that', python='4', torch='3', fastai='3')
     assert set(here)==set(environment())
-    runs = compare(**study, **here)
-    pd.testing.assert_frame_equal(compare(**study, **there), pd.read_csv(study['path']), check_dtype=False)
+    runs = compare(**study, about=here)
+    pd.testing.assert_frame_equal(compare(**study, about=there), pd.read_csv(study['path']), check_dtype=False)
     for name in here:
-        with pytest.raises(ValueError, match=f'got runs with {name} '): compare(**study | dict(seeds=2), **here | {name: there[name]})
-    with pytest.raises(ValueError, match='lr 0.001, wanted 0.1'): compare(**study | dict(lr=.1), **here) # complete or not
+        with pytest.raises(ValueError, match=f'got runs with {name} '): compare(**study | dict(seeds=2), about=here | {name: there[name]})
+    with pytest.raises(ValueError, match='lr 0.001, wanted 0.1'): compare(**study | dict(lr=.1), about=here) # complete or not
 
 def test_pareto_points_are_drawn():
     axes = plot_runs(RUNS)
@@ -352,7 +401,11 @@ def test_what_cannot_be_compared_is_refused_at_once(tmp_path, monkeypatch):
     refuses('methods: got none', methods=[])
     refuses("'a': 3, wanted a name with", methods={'a': 3}, error=TypeError)
     refuses('wanted a name with', methods=[TopLossCallback()], error=TypeError)
-    refuses('got epoch, which it writes itself', epoch=3)
+    refuses('got epoch, which it writes itself', about=dict(epoch=3))
+    refuses('about: got 3, wanted a dict', about=3, error=TypeError)
+    for name,meant in dict(n_epoch='epochs', n_epochs='epochs', n_seeds='seeds', computes='compute').items(): refuses(f"unknown option '{name}', did you mean {meant}", error=TypeError, **{name: 3})
+    refuses(r'A budget is epochs, seconds, items or compute; .* about=dict\(budget=...\)', error=TypeError, budget=3)
+    for metric in (accuracy, F1Score(), partial(top_k_accuracy, k=2), R2Score()): refuses('of which more is better, wanted an error', lambda: learner_with(metric))
     refuses('watch: got 3', watch=3, error=TypeError)
     refuses('path: got .*nowhere.*wanted a CSV file in a folder that exists', path=tmp_path/'nowhere'/'runs.csv')
     refuses('path: got', path=tmp_path)
@@ -373,7 +426,7 @@ NOTES = [dict(note=None), dict(note='NA'), dict(frac=1/3), dict(version='2.10'),
 
 @pytest.mark.parametrize('lr,more', [*[(1, o) for o in NOTES], (1., NOTES[0]), (.0012345678, NOTES[0])], ids=str)
 def test_a_study_knows_its_columns_again(tmp_path, lr, more):
-    study = dict(get_learner=learner_of, methods=['none'], epochs=1, path=tmp_path/'runs.csv', plot=False, lr=lr, **more)
+    study = dict(get_learner=learner_of, methods=['none'], epochs=1, path=tmp_path/'runs.csv', plot=False, lr=lr, about=more)
     first = compare(seeds=1, **study)
     both = compare(seeds=2, **study)
     assert both.valid_loss[0]==pytest.approx(first.valid_loss[0], rel=1e-5) and both.seed.tolist()==[0,1]

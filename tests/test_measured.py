@@ -22,7 +22,7 @@ def top(tmp_path):
     return write
 
 def test_differences_are_those_of_the_runs(top):
-    df = differences(top()).set_index('method')
+    df = comparisons(top()).set_index('method')
     assert df.loc['favor_hard(beta=2)','difference'].mean==pytest.approx(-.1) and df.loc['favor_hard(beta=2)','difference'].better==3
     assert df.verdict.to_dict()=={'favor_hard(beta=2)': 'better', 'drop_easy': 'no clear difference', 'favor_harder': 'worse'}
     assert set(df['where'])=={'CIFAR-10, 20 epochs'} and 'none' not in df.index
@@ -40,14 +40,14 @@ def test_a_card_counts_its_own_method_only(top):
 
 def test_what_never_selected_has_no_difference(top):
     folder = top(selected=0)
-    assert set(differences(folder).verdict)=={'never selected'} and differences(folder).difference.isna().all()
+    assert set(comparisons(folder).verdict)=={'never selected'} and comparisons(folder).difference.isna().all()
     assert 'never found selecting worth its cost' in tally('drop_easy', top=folder).data
 
 def test_looks_that_were_not_counted_win_nothing(top):
     "Equal back-propagated items are an equal cost for a method without looks only"
     folder = top(forwarded=200)
     shutil.move(folder/'without_a_look/plain_half.csv', (folder/'multi_label').mkdir() or folder/'multi_label/items.csv')
-    assert not differences(folder).equal_cost.any()
+    assert not comparisons(folder).equal_cost.any()
     assert 'Not measured' in tally('favor_hard', top=folder).data and 'looks not counted' in measured('favor_hard', top=folder).data
     runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}).to_csv(folder/'multi_label/items.csv', index=False)
     assert 'in 1 of 1' in tally('info_batch', top=folder).data

@@ -50,14 +50,14 @@ def test_two_are_left_for_the_last_round(n):
     assert left<=2 and shares[-1]==1 and all(b==2*a for a,b in zip(shares, shares[1:])) and (len(shares)==1 or n>2**(len(shares)-1))
 
 VERDICTS = [
-    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]), 'a won: its error is', []),
-    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]), 'a is among the best: its error is', ['Between it and b there is no clear difference.']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]), 'No clear difference from plain training: a has the lowest', ['better on 2 of 3 seeds']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]), 'No clear difference from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
-    (dict(none=[.2,.21,.22], a=[.3,.31,.32]), 'Plain training has the lowest error.', []),
-    (dict(none=[.2,.21,.22], a=[.2,.215,.22]), 'Plain training has the lowest error, but it is not clearly lower than with a.', []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]), 'At equal compute a won: its error is', []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]), 'At equal compute a is among the best: its error is', ['Between it and b there is no clear difference.']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['better on 2 of 3 seeds']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
+    (dict(none=[.2,.21,.22], a=[.3,.31,.32]), 'At equal compute plain training has the lowest error. Of the methods that choose by loss a came closest; against plain training, its error is', ['higher']),
+    (dict(none=[.2,.21,.22], a=[.2,.215,.22]), 'At equal compute plain training has the lowest error, but it is not clearly lower than with a.', []),
     (dict(none=[.3,.3], a=[float('nan'),float('nan')]), 'There is nothing to compare', []),
-    (dict(none=[.3,.31], a=[.3,.31]), 'Plain training has the lowest error, but', [])]
+    (dict(none=[.3,.31], a=[.3,.31]), 'At equal compute plain training has the lowest error, but', [])]
 
 @pytest.mark.parametrize('of,begins,more', VERDICTS)
 def test_the_words_fit_the_numbers(of, begins, more):
@@ -67,13 +67,17 @@ def test_the_words_fit_the_numbers(of, begins, more):
     assert said==race_verdict(runs_of(dict(reversed(of.items()))))
 
 def test_a_tie_and_a_control_are_no_win():
-    assert race_verdict(runs_of(dict(a=[.3,.31], none=[.3,.31]))).startswith('Plain training has the lowest error, but it is not clearly lower than with a')
-    assert race_verdict(runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})).startswith('No method that chooses by loss was the best: a random choice')
+    assert race_verdict(runs_of(dict(a=[.3,.31], none=[.3,.31]))).startswith('At equal compute plain training has the lowest error, but it is not clearly lower than with a')
+    assert race_verdict(runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})).startswith('At equal compute no method that chooses by loss is the best: a random choice')
 
 def test_losses_may_be_negative():
     d = paired(ends_of(none=[-1.,-1.1,-1.2], a=[-2.,-2.2,-2.4]), 'a')
     assert d.mean==pytest.approx(-1) and d.better==3 and 'lower' in d.size
     assert paired(ends_of(none=[.3,.3,.3], a=[.1,.1,float('inf')]), 'a').seeds==2
+
+def test_a_method_that_never_selected_takes_no_part():
+    runs = runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22], idle=[.1,.1,.1]))
+    assert race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3)).startswith('At equal compute a won') and 'idle' not in race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
 
 def test_who_left_is_named_with_the_round():
     said = race_verdict(runs_of(dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1]), dict(none=[.3,.31], a=[.2,.21], c=[.1,.11]), dict(none=[.3,.31], c=[.1,.11])))
@@ -96,7 +100,7 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
     ends = runs[runs['round']==2].groupby(['method','seed']).compute.max()
     assert (ends>=400).all() and (ends<400+20).all()
     said = capsys.readouterr().out
-    assert race_verdict(runs) in said
+    assert race_verdict(runs) in said and 'without' not in said
     files = {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
     again = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
     assert set(files)=={'round_1.csv','round_2.csv'} and {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}==files
@@ -106,7 +110,7 @@ def test_the_command(tmp_path, capsys):
     args = dict(race=True, data='digits', n_train=200, n_valid=100, seeds=1, compute=600, methods='top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
     main(**args)
     said = capsys.readouterr().out
-    assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 rounds to {tmp_path}' in said
+    assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 round to {tmp_path}' in said
     with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
     assert 'race: got another budget' in capsys.readouterr().err
 
@@ -114,4 +118,10 @@ def test_what_a_race_needs():
     with pytest.raises(ValueError, match='wanted one at least that chooses by loss'): race(learner, 'none,random_subset')
     with pytest.raises(ValueError, match="method: got 'nonsense'"): race(learner, 'nonsense', compute=100)
     with pytest.raises(ValueError, match='compute: got 0'): race(learner, compute=0)
+    with pytest.raises(TypeError, match='race: got epochs, wanted compute alone'): race(learner, epochs=3)
+    with pytest.raises(TypeError, match="unknown option 'lrs', did you mean lr"): race(learner, compute=100, lrs=3)
+
+def test_a_missing_control_is_said_once(capsys):
+    race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=100, seeds=1)
+    assert capsys.readouterr().out.count('without random_subset among the methods')==1
     assert set(field) & {'none'} and len(rounds_of(6))==3

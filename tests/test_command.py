@@ -1,0 +1,38 @@
+"The command's help: quick, and with all that can be written in a line"
+import inspect, re, subprocess, sys
+
+from helpers import *
+from selback.command import help_parser, methods_written, run_study
+
+HELP = help_parser(run_study).format_help()
+
+def test_help_lists_every_method_with_its_own_options():
+    "As the classes have them; `replay_choices` needs an object"
+    written = {name.partition('(')[0]: (name,what) for name,what in methods_written().items()}
+    ours = {name: c for name,c in known_methods().items() if c.__module__.startswith('selback.')}
+    assert set(written)==set(ours)-{'replay_choices'}
+    for name,(call,what) in written.items():
+        own = [p for p in inspect.signature(ours[name].__init__).parameters.values() if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD]
+        assert eval(f"dict{call.removeprefix(name)}")=={p.name: p.default for p in own} and what==ours[name].__doc__
+        assert f'  {call}\n      {what}' in HELP
+
+def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
+    defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
+    assert defaults==['digits','16','3','64','0.001','1.2x','runs']
+    examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
+    import shlex
+    args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
+    assert len(args)==3 and args[0].compute==10_000 and args[1].methods.startswith('none,favor_hard') and args[2].race
+
+def test_help_imports_no_torch():
+    code = "import sys; sys.argv = ['selback-compare','--help']\nfrom selback.command import main\ntry: main()\nexcept SystemExit: pass\nprint([m for m in ('torch','fastai','pandas','matplotlib','sklearn') if m in sys.modules])"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.endswith('[]\n')
+
+def test_a_line_reaches_the_study(monkeypatch):
+    import selback.command as c
+    asked = []
+    monkeypatch.setattr(c, 'run_study', c.delegates(run_study)(lambda **kwargs: asked.append(kwargs)))
+    monkeypatch.setattr(c, 'help_parser', lambda func: help_parser(run_study))
+    monkeypatch.setattr(sys, 'argv', ['selback-compare', '--compute', '500', '--n-train', '32', '--race'])
+    c.main()
+    assert asked[0] | dict(compute=500, n_train=32, race=True, seconds=None, epochs=16, methods=None)==asked[0] and set(asked[0])==set(inspect.signature(run_study).parameters)
