@@ -295,14 +295,7 @@ def test_evaluation_is_unchanged(cls, tmp_path_factory):
     assert plainly(evaluated, path)==evaluated(cls, path)
 
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
-def test_evaluation_of_images_is_unchanged(cls, monkeypatch):
-    @contextlib.contextmanager
-    def set_split_idx(self, i): # test-time augmentation asks for it
-        old,self.split_idx = self.split_idx,i
-        yield self
-        self.split_idx = old
-    monkeypatch.setattr(TensorItems, 'set_split_idx', set_split_idx, raising=False)
-    assert plainly(evaluated_images)==evaluated_images(cls)
+def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images)==evaluated_images(cls)
 
 def test_show_results_is_unchanged():
     def shown(cb):
