@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest, torch
 from fastai.callback.core import CancelFitException
+from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
@@ -90,6 +91,20 @@ def test_an_epoch_is_the_shuffle_less_what_its_recorded_one_left_out(n_epoch, ro
         wanted = set(kept[row].nonzero()[:,0].tolist())
         assert len(epoch)==len(set(epoch)) and wanted<=set(epoch) and len(epoch)-len(wanted)==(len(wanted)%bs==1)
         assert epoch!=sorted(epoch)
+
+@pytest.mark.parametrize('other', [MixUp(.4), CPUMixedPrecision(), GradientAccumulation(24)], ids=lambda cb: cb.name)
+def test_other_callbacks_leave_the_choice_alone(other):
+    "As the card says"
+    choices,kept = some_choices(learner())
+    learn = quiet_fit(learner(net=linear(), cbs=[ReplayChoicesCallback(choices), other]), 4)
+    trained = learn.selection.stats.query('step>=0').groupby('epoch').trained.sum().tolist()
+    assert trained==[n+(n%16==1) for n in kept.sum(1).tolist()] # no item trains alone
+
+def test_suspects_are_left_out_of_what_was_recorded():
+    choices,kept = some_choices(learner(), p=1.)
+    learn = quiet_fit(learner(net=linear(), cbs=[ReplayChoicesCallback(choices, noise_quantile=.5)]), 6)
+    suspects = len(learn.selection.suspects)
+    assert suspects and learn.selection.stats.query('step>=0').groupby('epoch').trained.sum().min()<100
 
 def test_what_is_left_out_is_never_read():
     "Each of the hundred twice for its target, which the fingerprint asks for; then what is kept in each epoch"
