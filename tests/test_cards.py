@@ -16,11 +16,11 @@ PARTS = [r'\A# .+\n\n> .+\n', r'#\| default_exp', r'#\| hide_input\nfrom selback
 MEASURED = re.compile(r'\d\s*(%|×|x\b|dB\b|points?\b|per ?cent|times\b|-?fold\b)')
 
 @pytest.fixture(scope='module', autouse=True)
-def differences():
+def comparisons():
     "Read the runs once"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selback.measured, 'differences', lru_cache(selback.measured.differences))
-        yield selback.measured.differences
+        patch.setattr(selback.measured, 'comparisons', lru_cache(selback.measured.comparisons))
+        yield selback.measured.comparisons
 
 @lru_cache
 def cells(card): return json.loads((root/f'nbs/methods/{card}.ipynb').read_text(encoding='utf-8'))['cells']
@@ -99,13 +99,13 @@ def test_each_quoted_message_is_raised(card):
 def study_pages(text): return {page for page in re.findall(r'\]\(\.\./([^)#]+)\.ipynb\)', text) if page in {o.page for o in studies}}
 
 @each_card
-def test_what_did_not_win_is_not_recommended_for_winning(card, differences):
+def test_what_did_not_win_is_not_recommended_for_winning(card, comparisons):
     "And what did is recommended for what it won at"
     when = paragraph(card, 'When')
     disclaims = re.match('Nowhere that we measured|Not for a better network', when)
     if card in NO_METHOD: assert disclaims; return
     names = next(calls(card, 'tally'))[1]
-    df = differences(results)
+    df = comparisons(results)
     df = df[(df.method.isin(names) | df.method.str.startswith(tuple(f'{o}(' for o in names))) & (df.verdict=='better')]
     won = '**Measured:** clearly better' in tally(*names, top=results).data
     assert won==df.equal_cost.any() and won!=bool(disclaims), f"{tally(*names, top=results).data} Rewrite its \"When\"."
@@ -124,7 +124,7 @@ def test_what_is_shown_is_what_was_measured(card):
             shown = [''.join(o['data']['text/markdown']) for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
             assert shown==[f(*names, top=results).data], f'run `.venv/bin/python nbs/_run.py nbs/methods/{card}.ipynb`'
 
-def test_each_method_has_a_card(differences):
+def test_each_method_has_a_card(comparisons):
     "And each comparison of a method shows on one"
     shown = {name for card in (o.stem for o in (root/'nbs/methods').glob('*.ipynb')) for _,names in calls(card, 'measured') for name in names}
-    assert set(differences(results).method.str.replace(r'\(.*', '', regex=True))<=shown
+    assert set(comparisons(results).method.str.replace(r'\(.*', '', regex=True))<=shown
