@@ -118,6 +118,7 @@ class TensorDL(TfmdDL):
         "A batch without its transforms; class numbers of pixels become a mask, which fastai can show"
         return tuple(TensorMask(o) if isinstance(o, TensorCategory) and o.ndim>2 else o for o in super().decode(b))
 
+# %% ../nbs/45_datasets.ipynb #20c193c4
 def _some(xy, n, name, part=0):
     "A random choice of `n` items, the same each time, of which no two parts share one; None: all"
     if n is None: return xy
@@ -192,6 +193,7 @@ def _digits():
     train,valid = train_test_split(range(len(labels)), test_size=.2, random_state=0, stratify=d.target)
     return (images[train],labels[train]),(images[valid],labels[valid]),_turned_and_lit,_ten
 
+# %% ../nbs/45_datasets.ipynb #fb6ad5e7
 def _decoded(folder):
     "All images below `folder`, decoded; the folder of an image is its class; and the names of the classes"
     from PIL import Image
