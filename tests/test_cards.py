@@ -58,7 +58,7 @@ def test_parts_come_in_their_order(card):
 
 @each_card
 def test_a_card_is_read_in_two_minutes(card):
-    "At 250 words a minute, code and the results aside"
+    "At 280 words a minute, code and results aside"
     assert len(prose(markdown(card)).split())<=560
 
 @each_card
