@@ -55,7 +55,7 @@ class TensorItems:
     def __len__(self): return len(self.images)
     def __getitem__(self, i):
         x = TensorImage(_as_float(self.images[i]))
-        return (x,) if self.labels is None else (x,TensorCategory(self.labels[i]))
+        return (x,) if self.labels is None else (x,(TensorMask if self.labels.ndim==3 else TensorCategory)(self.labels[i]))
 
 # %% ../nbs/45_datasets.ipynb #b70c1636
 def _shown(y, vocab):
@@ -114,11 +114,7 @@ class TensorDL(TfmdDL):
         "A loader like this one; `test_dl` and `predict` give it a list"
         if isinstance(dataset, (list,tuple,L,torch.Tensor)): dataset = self.dataset.test_set(dataset)
         return super().new(dataset, cls, **kwargs)
-    def decode(self, b):
-        "A batch without its transforms; class numbers of pixels become a mask, which fastai can show"
-        return tuple(TensorMask(o) if isinstance(o, TensorCategory) and o.ndim>2 else o for o in super().decode(b))
 
-# %% ../nbs/45_datasets.ipynb #20c193c4
 def _some(xy, n, name, part=0):
     "A random choice of `n` items, the same each time, of which no two parts share one; None: all"
     if n is None: return xy
@@ -153,11 +149,16 @@ class PadCrop(RandTransform):
     ):
         super().__init__()
         self.padding = padding
-    def encodes(self, x:TensorImage):
+    def before_call(self, b, split_idx):
+        super().before_call(b, split_idx)
+        x = b[0] if isinstance(b, tuple) else b
+        if split_idx!=1: self.at = torch.randint(2*self.padding+1, (2,len(x)), device=x.device)
+    def _moved(self, x):
         n,_,h,w = x.shape
         windows = F.pad(x, [self.padding]*4, mode='reflect').unfold(2, h, 1).unfold(3, w, 1) # a view of all that can be cut out
-        row,column = torch.randint(2*self.padding+1, (2,n), device=x.device)
-        return windows[torch.arange(n, device=x.device), :, row, column]
+        return windows[torch.arange(n, device=x.device), :, self.at[0], self.at[1]]
+    def encodes(self, x:TensorImage): return self._moved(x)
+    def encodes(self, x:TensorMask): return self._moved(x[:,None].float())[:,0].long()
 
 def _turned_and_lit(): return aug_transforms(do_flip=False, max_rotate=10., max_zoom=1.1, max_warp=0.)
 def _moved(): return [PadCrop()]
@@ -193,7 +194,6 @@ def _digits():
     train,valid = train_test_split(range(len(labels)), test_size=.2, random_state=0, stratify=d.target)
     return (images[train],labels[train]),(images[valid],labels[valid]),_turned_and_lit,_ten
 
-# %% ../nbs/45_datasets.ipynb #fb6ad5e7
 def _decoded(folder):
     "All images below `folder`, decoded; the folder of an image is its class; and the names of the classes"
     from PIL import Image

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 import selback.datasets as d
-from selback.datasets import Cutout, TensorItems, damage, get_dls, get_model, tensor_dls
+from selback.datasets import Cutout, PadCrop, TensorItems, damage, get_dls, get_model, tensor_dls
 
 matplotlib.use('Agg')
 root = Path(__file__).parents[1]
@@ -225,3 +225,14 @@ def test_the_learner_of_files_in_the_manual_runs(tmp_path, monkeypatch):
     exec(code, names)
     learn = names['learn']
     assert learn.selection.stats.kept.notna().any() and all(p.requires_grad for p in learn.model.parameters())
+
+@pytest.mark.parametrize('augment', [[Flip()], [PadCrop(2)], [PadCrop(2),Flip()]], ids=['mirrored','moved','both'])
+def test_masks_go_where_their_images_go(augment):
+    images = torch.randint(256, (48,3,12,16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    masks = images[:,0].long()//26
+    dls = d.tensor_dls((images,masks), (images,masks), 16, augment)
+    norm,moved = dls.train.after_batch.fs[-1],0
+    for x,y in dls.train:
+        assert (y.as_subclass(torch.Tensor)==((x.as_subclass(torch.Tensor)*norm.std.as_subclass(torch.Tensor)+norm.mean.as_subclass(torch.Tensor))[:,0]*255).round().long()//26).all()
+        moved += sum(not any((m==o).all() for o in masks) for m in y.as_subclass(torch.Tensor))
+    assert moved>10
