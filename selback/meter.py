@@ -155,8 +155,10 @@ def _settle(self:CostMeter, cost):
     self.is_aside = self.auto is True and not self.pays()
     if self.pays()==self._told or self.pays() and self.auto=='warn': return # it is told once, and goes on
     self._told = self.pays()
+    waits = self.times['wait']>.3*(self.times['wait']+self.times['step']) and not self.method.get('skips_loading')
+    advice = ' More workers help where it waits, or stale_loss and info_batch, which load less.' if waits else ''
     verdict = 'saves time' if self.pays() else 'saves next to nothing' if cost<1 else 'saves no time'
-    return f'selecting {verdict} here: {self.in_words}. '+('It stands aside, and looks again now and then.' if self.is_aside else 'It selects again.' if self.auto is True else
+    return f'selecting {verdict} here: {self.in_words}.{advice} '+('It stands aside, and looks again now and then.' if self.is_aside else 'It selects again.' if self.auto is True else
         'It goes on; auto=True would stand aside, auto=False says nothing.')
 @patch
 def look_again(self:CostMeter, kept):
@@ -185,18 +187,17 @@ def end_epoch(self:CostMeter, chosen_before=False):
         self.share = None # no prediction any more
         return self._settle(1-saved)
 
-# %% ../nbs/17_meter.ipynb #e3dbbc9f
+# %% ../nbs/17_meter.ipynb #d487e891
 @patch(as_prop=True)
 def in_words(self:CostMeter):
     "What a selecting step takes, in parts that add up to it"
     if self.cost is None: return 'not measured'
     if self.share is None: return f'a selecting epoch takes {self.cost:.2f} of a plain one, by the clock'
-    plain,waits = sum(self.times[o] for o in ('wait','step')),self.times['wait']
+    plain = self.times['wait']+self.times['step']
     waiting,scoring,_ = (f'{o/plain:.2f}' for o in cost_parts(self.times, self.small_share, self.share, **self.method).values())
     training = f"{float(f'{self.cost:.2f}')-float(waiting)-float(scoring):.2f}" # so that rounded parts add up, too
     kept = f'training the {self.share:.0%} that are kept' if self.share else 'a step that trains nothing'
-    advice = '; more workers help, or stale_loss and info_batch, which load less' if waits>.3*plain and not self.method.get('skips_loading') else ''
-    return f'a selecting step takes {self.cost:.2f} of a plain one of {1000*plain:.3g} ms: {waiting} waiting for data + {scoring} scoring + {training} {kept}{advice}'
+    return f'a selecting step takes {self.cost:.2f} of a plain one of {1000*plain:.3g} ms: {waiting} waiting for data + {scoring} scoring + {training} {kept}'
 @patch(as_prop=True)
 def saved_in_words(self:CostMeter):
     "How many seconds the selecting epochs saved, and of how many, or why that is not known"
@@ -204,5 +205,5 @@ def saved_in_words(self:CostMeter):
     if not self.is_on: return 'seconds saved: \N{EN DASH}, as auto=False measures nothing'
     if not times: return 'nothing saved yet: no epoch was chosen from'
     if plain is None: return 'seconds saved: \N{EN DASH}, as there is no full epoch to compare with; warmup=1 gives one'
-    saved,guess = len(times)*plain-sum(times),'' if _epochs(self.epoch_times, False) else ' that full epochs would have taken by their steps; there was none'
+    saved,guess = len(times)*plain-sum(times),'' if _epochs(self.epoch_times, False) else ' (an estimate from single steps, as there was no full epoch)'
     return f"{abs(saved):.3g} s of {len(times)*plain:.3g} s {'saved' if saved>=0 else 'lost'}{guess}"
