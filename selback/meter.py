@@ -69,6 +69,8 @@ def arrive(self:CostMeter, waited, chosen_from):
     self._waited = waited
     self._counts[bool(chosen_from)] += 1
     self._started = clock(self.device) if self.is_measuring and not self.in_parts else None
+
+# %% ../nbs/17_meter.ipynb #a6b532e0
 def _epochs(times, selecting): return [t for share,t in times if round(share)==selecting] # the first batch of all may be whole
 @patch(as_prop=True)
 def saved(self:CostMeter):
@@ -187,7 +189,7 @@ def end_epoch(self:CostMeter, chosen_before=False):
         self.share = None # no prediction any more
         return self._settle(1-saved)
 
-# %% ../nbs/17_meter.ipynb #d487e891
+# %% ../nbs/17_meter.ipynb #4b2f4bed
 @patch(as_prop=True)
 def in_words(self:CostMeter):
     "What a selecting step takes, in parts that add up to it"

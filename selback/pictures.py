@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['pick_rates', 'plot_pick_rates']
 
-# %% ../nbs/28_pictures.ipynb #f6024490
+# %% ../nbs/28_pictures.ipynb #d9964dcf
 from textwrap import shorten
 
 import numpy as np, pandas as pd, torch
@@ -18,9 +18,40 @@ from .learner import base_loss, true_output
 from .loader import check_loader, loader_of, unaugmented
 from .losses import as_tensors, check_range
 from .scoring import ScoringPass, fixed_random
-from .views import check_known, label_of, target_of, tidy, width
+from .views import label_of, target_of, tidy, width
 
-# %% ../nbs/28_pictures.ipynb #72c3d6dc
+# %% ../nbs/28_pictures.ipynb #d504f1a3
+def _labels(ds):
+    "The labels of a dataset, or None if it has none"
+    with unaugmented(ds):
+        target = target_of(ds)
+        return None if label_of(target(0)) is None else [label_of(target(i)) for i in range(len(ds))]
+
+def _sources(ds):
+    "What the items are made from, as a DataFrame with a row for each; without columns if that is unknown"
+    items = getattr(ds, 'items', None)
+    if callable(items) or items is None or len(items)!=len(ds): return pd.DataFrame(index=range(len(ds)))
+    return items.reset_index(drop=True) if isinstance(items, pd.DataFrame) else pd.DataFrame(dict(item=list(items)))
+
+# %% ../nbs/28_pictures.ipynb #ae70fe62
+def _known(selection, asked):
+    "Raise a `ValueError` if nothing is remembered of the items"
+    if not (selection.tracker and selection.tracker.notes): raise ValueError(f'{asked}: got a {type(selection).__name__} that remembers no losses of single items, wanted one that does; '
+        'pass track_items=True.')
+    if selection.memory is None: raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
+    if selection.learn is None: raise ValueError(f'{asked}: {type(selection).__name__} was taken off its learner, and has no items without; attach it again.')
+    n = check_loader(selection.learn.dls.train).n
+    if len(selection.memory)!=n: raise ValueError(f'{asked}: got a training set of {n} items, of which nothing is remembered: what is, is of one with {len(selection.memory)}; call fit first.')
+@patch
+def items(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
+    "What is remembered of each training item, by its dataset index; with its label, and its path or row where it has one"
+    _known(self, 'items')
+    ds = check_loader(self.learn.dls.train).dataset
+    df,labels = self.memory.frame().rename_axis('idx'),_labels(ds)
+    if labels is not None: df['label'] = labels
+    return df.join(_sources(ds), rsuffix='_of_item')
+
+# %% ../nbs/28_pictures.ipynb #6a707587
 class _Facts(dict):
     "What is known of an item: the title of a picture, or more columns of a row"
     def show(self, ctx=None, **kwargs):
@@ -41,7 +72,7 @@ def _predicted(learn, b, n_inp):
         return [label_of(o) if vocab is None else vocab[int(o)] for o in decoded]
     return [label_of(o[n_inp]) for o in dl.decode_batch((*b[:n_inp],retain_type(decoded, old=b[n_inp])), max_n=len(decoded))]
 
-# %% ../nbs/28_pictures.ipynb #78a70811
+# %% ../nbs/28_pictures.ipynb #c3fabc1e
 def _facts(selection, b, n_inp, idxs, picked=None):
     "What is known of items, one `_Facts` for each: target, prediction and loss, or how often it was picked"
     ds = check_loader(selection.learn.dls.train).dataset
@@ -61,7 +92,7 @@ def _showable(sample, facts, asked):
     if isinstance(sample[0], TensorImage) and 'target' in facts: shown = shown[:1]
     return (*shown,facts)
 
-# %% ../nbs/28_pictures.ipynb #f6b44fd6
+# %% ../nbs/28_pictures.ipynb #09a80bb2
 def _show(selection, asked, idxs, picked=None, **kwargs):
     "Show items, with what is known of them"
     import matplotlib.pyplot as plt
@@ -82,14 +113,14 @@ def _show(selection, asked, idxs, picked=None, **kwargs):
 
 def _by_loss(selection, asked, n, ascending):
     "The first items by remembered loss"
-    check_known(selection, asked)
+    _known(selection, asked)
     losses,n = selection.memory.loss.cpu(),check_range('n', n, 1, whole=True)
     idxs = losses.argsort(descending=not ascending, stable=True)
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
     return idxs
 
-# %% ../nbs/28_pictures.ipynb #1eeba4b7
+# %% ../nbs/28_pictures.ipynb #ae0cb2bf
 @patch
 def show_hardest(self:EpochSelection,
     n:int=9, # How many items
@@ -105,7 +136,18 @@ def show_easiest(self:EpochSelection,
     "Show the training items of the lowest remembered loss, the easiest first"
     _show(self, 'show_easiest', _by_loss(self, 'show_easiest', n, True), **kwargs)
 
-# %% ../nbs/28_pictures.ipynb #dff90276
+# %% ../nbs/28_pictures.ipynb #f3d07af9
+@patch
+def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered, or if there are no classes
+    "For each class: items, mean loss, share of the times seen that were `picked`, mean number of `picks`; an item of several classes counts in each"
+    _known(self, 'picks_by_class')
+    df = self.items()
+    if 'label' not in df or pd.api.types.is_float_dtype(df.label): raise ValueError('picks_by_class: got '
+        f"{'labels that are numbers of a range' if 'label' in df else 'no labels of single items'}, wanted one class or a list of classes for each; use items().")
+    rows = df.explode('label').groupby('label')
+    return pd.DataFrame(dict(items=rows.size(), loss=rows.loss.mean(), picked=rows.picked.sum()/rows.seen.sum(), picks=rows.picked.mean()))
+
+# %% ../nbs/28_pictures.ipynb #6439848e
 @patch
 def show_picked(self:EpochSelection,
     n:int=2, # How many items of each class, of the most picked and of the least
@@ -125,7 +167,7 @@ def show_picked(self:EpochSelection,
     picked = [f'{p} of {s}' for p,s in zip(rows.picked, rows.seen)]
     _show(self, 'show_picked', idxs, picked, nrows=len(idxs)//(2*n), **kwargs)
 
-# %% ../nbs/28_pictures.ipynb #ef7150df
+# %% ../nbs/28_pictures.ipynb #947ec027
 def _spread_by_loss(selection, n=6):
     "Some tracked items, from the easiest to the hardest"
     losses = selection.memory.loss.cpu()[selection.tracker.tracked]
@@ -137,7 +179,7 @@ def plot_items(self:EpochSelection,
 )->list: # One axes; raises a `ValueError` if nothing is remembered, or not of these items
     "How often single items had been picked by the end of each epoch (Jiang et al. 2019, figure 15)"
     import matplotlib.pyplot as plt
-    check_known(self, 'plot_items')
+    _known(self, 'plot_items')
     idxs,tracked = _spread_by_loss(self) if idxs is None else [int(i) for i in idxs],self.tracker.tracked.tolist()
     if others := [i for i in idxs if i not in tracked]: raise ValueError(f'plot_items: got {others[:5]}, of which the picks of each epoch are not kept, '
         f'wanted some of every {tracked[1]-tracked[0] if len(tracked)>1 else 1}. item from 0 to {tracked[-1]}, as in learn.selection.tracker.tracked.')
@@ -151,13 +193,13 @@ def plot_items(self:EpochSelection,
     fig.legend(frameon=False, loc='outside lower left', ncols=2)
     return fig.axes
 
-# %% ../nbs/28_pictures.ipynb #36c693cd
+# %% ../nbs/28_pictures.ipynb #c82b97ab
 def pick_rates(
     selection, # As `learn.selection`, with `track_items` or a method that remembers items
     last:int=5, # Of how many epochs
 )->pd.DataFrame: # A row for each epoch from the `last`-th on, a column for each number of picks from 0 to `last`
     "The share of the items that were picked in so many of the last epochs (Jiang et al. 2019, figure 15)"
-    check_known(selection, 'pick_rates')
+    _known(selection, 'pick_rates')
     last,known = check_range('last', last, 1, whole=True),selection.tracker.picks_by_epoch
     if len(known)<last: raise ValueError(f'pick_rates: got {len(known)} epochs, wanted {last} at least, as last={last}; train for longer, or pass a smaller number.')
     counts = torch.stack([torch.zeros_like(known[0][1]), *(picks for _,picks in known)])
@@ -176,3 +218,10 @@ def plot_pick_rates(
     ax.xaxis.get_major_locator().set_params(integer=True)
     fig.legend(*[o[::-1] for o in ax.get_legend_handles_labels()], title=f'picked in so many of the last {last} epochs', frameon=False, loc='outside lower center', ncols=3)
     return ax
+
+# %% ../nbs/28_pictures.ipynb #0b902c95
+@patch
+def suspected_label_errors(self:EpochSelection)->pd.DataFrame: # As `items`; raises a `ValueError` without `noise_quantile`
+    "The rows of `items` for suspected label errors, the highest loss first"
+    suspects = self.suspects.tolist()
+    return self.items().loc[suspects].sort_values('loss', ascending=False)
