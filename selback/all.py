@@ -20,6 +20,7 @@ from .inclusion import InclusionSelection
 from .callback import *
 from .views import *
 from .gradients import *
+from .pictures import *
 from .methods.favor_hard import *
 from .methods.drop_easy import *
 from .methods.batch_loss_filter import *

@@ -270,7 +270,7 @@ def _check_metric(metric):
 def _check_learner(learn):
     "Can it be compared?"
     if not isinstance(learn, Learner): raise TypeError(f'get_learner: got {type(learn).__name__}, wanted a Learner.')
-    if learn.selection is not None: raise ValueError(f'get_learner: got a learner with {type(learn.selection).__name__}, wanted one without a selection; name it among the methods.')
+    if learn.selection: raise ValueError(f'get_learner: got a learner with {type(learn.selection).__name__}, wanted one without a selection; name it among the methods.')
     if len(learn.metrics)!=1 or learn.recorder.train_metrics: raise ValueError(f'get_learner: got a learner with {len(learn.metrics)} metrics'
         f"{', of training too' if learn.recorder.train_metrics else ''}, wanted one metric of validation, an error.")
     _check_metric(learn.metrics[0])

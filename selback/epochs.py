@@ -38,7 +38,7 @@ class EpochSelection(Selection):
         warmup:int=1, # Epochs of full batches since the callback was attached
         interrupt:int=0, # Every how many batches a full one comes in between, or epochs for a method that chooses before loading; 0: never
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
-        auto='warn', # 'warn': tell once if selecting does not pay here; True: stand aside then; False: measure nothing
+        auto='warn', # 'warn': tell once if selecting saves no time here; True: stand aside then; False: measure nothing
         noise_quantile:float|None=None, # Leave out items whose loss stays above this quantile for three epochs: suspected label errors
         track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
@@ -105,7 +105,7 @@ def begin_fit(self:EpochSelection):
     measured_on = id(self.learn),id(unwrapped(self.model)),trained,id(dl.dataset),size_of_batch(dl),callback_of(self.learn, MixedPrecision) is None
     workers = getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0)
     self.meter.begin_fit(measured_on, self.device, self.ranks, whole_steps=self.gathers, workers=workers)
-    if self.window.never_on(self.n_epoch, self.epochs_done, self.epoch): self.tell_once('warm-up', 'this fit is all warm-up, on full batches; selection '
+    if self.window.never_on(self.n_epoch, self.epochs_done, self.epoch): self.tell_once('warm-up', 'this fit was all warm-up, on full batches; selection '
         f'starts after {self.window.warmup} epoch(s), counted over fits (warmup=0 starts at once).')
 
 # %% ../nbs/19_epochs.ipynb #3b47a847

@@ -18,7 +18,7 @@ from .loader import check_loader, loader_of, longest_first
 from .losses import ItemLoss, as_tensors, check_range, preserved, separable_losses
 from .policies import random_k, top_k
 from .scoring import ScoringPass, fixed_random, unwrapped
-from .views import by_quantile, tidy
+from .views import by_quantile, tidy, width
 
 # %% ../nbs/23_gradients.ipynb #31aa38ca
 def _gradient(learn, xb, yb):
@@ -71,26 +71,30 @@ def by_percentile(
     learn:Learner, # One that tells one class for each item, or for each pixel
     ds_idx:int=1, # 1: validation items, 0: training items
     bins:int=10, # Groups of as many items
-)->pd.DataFrame: # A row for each group, easiest first: `percentile`, its upper end; `items`; their mean `loss`, `confidence` and `accuracy`
-    "Mean confidence and accuracy of items of similar loss (Jiang et al. 2019, figures 8 and 9)"
+)->pd.DataFrame: # A row for each group, easiest first: `percentile`, its upper end; `items`; their mean `loss`, `target_confidence`, `confidence` and `accuracy`
+    "Mean probability of the target and of the predicted class, and accuracy, of items of similar loss (Jiang et al. 2019, figures 8 and 9)"
     loss_func = base_loss(learn)
     with fixed_random(),learn.no_bar(): pred,targ = learn.get_preds(ds_idx=ds_idx, act=noop)
     if not isinstance(pred, Tensor) or pred.ndim<2 or not isinstance(targ, Tensor) or targ.is_floating_point(): raise ValueError('by_percentile: got '
         f'targets that are {getattr(targ, "dtype", type(targ).__name__)}, wanted class numbers: one class for each item.')
     pred,targ = as_tensors(learn._set_device((pred,targ))) # where the loss function may have weights
-    confidence,label = pred.float().softmax(getattr(loss_func, 'axis', 1)).max(getattr(loss_func, 'axis', 1))
+    axis = getattr(loss_func, 'axis', 1)
+    probs,label = pred.float().softmax(axis),pred.argmax(axis)
+    targ_of = targ.view_as(label)
     def of_items(t): return t.reshape(len(pred), -1).float().mean(1).cpu().numpy()
-    values = dict(confidence=of_items(confidence), accuracy=of_items(label==targ.view_as(label)))
+    in_target = probs.gather(axis, targ_of.clamp(0, pred.shape[axis]-1).unsqueeze(axis)).squeeze(axis) # a loss may ignore targets that are no class
+    values = dict(target_confidence=of_items(in_target), confidence=of_items(probs.amax(axis)), accuracy=of_items(label==targ_of))
     return by_quantile(separable_losses(loss_func, pred, targ).cpu().numpy(), values, bins)
 
 # %% ../nbs/23_gradients.ipynb #c4154a0d
 def plot_by_percentile(
     rows:pd.DataFrame, # As `by_percentile` returns it
 ): # Axes
-    "Confidence and accuracy by percentile of the loss"
+    "Confidence in the target and in the predicted class, and accuracy, by percentile of the loss"
     import matplotlib.pyplot as plt
-    fig,ax = plt.subplots(figsize=(5,3.6), layout='constrained')
-    for name in ('confidence','accuracy'): ax.plot(rows.percentile-50/len(rows), rows[name], marker='o', ms=3.5, lw=1.8, label=name)
+    fig,ax = plt.subplots(figsize=(width,3.4), layout='constrained')
+    for name in ('target_confidence','confidence','accuracy'):
+        ax.plot(rows.percentile-50/len(rows), rows[name], marker='o', ms=3.5, lw=1.8, label=name.replace('target_confidence', 'confidence in the target'))
     tidy(ax, xlabel='percentile of the loss', ylabel='mean of the items', xlim=(0,100), ylim=(0,1.03))
     ax.legend(frameon=False)
     return ax

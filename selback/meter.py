@@ -11,7 +11,7 @@ from statistics import mean, median
 
 from fastcore.basics import patch
 
-from .cost import clock, relative_cost, seconds, waits_for_data
+from .cost import clock, cost_parts, relative_cost, seconds
 from .policies import round_up
 from .ranks import Ranks
 
@@ -21,7 +21,7 @@ class CostMeter:
     tries,shares,every = 3,5,100 # batches that are measured; chosen batches before it decides; batches between two looks when it stands aside
     is_on,least_saving = True,.03 # does it measure at all? of a step: what selecting must save to pay, since times are measured no better
     def __init__(self,
-        auto='warn', # 'warn': tell once if selecting doesn't pay; True: stand aside then; False: measure nothing
+        auto='warn', # 'warn': tell once if selecting saves no time; True: stand aside then; False: measure nothing
         in_parts:bool=True, # Are the parts of a step tried? Without, only whole steps and epochs are timed
         **kwargs # What `relative_cost` wants to know of the method
     ):
@@ -69,11 +69,19 @@ def arrive(self:CostMeter, waited, chosen_from):
     self._waited = waited
     self._counts[bool(chosen_from)] += 1
     self._started = clock(self.device) if self.is_measuring and not self.in_parts else None
+
+# %% ../nbs/17_meter.ipynb #a6b532e0
+def _epochs(times, selecting): return [t for share,t in times if round(share)==selecting] # the first batch of all may be whole
 @patch(as_prop=True)
 def saved(self:CostMeter):
     "The share of its time that a selecting epoch saved of a plain one, on the average; None unless there were both"
-    plain,selecting = ([t for share,t in self.epoch_times if round(share)==part] for part in (0,1)) # the first batch of all may be whole
+    plain,selecting = (_epochs(self.epoch_times, o) for o in (False,True))
     return 1-mean(selecting)/mean(plain) if plain and selecting else None
+@patch(as_prop=True)
+def plain_epoch(self:CostMeter):
+    "Seconds of a plain epoch: the mean of those that there were, else by its steps; None if neither is known"
+    plain,step = _epochs(self.epoch_times, False),self.times.get('step')
+    return mean(plain) if plain else None if step is None else max(1, self._n_batches-1)*(step+self.times['wait'])
 
 # %% ../nbs/17_meter.ipynb #d1558275
 @patch
@@ -149,7 +157,10 @@ def _settle(self:CostMeter, cost):
     self.is_aside = self.auto is True and not self.pays()
     if self.pays()==self._told or self.pays() and self.auto=='warn': return # it is told once, and goes on
     self._told = self.pays()
-    return f"{self.in_words} "+('It stands aside, and looks again now and then.' if self.is_aside else 'It selects again.' if self.auto is True else
+    waits = self.times['wait']>.3*(self.times['wait']+self.times['step']) and not self.method.get('skips_loading')
+    advice = ' More workers help where it waits, or stale_loss and info_batch, which load less.' if waits else ''
+    verdict = 'saves time' if self.pays() else 'saves next to nothing' if cost<1 else 'saves no time'
+    return f'selecting {verdict} here: {self.in_words}.{advice} '+('It stands aside, and looks again now and then.' if self.is_aside else 'It selects again.' if self.auto is True else
         'It goes on; auto=True would stand aside, auto=False says nothing.')
 @patch
 def look_again(self:CostMeter, kept):
@@ -172,20 +183,29 @@ def end_epoch(self:CostMeter, chosen_before=False):
     if not self.is_on or not sum(self._counts): return
     took,share = clock(self.device)-self._epoch_start,1. if chosen_before else self._counts[1]/sum(self._counts)
     self.epoch_times.append((share, took))
-    plain = [t for share,t in self.epoch_times if not round(share)]
-    step = self.times.get('step')
-    self.saved_secs = (mean(plain) if plain else took if step is None else max(1, self._n_batches-1)*(step+self.times['wait']))-took
+    self.saved_secs = float('nan') if self.plain_epoch is None else self.plain_epoch-took
     saved = self.ranks.first(self.saved)
-    if self.in_parts and saved is not None and self.cost is not None and self.pays() and not self.pays(1-saved): return self._settle(1-saved)
+    if self.in_parts and saved is not None and self.cost is not None and self.pays() and not self.pays(1-saved):
+        self.share = None # no prediction any more
+        return self._settle(1-saved)
+
+# %% ../nbs/17_meter.ipynb #4b2f4bed
 @patch(as_prop=True)
 def in_words(self:CostMeter):
-    "What selecting costs here, in a sentence"
-    if self.cost is None: return 'Not measured.'
-    plain = (t := self.times)['step']+t['wait']
-    waits = ', as training waits for the loader' if self.method.get('workers') and waits_for_data(t) and not self.pays() else ''
-    verdict = 'pays' if self.pays() else 'saves next to nothing' if self.cost<1 else 'does not pay'
-    kept = f'keeping {self.share:.0%} of the items' if self.share else 'whatever is kept'
-    advice = ' More workers help there, or stale_loss and info_batch, which load less.' if t['wait']>.3*plain and not self.method.get('skips_loading') else ''
-    return (f"selecting {verdict} here: {kept}, it takes {self.cost:.2f} of a plain step ({1000*plain:.3g} ms, {t['wait']/plain:.0%} "
-        f"of it waiting for data){waits}. In that unit the scoring pass takes {t['score']/plain:.2f}, and training {self.small_share:.0%} of the items "
-        f"{(t['step']-t['full']+t['small'])/plain:.2f}, without the waiting.{advice}")
+    "What a selecting step takes, in parts that add up to it"
+    if self.cost is None: return 'not measured'
+    if self.share is None: return f'a selecting epoch takes {self.cost:.2f} of a plain one, by the clock'
+    plain = self.times['wait']+self.times['step']
+    waiting,scoring,_ = (f'{o/plain:.2f}' for o in cost_parts(self.times, self.small_share, self.share, **self.method).values())
+    training = f"{float(f'{self.cost:.2f}')-float(waiting)-float(scoring):.2f}" # so that rounded parts add up, too
+    kept = f'training the {self.share:.0%} that are kept' if self.share else 'a step that trains nothing'
+    return f'a selecting step takes {self.cost:.2f} of a plain one of {1000*plain:.3g} ms: {waiting} waiting for data + {scoring} scoring + {training} {kept}'
+@patch(as_prop=True)
+def saved_in_words(self:CostMeter):
+    "How many seconds the selecting epochs saved, and of how many, or why that is not known"
+    times,plain = _epochs(self.epoch_times, True),self.plain_epoch
+    if not self.is_on: return 'seconds saved: \N{EN DASH}, as auto=False measures nothing'
+    if not times: return 'nothing saved yet: no epoch was chosen from'
+    if plain is None: return 'seconds saved: \N{EN DASH}, as there is no full epoch to compare with; warmup=1 gives one'
+    saved,guess = len(times)*plain-sum(times),'' if _epochs(self.epoch_times, False) else ' (an estimate from single steps, as there was no full epoch)'
+    return f"{abs(saved):.3g} s of {len(times)*plain:.3g} s {'saved' if saved>=0 else 'lost'}{guess}"

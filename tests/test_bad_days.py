@@ -377,7 +377,7 @@ def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
         def before_batch(self):
             if self.iter==3: self.learn.full_batches()
     learn = quiet_fit(table_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
-    assert learn.selection is None and len(learn.recorder.values)==2
+    assert not learn.selection and len(learn.recorder.values)==2
 
 @every_method
 def test_another_learner_starts_anew(cls):
@@ -450,3 +450,39 @@ def test_gathered_items_of_other_shapes_are_refused():
         order,run_valid = SelectionCallback.order-1,False
         def before_batch(self): self.learn.xb = (self.x[..., :12-self.iter%2],)
     with pytest.raises(ValueError, match='items that wait for a full batch need one shape'): quiet_fit(image_learner(n=80, cbs=[Crop(), SelectiveBackpropCallback(warmup=0)]), 2)
+
+# a network that is ruined
+def tabular_learner(cb, bs=16, epochs=8, lr=.02):
+    "Clean data, a small network with BatchNorm"
+    set_seed(0)
+    x = torch.randn(900, 10)
+    y = (x[:,0]+x[:,1]>0).long()+(x[:,2]>1).long()
+    net = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    return quiet_fit(Learner(dls_of(x, y, bs=bs, n_valid=100), net, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=lr), epochs)
+
+def test_a_loss_that_rises_while_the_trained_one_falls_is_told_of():
+    with pytest.warns(UserWarning, match=r'full_loss rises while train_loss falls: from [\d.]+ to [\d.]+ since epoch \d.*gather=True, a milder selection, end=.5'):
+        learn = tabular_learner(TopLossCallback(.1, auto=False))
+    assert f'note: {learn.selection.report.advice}' in learn.selection.card and learn.selection.report.advice.startswith('full_loss rises')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        quiet_fit(learn, 4) # once
+
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_usual_fits_are_not_warned_of(cls):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert tabular_learner(cls(auto=False), bs=50, epochs=6).selection.report.advice is None
+        learn = quiet_fit(table_learner(cbs=cls(auto=False)), 6)
+        assert learn.selection.report.advice is None and 'note:' not in learn.selection.card
+
+def test_what_counts_as_rising():
+    import pandas as pd
+    from selback.report import rising_loss
+    def told(train, full, valid=(.5,)*7, kept=(1,)+(.3,)*6): return rising_loss(pd.DataFrame(dict(train_loss=train, full_loss=full, valid_loss=valid, samp_perc=kept)))
+    falls,rises,nan = [1,.9,.8,.7,.6,.5,.4],[.4,.4,.5,.6,.7,.7,.7],[float('nan')]*7
+    assert 'full_loss rises while train_loss falls: from 0.4 to 0.7 since epoch 1' in told(falls, rises)
+    assert 'valid_loss rises' in told(falls, nan, rises) # where the loss of all items is not known
+    assert told(falls, falls, rises) is None # it overfits, which the selection did not make
+    assert told(rises, rises) is None and told(falls, [.4,.4,.1,.1,.2,.2,.2]) is None and told(falls, nan, nan) is None # it diverges; better than at first; not known
+    assert told(falls, rises, kept=(1,)*7) is None and told(falls, rises, kept=(1,1,1,1,.3,.3,.3)) is None # nothing or little was selected

@@ -2,7 +2,7 @@
 import functools, pickle, warnings
 
 import numpy as np, pandas as pd, pytest, torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.data.core import Datasets
@@ -55,7 +55,7 @@ def test_one_liners_return_the_learner_and_replace(cls, capsys):
     assert learn.top_loss(keep=.25) is learn and type(learn.selection) is TopLossCallback
     assert capsys.readouterr().out==f'TopLossCallback replaces {cls.__name__}.\n'
     assert first not in learn.cbs and len(learn.cbs.filter(is_ours))==2 # a selection, and what writes its columns
-    assert learn.full_batches() is learn and learn.selection is None and not learn.cbs.filter(is_ours)
+    assert learn.full_batches() is learn and not learn.selection and not learn.cbs.filter(is_ours)
 
 def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))
 
@@ -76,10 +76,10 @@ def test_selection_among_the_learners_callbacks():
 def test_warm_up_counts_epochs_over_fits_and_fills_no_history(capsys):
     learn = table_learner().selective_backprop(beta=2, warmup=2)
     quiet_fit(learn, 1)
-    assert capsys.readouterr().out.count('this fit is all warm-up')==1 and learn.selection.history.values is None
+    assert capsys.readouterr().out.count('this fit was all warm-up')==1 and learn.selection.history.values is None
     quiet_fit(learn, 1)
     quiet_fit(learn, 2)
-    assert 'this fit is all warm-up' not in capsys.readouterr().out
+    assert 'this fit was all warm-up' not in capsys.readouterr().out
     stats = learn.selection.stats
     assert [stats[stats.fit==f].scored.all() for f in (1,2,3)]==[False,False,True]
     assert (stats[stats.fit<3].kept==stats[stats.fit<3].seen).all()
@@ -89,7 +89,7 @@ def test_fine_tune_warms_up_once(capsys):
     quiet_fit(learn, 2, 'fine_tune')
     stats = learn.selection.stats
     assert stats.groupby(['fit','epoch']).scored.all().tolist()==[False,True,True]
-    assert capsys.readouterr().out.count('this fit is all warm-up')==1
+    assert capsys.readouterr().out.count('this fit was all warm-up')==1
 
 def test_cancelled_epochs_do_not_warm_up():
     learn = quiet_fit(table_learner().top_loss(), 4, start_epoch=2)
@@ -418,7 +418,7 @@ def test_where_nothing_is_chosen_an_epoch_makes_a_step_without_a_gradient():
 def test_numbers_are_checked_when_the_callback_is_made(call):
     learn = table_learner()
     with pytest.raises(ValueError, match='got'): call(learn)
-    assert learn.selection is None
+    assert not learn.selection
 
 def test_wrong_types_and_words():
     learn = table_learner()
@@ -540,7 +540,7 @@ def test_columns_stay_until_the_fit_ends():
         order = 90
         def after_epoch(self): assert list(self.recorder.metric_names)==names
     learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0), Off(), Names()]), 3)
-    assert [len(v) for v in learn.recorder.values]==[6,6,6] and learn.selection is None and not learn.cbs.filter(is_ours)
+    assert [len(v) for v in learn.recorder.values]==[6,6,6] and not learn.selection and not learn.cbs.filter(is_ours)
     for row,epoch in zip(learn.recorder.values, range(3)): assert [v==v for v in row]==[True,True]+[epoch==0]*3+[False]
     quiet_fit(learn.remove_cb(learn.names), 1)
     assert list(learn.recorder.metric_names)==names[:3]+names[-1:] and len(learn.recorder.values[-1])==2
@@ -553,3 +553,35 @@ def test_saved_seconds_are_known_in_each_fit(auto, known):
     assert [v[-1]==v[-1] for v in learn.recorder.values]==[known]*2
     quiet_fit(learn, 1)
     assert (learn.recorder.values[-1][-1]==learn.recorder.values[-1][-1])==known
+
+# what is told
+def test_nothing_is_told_into_the_training_table(capsys):
+    "Header and rows stand together; before them what is known before, below them what comes up within the fit"
+    class Tells(TopLossCallback):
+        def begin_fit(self): self.tell_once('begins', 'told as the fit begins.'); super().begin_fit()
+        def after_batch(self): self.tell_once('batch', 'told within an epoch.'); super().after_batch()
+    for stop in (False, True):
+        learn = table_learner(cbs=Tells(.5, auto=False))
+        if stop: learn.add_cb(Interrupts())
+        with learn.no_bar(): learn.fit(3)
+        said = capsys.readouterr().out.splitlines()
+        rows = [i for i,line in enumerate(said) if line.startswith('[')]
+        assert len(rows)==(1 if stop else 3) and rows==[*range(len(rows))] and said[len(rows):]==['Tells: told as the fit begins.','Tells: told within an epoch.'] and not learn.selection.untold
+    learn.selection.tell_once('more', 'told at rest.')
+    assert capsys.readouterr().out=='Tells: told at rest.\n'
+
+class Interrupts(Callback):
+    order,run_valid = 60,False
+    def before_batch(self):
+        if self.epoch==1: raise CancelFitException
+
+def test_what_an_error_kept_from_being_told_is_told_before_the_next_fit(capsys):
+    class Fails(Callback):
+        order,run_valid = 60,False
+        def before_batch(self): raise ZeroDivisionError("no")
+    learn = table_learner(cbs=[TopLossCallback(.5, warmup=3, auto=False), Fails()])
+    with pytest.raises(ZeroDivisionError): quiet_fit(learn, 1)
+    assert 'warm-up' not in capsys.readouterr().out
+    learn.remove_cb(Fails)
+    quiet_fit(learn, 4)
+    assert capsys.readouterr().out.startswith('TopLossCallback: this fit was all warm-up')

@@ -254,7 +254,7 @@ def test_columns_once_and_gone():
     assert len(learn.metrics)==1
     quiet_fit(learn.full_batches())
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3
-    assert not hasattr(learn, 'selection_columns') and learn.selection is None
+    assert not hasattr(learn, 'selection_columns') and not learn.selection
 
 def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
 

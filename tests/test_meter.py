@@ -1,11 +1,12 @@
 "What selecting costs, measured: the arithmetic, the meter alone, and a selection that is told of or stands aside"
-import math, time
+import math, re, time
+from decimal import Decimal
 
 import pytest, selback.callback, selback.cost, selback.meter, torch
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.training import GradientAccumulation
 from helpers import *
-from selback.cost import relative_cost, trial_step
+from selback.cost import cost_parts, relative_cost, trial_step
 from selback.meter import CostMeter
 from selback.ranks import Ranks
 from torch.nn import functional as F
@@ -19,7 +20,7 @@ every_method = pytest.mark.parametrize('cls', methods(), ids=name_of)
 def test_cost_on_paper(c, s, wanted):
     "A backward pass costs two forward passes: c + 3s of 3"
     times = dict(full=3., small=1., score=c, step=3., wait=0.)
-    for whole in (False, True): assert math.isclose(relative_cost(times, 1/3, s, whole), wanted)
+    for whole in (False, True): assert math.isclose(relative_cost(times, 1/3, s, whole_steps=whole), wanted)
     assert math.isclose(relative_cost(times, 1/3, s, score_share=1/3), wanted-c*2/9) # every third epoch is scored
 
 def test_a_fixed_cost_of_a_step_is_not_saved():
@@ -111,7 +112,7 @@ def test_parts_are_timed_on_every_second_full_batch(monkeypatch):
     s.epoch(selecting=False)
     assert s.trials==[3,3,3] and s.looks==3 and s.meter.is_measured and not s.meter.is_measuring # whole steps are timed as they are
     assert s.meter.times==pytest.approx(plain_times(.2)) and s.meter.small_share==1/3 and all(len(v)==3 for v in s.meter.seen.values())
-    assert s.meter.cost is None and not s.said and s.meter.in_words=='Not measured.' # nothing was chosen yet
+    assert s.meter.cost is None and not s.said and s.meter.in_words=='not measured' # nothing was chosen yet
     s.epoch(selecting=False)
     assert s.trials==[3,3,3] and all(len(v)==3 for v in s.meter.seen.values()) # once is enough
 
@@ -128,7 +129,7 @@ def test_ragged_batches_are_not_timed(monkeypatch):
     assert not s.trials and not s.looks and s.meter.cost is None
 
 @pytest.mark.parametrize('auto', ['warn', True])
-@pytest.mark.parametrize('score,kept,word', [(1., 1/3, None), (1., .9, 'does not pay'), (1.88, 1/3, 'saves next to nothing'), (2.5, 1/3, 'does not pay')])
+@pytest.mark.parametrize('score,kept,word', [(1., 1/3, None), (1., .9, 'saves no time'), (1.88, 1/3, 'saves next to nothing'), (2.5, 1/3, 'saves no time')])
 def test_it_decides_after_five_choices(score, kept, word, auto, monkeypatch):
     s = Steps(monkeypatch, score=score, auto=auto)
     s.begin_fit()
@@ -144,14 +145,14 @@ def test_it_decides_after_five_choices(score, kept, word, auto, monkeypatch):
     assert decided[:4]==[None]*4 and decided[4]==pytest.approx(cost) and s.meter.share==pytest.approx(kept)
     assert s.meter.pays()==(cost<.97)==(word is None) and s.meter.is_aside==(word is not None and auto is True) and len(decided)==(5 if s.meter.is_aside else 10)
     assert len(s.said)==(word is not None)
-    if word: assert s.said[0].startswith(f'selecting {word} here: keeping {kept:.0%} of the items, it takes {cost:.2f} of a plain step (3.5e+03 ms')
+    if word: assert s.said[0].startswith(f'selecting {word} here: a selecting step takes {cost:.2f} of a plain one of 3.5e+03 ms: ') and f'training the {kept:.0%} that are kept. ' in s.said[0]
     if word: assert s.said[0].endswith('It stands aside, and looks again now and then.' if auto is True else 'It goes on; auto=True would stand aside, auto=False says nothing.')
 
 def test_where_no_share_can_pay_nothing_is_waited_for(monkeypatch):
     s = Steps(monkeypatch, score=3.2, auto=True)
     s.begin_fit()
     s.epoch(selecting=False)
-    assert s.meter.cost==pytest.approx((3.5-3+3.2)/3.5) and s.meter.is_aside and 'here: whatever is kept, it takes 1.06' in s.said[0]
+    assert s.meter.cost==pytest.approx((3.5-3+3.2)/3.5) and s.meter.is_aside and 'takes 1.06 of a plain one of 3.5e+03 ms: 0.00 waiting for data + 0.91 scoring + 0.15 a step that trains nothing. It' in s.said[0]
 
 def test_it_looks_again_more_and_more_seldom(monkeypatch):
     monkeypatch.setattr(CostMeter, 'every', 10)
@@ -175,7 +176,7 @@ def test_it_looks_again_more_and_more_seldom(monkeypatch):
     assert s.meter.is_aside and len(asked)==2
     look(1, .1)
     s.epoch(kept=.1)
-    assert not s.meter.is_aside and len(s.said)==2 and s.said[1].endswith('It selects again.') and 'selecting pays here: keeping 10% of the items' in s.said[1]
+    assert not s.meter.is_aside and len(s.said)==2 and s.said[1].endswith('It selects again.') and 'selecting saves time here: ' in s.said[1] and 'training the 10% that are kept' in s.said[1]
 
 def test_shares_that_change_are_noticed(monkeypatch):
     monkeypatch.setattr(CostMeter, 'every', 10)
@@ -229,7 +230,47 @@ def test_what_an_epoch_saved_is_known(monkeypatch):
     assert s.meter.saved_secs==pytest.approx(9*(3+.2)-selecting) and s.meter.saved is None # by the plain step that was tried
     s.begin_fit('more others')
     s.epoch(n=7)
-    assert s.meter.saved_secs==0
+    assert math.isnan(s.meter.saved_secs)
+
+def sums_up(text):
+    "Do the parts that a text names add up to the whole that it names?"
+    whole,*parts = re.search(r'takes ([\d.]+) of a plain one.*: ([\d.-]+) waiting for data \+ ([\d.-]+) scoring \+ ([\d.-]+) (?:training|a step)', text).groups()
+    return sum(map(Decimal, parts))==Decimal(whole)
+
+@pytest.mark.parametrize('wait', [0., .37, 5.])
+@pytest.mark.parametrize('method', [dict(), dict(whole_steps=True), dict(workers=2), dict(workers=2, score_share=1/3, skips_loading=True), dict(score_share=1/3, skips_loading=True)], ids=str)
+@pytest.mark.parametrize('kept', [0., 1/3, .977])
+def test_what_a_step_takes_adds_up(kept, method, wait):
+    "In numbers and in words, waiting included"
+    meter = CostMeter(**method)
+    for _ in range(3): meter.note(full=2.77, small=1.03, score=.913, step=3.019, wait=wait)
+    meter.small_share,meter.share = 1/3,kept
+    meter.cost = meter.cost_of(kept)
+    parts,plain = cost_parts(meter.times, 1/3, kept, **method),3.019+wait
+    assert math.isclose(sum(parts.values())/plain, meter.cost) and min(parts.values())>=0 and math.isclose(parts['scoring'], .913*method.get('score_share', 1.))
+    assert sums_up(meter.in_words) and f'takes {meter.cost:.2f} of a plain one of {1000*plain:.3g} ms' in meter.in_words and 'pay' not in meter.in_words
+    assert not kept or meter.in_words.count('%')==1 # one kept share
+
+def test_seconds_saved_in_words(monkeypatch):
+    assert CostMeter(auto=False).saved_in_words=='seconds saved: \N{EN DASH}, as auto=False measures nothing'
+    s = Steps(monkeypatch)
+    s.begin_fit()
+    s.epoch(selecting=False)
+    assert s.meter.saved_in_words=='nothing saved yet: no epoch was chosen from'
+    for _ in range(2): s.epoch()
+    plain,selecting = 9*3.5,9*(1.1+1+.5)
+    assert s.meter.saved_in_words==f'{2*(plain-selecting):.3g} s of {2*plain:.3g} s saved'
+    s.time.tick(0)
+    s.score = 3.
+    for _ in range(2): s.epoch()
+    assert s.meter.saved_in_words.endswith(' s lost')
+    s.score = 1.
+    s.begin_fit('others')
+    s.epoch()
+    assert s.meter.saved_in_words==f'{9*3-selecting:.3g} s of 27 s saved (an estimate from single steps, as there was no full epoch)'
+    s.begin_fit('more others')
+    s.epoch(n=7)
+    assert 'no full epoch to compare with; warmup=1' in s.meter.saved_in_words
 
 def test_the_clock_is_believed_more_than_a_prediction(monkeypatch):
     s = Steps(monkeypatch, auto=True)
@@ -243,6 +284,7 @@ def test_the_clock_is_believed_more_than_a_prediction(monkeypatch):
     s.epoch()
     took = [t for share,t in s.meter.epoch_times if share]
     assert s.meter.cost==pytest.approx(sum(took[:2])/2/s.meter.epoch_times[0][1]) and s.meter.is_aside and len(s.said)==1
+    assert s.meter.in_words==f'a selecting epoch takes {s.meter.cost:.2f} of a plain one, by the clock'
 
 def test_what_cannot_be_measured_is_told_once(monkeypatch):
     for fault in RuntimeError('one batch size only\nat line 3'),torch.cuda.OutOfMemoryError('one batch size only'):
@@ -334,11 +376,11 @@ def test_a_selection_that_does_not_pay_is_told_of_or_stands_aside(cls, kwargs, a
     said,stats = capsys.readouterr().out,learn.selection.stats
     chosen = (stats.kept<stats.seen).sum()
     if auto is False: assert not clock.trials and not said and chosen>20
-    else: assert said.count('selecting does not pay here')==1 and 0<clock.trials<=6
+    else: assert said.count('selecting saves no time here')==1 and 0<clock.trials<=6
     if auto=='warn': assert 'It goes on' in said and chosen>20
     decides = (4+5 if learn.selection.gathers else 5)-warmup*(4 if learn.selection.gathers else 5) # where batches are gathered, it is the share kept that says it
     if auto is True: assert 'It stands aside' in said and chosen==decides and (stats.trained==stats.seen).sum()>=31
-    if auto: assert 'does not pay' in learn.selection.card
+    if auto: assert sums_up(learn.selection.card) and 'pay' not in learn.selection.card
 
 @pytest.mark.parametrize('auto', ['warn', True])
 @every_method
@@ -347,7 +389,7 @@ def test_a_selection_that_pays_says_nothing_and_goes_on(cls, auto, monkeypatch, 
     kwargs = dict(tau=1.01) if cls is ImportanceSamplingCallback else dict(min_loss_perc=.5) if cls is BatchLossFilterCallback else {}
     learn = quiet_fit(table_learner(n=32+320, cbs=[clock.callback(), cls(auto=auto, **kwargs)]), 4)
     meter = learn.selection.meter
-    assert 'pay' not in capsys.readouterr().out and not meter.is_aside and (learn.selection.stats.trained.sum()<learn.selection.stats.seen.sum())==leaves_out(cls)
+    assert 'here' not in capsys.readouterr().out and not meter.is_aside and (learn.selection.stats.trained.sum()<learn.selection.stats.seen.sum())==leaves_out(cls)
     if meter.in_parts and cls.scored: assert abs(meter.times['step']-3)<1e-6
 
 def test_it_selects_again_once_less_is_kept(monkeypatch, capsys):
@@ -413,7 +455,7 @@ def test_the_clock_overrules_the_prediction(monkeypatch, capsys):
     kept = cb.stats.groupby('epoch').kept.mean()
     assert kept.tolist()==[16,4,16,16] and cb.meter.is_aside and cb.meter.cost>1
     said = capsys.readouterr().out
-    assert said.count('selecting does not pay here')==1 and 'It stands aside' in said and 'It stands aside now.' in cb.card
+    assert said.count('selecting saves no time here')==1 and 'It stands aside' in said and 'It stands aside now.' in cb.card
 
 class InPlace(nn.Module):
     def __init__(self): super().__init__(); self.net = mlp()
@@ -449,7 +491,7 @@ def test_measuring_never_ends_a_training(fault, capsys):
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn, 2)
     said = capsys.readouterr().out
-    assert said.count('could not be measured')==1 and not cb.meter.can_measure and 'Not measured' in cb.card and cb.stats.trained.sum()>16
+    assert said.count('could not be measured')==1 and not cb.meter.can_measure and 'cost: not measured; by the clock, ' in cb.card and cb.stats.trained.sum()>16
 
 def test_tiny_batches_are_not_measured_for_ever():
     meter = quiet_fit(table_learner(bs=2, n=64, cbs=TopLossCallback(.5)), 1).selection.meter
@@ -541,7 +583,8 @@ def test_the_card_tells_what_was_saved():
     cb = learn.selection
     times = [t for _,t in cb.meter.epoch_times]
     assert len(times)==3 and math.isclose(cb.meter.saved, 1-(times[1]+times[2])/2/times[0])
-    assert f'Measured: a selecting epoch took {1-cb.meter.saved:.2f} of the time of a full one' in cb.card and 'of a plain step' in cb.card
+    saved = 2*times[0]-times[1]-times[2]
+    assert f"; by the clock, {abs(saved):.3g} s of {2*times[0]:.3g} s {'saved' if saved>=0 else 'lost'}" in cb.card and 'a selecting step takes' in cb.card
 
 def test_a_loss_without_reduction_is_computed_once_at_rest():
     calls = []

@@ -210,7 +210,7 @@ def test_a_selection_may_be_attached_within_an_epoch(event):
     class Attaches(Callback):
         order,run_valid = 60,False
         def __call__(self, name):
-            if name==event and self.learn.selection is None: self.learn.top_loss(keep=.5, warmup=0)
+            if name==event and not self.learn.selection: self.learn.top_loss(keep=.5, warmup=0)
             super().__call__(name)
     learn = quiet_fit(table_learner(n=32+160, cbs=Attaches()), 2)
     assert (learn.selection.stats.query('epoch==1').kept==8).all()

@@ -126,8 +126,33 @@ def test_what_is_drawn_from_a_pool_of_batches_is_known():
 def test_random_subsets_have_no_losses():
     learn = quiet_fit(table_learner().random_subset(warmup=0), 2)
     assert learn.selection.report.samples.empty
-    kept,cdf,_ = learn.selection.plot()
-    assert lines(kept)['of each batch'][:6,1].tolist()==[.5]*6 and 'no losses' in cdf.texts[0].get_text()
+    (kept,) = learn.selection.plot() # no empty panels
+    assert lines(kept)['of each batch'][:6,1].tolist()==[.5]*6
+
+def test_a_panel_without_chosen_items_is_left_out():
+    learn = quiet_fit(table_learner().top_loss(warmup=0), 1)
+    samples = learn.selection.report.samples
+    assert len(selection_figure(learn.selection.stats, samples).axes)==3 and len(selection_figure(learn.selection.stats, samples.assign(chosen=False)).axes)==2
+
+def type_sizes(fig):
+    "The sizes of all type, in points, on a screen of 390 pixels, 96 to an inch"
+    fig.canvas.draw()
+    return [t.get_fontsize()*390/96/fig.get_figwidth() for t in fig.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()]
+
+def test_pictures_can_be_read_on_a_phone():
+    learn = quiet_fit(image_learner(cbs=TopLossCallback(track_items=True)), 4)
+    selection = learn.selection
+    views = [selection.plot, selection.plot_items, selection.show_hardest, selection.show_easiest, lambda: selection.show_picked(1),
+        lambda: plot_pick_rates(pick_rates(selection, 2)), lambda: plot_by_percentile(by_percentile(learn, bins=4))]
+    for view in views:
+        plt.close('all')
+        view()
+        assert min(type_sizes(plt.gcf()))>8.5, view
+
+def test_bands_are_named():
+    learn = quiet_fit(table_learner().top_loss(warmup=0), 2)
+    kept,*_ = learn.selection.plot()
+    assert 'epochs shown below' in [t.get_text() for t in kept.get_legend().get_texts()] and len(kept.patches)==2
 
 # the figure
 def test_distribution_is_numpys():
@@ -180,6 +205,10 @@ def test_epochs_of_several_fits_are_told_apart():
 def test_nothing_to_plot():
     learn = table_learner()
     with pytest.raises(ValueError, match='a learner without a selection'): learn.recorder.plot_selection()
+    for name in ('card','plot','stats','show_hardest'):
+        with pytest.raises(AttributeError, match=rf'learn.selection.{name}: got a learner without.*learn.selective_backprop\(\)'): getattr(learn.selection, name)
+    assert not learn.selection and hasattr(learn, 'selection') and not hasattr(learn.selection, 'card') and 'learn.selective_backprop()' in repr(learn.selection)
+    assert not quiet_fit(table_learner().top_loss(), 1).full_batches().selection
     quiet_fit(learn.top_loss(warmup=2), 2)
     with pytest.raises(ValueError, match='nothing was selected yet in 14 batches.*warmup=0'): learn.recorder.plot_selection()
 
@@ -296,6 +325,7 @@ def test_nothing_is_remembered():
     quiet_fit(learn, 2).full_batches()
     with pytest.raises(ValueError, match='items: TopLossCallback was taken off its learner'): selection.items()
     assert len(selection.plot())==3
+    with pytest.raises(ValueError, match='pass track_items=True'): pick_rates(table_learner().top_loss().selection)
 
 def test_loaders_whose_items_are_unknown_are_refused():
     learn = table_learner()
@@ -368,6 +398,44 @@ def test_the_hardest_items_are_shown_as_they_are(easiest):
     assert len(images)==4
     for image,i in zip(images, losses.argsort(descending=not easiest)[:4]): np.testing.assert_allclose(image, ds.images[i].permute(1,2,0), atol=1e-6)
 
+def titles(): return [dict(line.split(' ', 1) for line in ax.get_title().split('\n')) for ax in plt.gcf().axes if ax.images]
+
+def test_shown_items_have_target_prediction_loss_and_index():
+    learn = quiet_fit(image_learner(cbs=TopLossCallback(track_items=True)), 2)
+    shown(learn)
+    items,ds = learn.selection.items(),learn.dls.train_ds
+    with torch.no_grad(): predicted = learn.model.eval()(ds.images).argmax(1)
+    hardest = items.sort_values('loss', ascending=False, kind='stable').index[:4]
+    assert [int(t['item']) for t in titles()]==hardest.tolist()
+    for t in titles():
+        i = int(t['item'])
+        assert t==dict(target=str(items.label[i]), predicted=str(int(predicted[i])), loss=f'{items.loss[i]:.3g}', item=str(i))
+
+def test_most_and_least_picked_items_of_each_class():
+    learn = quiet_fit(image_learner(cbs=TopLossCallback(track_items=True), n=76), 4)
+    learn.selection.show_picked(n=2)
+    items,told = learn.selection.items(),titles()
+    assert [t['target'] for t in told]==[str(c) for c in range(3) for _ in range(4)]
+    for c in range(3):
+        own,row = items[items.label==c].picked,[int(t['item']) for t in told[4*c:4*c+4]]
+        assert own[row].tolist()[:2]==own.nlargest(2).tolist() and own[row].tolist()[:1:-1]==own.nsmallest(2).tolist()
+        assert [t['picked'] for t in told[4*c:4*c+4]]==[f'{items.picked[i]} of {items.seen[i]}' for i in row]
+    learn.selection.show_picked(n=1, classes=[2])
+    assert [t['target'] for t in titles()]==['2','2']
+    with pytest.raises(ValueError, match='show_picked: got 0 items of class 7'): learn.selection.show_picked(classes=[7])
+
+def test_rates_of_picks_by_hand():
+    learn = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 4)
+    counts = [torch.zeros(100), *(p for _,p in learn.selection.tracker.picks_by_epoch)]
+    rates = pick_rates(learn.selection, last=3)
+    assert rates.index.tolist()==[3,4] and rates.columns.tolist()==[0,1,2,3] and np.allclose(rates.sum(axis=1), 1)
+    for epoch in (3,4):
+        of_late = (counts[epoch]-counts[epoch-3]).int() # each item trains once in an epoch, at most
+        assert rates.loc[epoch].tolist()==pytest.approx([(of_late==k).float().mean().item() for k in range(4)])
+    with pytest.raises(ValueError, match='pick_rates: got 4 epochs, wanted 5'): pick_rates(learn.selection)
+    ax = plot_pick_rates(rates)
+    assert len(ax.collections)==4
+
 def test_showing_changes_nothing_and_augments_nothing():
     def last(look):
         learn = quiet_fit(image_learner(cbs=TopLossCallback(track_items=True)), 2)
@@ -375,7 +443,7 @@ def test_showing_changes_nothing_and_augments_nothing():
             before,rng = random_states(),learn.dls.train.rng.getstate()
             images,hardest = shown(learn),learn.selection.items().loss.sort_values(ascending=False).index[:4]
             for image,i in zip(images, hardest): np.testing.assert_allclose(image, learn.dls.train_ds.images[i].permute(1,2,0), atol=1e-6)
-            learn.selection.items(),learn.selection.picks_by_class(),learn.selection.plot_items(),learn.selection.plot(),gradient_similarity(learn, 2)
+            learn.selection.items(),learn.selection.picks_by_class(),learn.selection.plot_items(),learn.selection.plot(),learn.selection.show_picked(1),pick_rates(learn.selection, 2),gradient_similarity(learn, 2)
             assert before==random_states() and rng==learn.dls.train.rng.getstate() and learn.dls.train_ds.split_idx==0
         return weights(quiet_fit(learn, 1))
     assert same(last(False), last(True))
@@ -395,7 +463,7 @@ def test_datasets_show_their_items_without_augmentation():
     images = shown(quiet_fit(learn, 2))
     titles = [ax.get_title() for ax in plt.gcf().axes if ax.images]
     hardest = learn.selection.items().loss.sort_values(ascending=False, kind='stable').index[:4]
-    for image,title,i in zip(images, titles, hardest): assert np.allclose(image, i/64) and title==to_name(i)
+    for image,title,i in zip(images, titles, hardest): assert np.allclose(image, i/64) and f'target {to_name(i)}\n' in title and title.split()[3] in ('even','odd') and title.endswith(f'item {i}')
     assert dsets.train.split_idx==0 and float(dls.train.one_batch()[0].sum())==0
 
 def test_tables_show(monkeypatch):
@@ -411,6 +479,11 @@ def test_tables_show(monkeypatch):
     monkeypatch.setattr('fastai.tabular.core.display_df', drawn.append)
     learn.selection.show_hardest(3)
     assert drawn[0].age.round().tolist()==hardest # an item's age is its number
+    monkeypatch.setattr('selback.pictures.display_df', drawn.append)
+    learn.selection.show_hardest(3)
+    facts = drawn[-1]
+    assert facts.item.tolist()==hardest and facts.target.tolist()==items.label[hardest].tolist() and facts.predicted.isin(['yes','no']).all()
+    assert facts.loss.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
 
 def test_texts_show(monkeypatch):
     from fastai.data.block import CategoryBlock, DataBlock
@@ -429,8 +502,9 @@ def test_texts_show(monkeypatch):
     drawn = []
     monkeypatch.setattr('fastai.text.data.display_df', drawn.append)
     learn.selection.show_hardest(3)
-    hardest = learn.selection.items().loss.sort_values(ascending=False).index[:3]
+    hardest = learn.selection.items().loss.sort_values(ascending=False, kind='stable').index[:3]
     assert drawn[0].category.tolist()==[['a','b'][i%2] for i in hardest] and [len(t.split())-1 for t in drawn[0].text]==[1+i%5 for i in hardest]
+    assert drawn[0]['item'].tolist()==hardest.tolist() and drawn[0].predicted.isin(['a','b']).all()
     assert len(gradient_similarity(learn, 2))==4
 
 # picks over the epochs
@@ -533,6 +607,9 @@ def test_confidence_and_accuracy_by_percentile():
     pred = learn.model.eval()(x).detach()
     order = F.cross_entropy(pred, y, reduction='none').argsort().view(4, 8)
     confidence,right = pred.softmax(1).max(1).values,(pred.argmax(1)==y).float()
+    target = pred.softmax(1)[range(len(y)),y]
+    assert rows.target_confidence.to_numpy()==pytest.approx(target[order].mean(1).numpy(), rel=1e-5) and rows.target_confidence.is_monotonic_decreasing
+    assert (rows.target_confidence<=rows.confidence+1e-6).all() and rows.target_confidence.iloc[-1]<rows.confidence.iloc[-1] # what is wrong is sure of something else
     assert rows.confidence.to_numpy()==pytest.approx(confidence[order].mean(1).numpy(), rel=1e-5) and rows.accuracy.tolist()==right[order].mean(1).tolist()
     assert rows.percentile.tolist()==[25,50,75,100] and (rows['items']==8).all() and rows.loss.is_monotonic_increasing
     assert by_percentile(learn, ds_idx=0)['items'].sum()==100
@@ -543,8 +620,23 @@ def test_percentiles_of_pixels():
     learn = Learner(dls_of(torch.randn(48, 3, 4, 4), torch.randint(0, 3, (48,4,4)), bs=8, n_valid=16), nn.Conv2d(3, 3, 1), loss_func=CrossEntropyLossFlat(axis=1))
     rows,(x,y) = by_percentile(learn, bins=1),learn.dls.valid_ds.tensors
     pred = learn.model(x).detach()
-    wanted = F.cross_entropy(pred, y),pred.softmax(1).amax(1).mean(),(pred.argmax(1)==y).float().mean()
-    assert rows[['loss','confidence','accuracy']].iloc[0].tolist()==pytest.approx([float(o) for o in wanted], rel=1e-5)
+    wanted = F.cross_entropy(pred, y),pred.softmax(1).gather(1, y[:,None]).mean(),pred.softmax(1).amax(1).mean(),(pred.argmax(1)==y).float().mean()
+    assert rows[['loss','target_confidence','confidence','accuracy']].iloc[0].tolist()==pytest.approx([float(o) for o in wanted], rel=1e-5)
 
 def test_percentiles_are_of_classes():
     with pytest.raises(ValueError, match='by_percentile: got targets.*wanted class numbers'): by_percentile(regression_learner())
+
+# what a selection is called
+def test_a_selection_names_its_options():
+    "Those of its method, and others that are not as by default"
+    assert repr(TopLossCallback(.3))=='TopLossCallback(keep=0.3, also_bottom=0.0)'
+    assert repr(SelectiveBackpropCallback(keep=.25, warmup=0, seed=3, auto=False))=='SelectiveBackpropCallback(beta=3.0, gather=True, warmup=0, auto=False, seed=3)'
+    assert repr(TopLossCallback(.3, passes=1, score='entropy', end=.5))=="TopLossCallback(keep=0.3, also_bottom=0.0, score='entropy', passes=1, end=0.5)"
+    assert repr(SeTaCallback(window=.5, noise_quantile=.9))=='SeTaCallback(prune=0.1, n_groups=5, window=0.5, delta=0.875, noise_quantile=0.9)'
+    assert repr(FavorHardCallback(ema=.5))=='FavorHardCallback(beta=1.0, ema=0.5)'
+    cb = TopLossCallback(.3, scorer=ModelCopy(2), warmup=0)
+    assert repr(cb)=='TopLossCallback(keep=0.3, also_bottom=0.0, scorer=ModelCopy, warmup=0)' and cb.card.startswith(repr(cb)+'\n')
+
+def test_the_card_says_why_no_seconds_are_known():
+    assert 'cost: not measured.' in TopLossCallback().card
+    assert 'cost: seconds saved: \N{EN DASH}, as auto=False measures nothing' in quiet_fit(table_learner().top_loss(auto=False), 1).selection.card
