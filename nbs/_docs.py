@@ -100,6 +100,7 @@ def linked(md, names, labels):
     def to_label(m): return next((f'](#{o})' for o in (f'def-{m[1]}', f"def-{m[1].rpartition('.')[0]}") if o in labels), '](#)')
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md).replace('](../results/', '](results/')
+    md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', lambda m: f'](/project/{m[1].lower()}.md)', md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', lambda m: f'{m[1]}{names.get(m[2], m[2])}.ipynb', md)
 
 def folder_of(path):
