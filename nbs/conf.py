@@ -1,4 +1,6 @@
 "How Sphinx renders the site, for `_docs.py`"
+import json
+
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from nbdev.config import get_config
@@ -6,13 +8,23 @@ from nbdev.config import get_config
 cfg = get_config()
 project,release = cfg.lib_name,cfg.version
 author = f'The {project} authors'
-html_title,html_theme,html_copy_source = project,'furo',False
+html_title,html_theme,html_copy_source = f'{project} {release}','furo',False
 extensions = ['myst_nb','sphinx_copybutton']
 myst_enable_extensions = ['amsmath','dollarmath']
 nb_execution_mode,nb_render_markdown_format = 'off','myst'
 suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
 html_static_path,html_css_files,html_favicon = ['_static'],['site.css'],'_static/icon.svg'
 html_show_copyright,pygments_dark_style = False,'monokai'
+
+def published(url, owner, name):
+    "The repository's address, or None while it is a placeholder: the project's own name stands for its owner"
+    return None if owner==name else url
+repository = published(cfg.git_url, cfg.user, cfg.lib_name)
+
+def _edit(app, page, template, context, doctree):
+    "Each page has the address of the file that it is made from"
+    made_from = json.loads((app.srcdir/'made_from.json').read_text(encoding='utf-8'))
+    if repository and page in made_from: context['theme_source_edit_link'] = f'{repository}/edit/{cfg.branch}/{made_from[page]}'
 
 # Formulas as MathML, which browsers show without a script from elsewhere
 html_math_renderer = 'mathml'
@@ -24,4 +36,6 @@ def _visit(block):
         raise nodes.SkipNode
     return visit,None
 
-def setup(app): app.add_html_math_renderer('mathml', _visit(False), _visit(True))
+def setup(app):
+    app.add_html_math_renderer('mathml', _visit(False), _visit(True))
+    app.connect('html-page-context', _edit)

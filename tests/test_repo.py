@@ -143,6 +143,60 @@ def test_commands_in_the_readme_exist():
     make = (root/'Makefile').read_text()
     for target in re.findall(r'^make (\w+)$', (root/'README.md').read_text(), re.M): assert f'\n{target}:' in make
 
+def test_the_map_of_the_house_names_every_notebook():
+    text = (root/'CONTRIBUTING.md').read_text(encoding='utf-8')
+    there = re.findall(r'^\| `([\w/]+)` \| .+ \|$', text, re.M)
+    assert there==sorted(there, key=lambda o: ('/' in o, o)) and set(there)=={p.relative_to(root/'nbs').with_suffix('').as_posix() for p in code}
+
+def test_commands_in_contributing_exist():
+    text,make = (root/'CONTRIBUTING.md').read_text(encoding='utf-8'),(root/'Makefile').read_text()
+    targets = re.findall(r'(?:^|`)make (\w+)', text, re.M)
+    assert {'test','docs','readme','bench'}<=set(targets) and all(f'\n{t}:' in make for t in targets)
+    for path in re.findall(r'(?:tests|nbs)/[\w/]+\.(?:py|ipynb)', text): assert (root/path).exists() or 'FILE' in path or 'above_mean' in path, path
+
+# what pages say
+def text_of(o): return '\0'.join(text_of(v) for v in o.values) if isinstance(o, ast.JoinedStr) else o.value if isinstance(getattr(o, 'value', None), str) else ''
+
+@pytest.fixture(scope='module')
+def said():
+    "What the package may say, with a mark where something is filled in, and those of it that it warns of or tells once"
+    nodes = [n for f in (root/'selback').rglob('*.py') if f.name!='_modidx.py' for n in ast.walk(ast.parse(f.read_text(encoding='utf-8')))]
+    calls = [n.args[-1] for n in nodes if isinstance(n, ast.Call) and n.args and ast.unparse(n.func) in ('warnings.warn','self.tell_once')]
+    return '\n'.join(text_of(n) for n in nodes if isinstance(n, (ast.JoinedStr,ast.Constant))),[text for o in calls if (text := text_of(o))]
+
+@pytest.fixture(scope='module')
+def explained():
+    "The messages in the tables of the page, each in its parts between the dots"
+    cells = json.loads((root/'nbs/start/questions.ipynb').read_text(encoding='utf-8'))['cells']
+    text = ''.join('\n'+''.join(c['source']) for c in cells).partition('## Notices')[2]
+    return [[part for o in message.split('...') if (part := o.strip(' .,:;'))] for message in re.findall(r'^\| `([^`]+)` \|', text, re.M)]
+
+def test_messages_that_are_explained_are_said(said, explained):
+    assert len(explained)>25 and not [part for parts in explained for part in parts if part not in said[0]]
+
+def test_warnings_are_explained(said, explained):
+    assert len(said[1])>8 and not [text for text in said[1] if not any(all(part in text for part in parts) for parts in explained)]
+
+def test_interrupt_is_as_the_page_for_migrants_says():
+    "Composer's code alternates with 2, its card says that a standard batch comes after every two"
+    from selback.window import Window
+    selects = lambda k: [Window(warmup=0, interrupt=k).is_on(.5, batch=b) for b in range(6)]
+    assert selects(2)==[True,False]*3 and selects(3)==[True,True,False]*2
+    assert 'that is `interrupt=3` here' in (root/'nbs/start/migrate.ipynb').read_text(encoding='utf-8')
+
+def test_published_numbers_have_a_source_and_a_place():
+    df = pd.read_csv(root/'results/published.csv', dtype=str)
+    assert list(df)==['source','where','dataset','setting','method','measure','value'] and df.notna().all().all() and not (df=='as above').any().any()
+    assert {'Jiang 2019 (arXiv 1910.00762)','Hu 2021 (arXiv 2107.07741)'}<=set(df.source)
+
+def test_every_figure_of_the_papers_has_a_line():
+    cells = json.loads((root/'nbs/tutorials/papers.ipynb').read_text(encoding='utf-8'))['cells']
+    text = ''.join('\n'+''.join(c['source']) for c in cells)
+    for title,last in ('## Jiang et al. 2019',15), ('## Hu et al. 2021',4):
+        part = text.partition(title)[2].partition('\n## ')[0]
+        lines = re.findall(r'^\| figures? (\d+)(?: (and|to) (\d+))? \| ([^|]+) \| ([^|]+) \|$', part, re.M)
+        assert [i for a,_,b,*_ in lines for i in range(int(a), int(b or a)+1)]==[*range(1, last+1)] and '| table 1 |' in part
+
 # public names
 def public():
     "Every public function and class of the package, and what it adds to fastai's"
