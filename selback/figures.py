@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['cost_to_targets', 'pareto_share', 'plot_by_items']
 
-# %% ../nbs/47_figures.ipynb #59166550
+# %% ../nbs/47_figures.ipynb #0c0c7cf6
 import numpy as np, pandas as pd
 
 from .losses import check_range
 
-# %% ../nbs/47_figures.ipynb #b1381990
+# %% ../nbs/47_figures.ipynb #86e9c176
 def cost_to_targets(
     runs:pd.DataFrame, # As `compare` returns it
     cost:str='backpropagated', # A column: 'seconds', 'compute', 'forwarded' or 'backpropagated'
@@ -26,7 +26,7 @@ def cost_to_targets(
     costs = {t: ends.apply(lambda r: r.loc[r.best<=t, cost].min(), include_groups=False) for t in targets}
     return pd.DataFrame({t: c.groupby('method', sort=False).agg(lambda o: o.mean(skipna=False)) for t,c in costs.items()}).T.rename_axis(measure)
 
-# %% ../nbs/47_figures.ipynb #6a709edb
+# %% ../nbs/47_figures.ipynb #9caa6b01
 def pareto_share(
     runs:pd.DataFrame, # As `compare` returns it
     cost:str='backpropagated', # A column: 'seconds', 'compute', 'forwarded' or 'backpropagated'
@@ -40,14 +40,14 @@ def pareto_share(
     first = costs.le(costs.min(axis=1)*(1+check_range('within', within, 0)), axis=0)
     return pd.DataFrame(dict(first=first.mean(), misses=costs.isna().mean())).sort_values('first', ascending=False, kind='stable').rename_axis('method')
 
-# %% ../nbs/47_figures.ipynb #822f4bc2
+# %% ../nbs/47_figures.ipynb #0bce993b
 def plot_by_items(
     runs:pd.DataFrame, # As `compare` returns it
     measure:str='error', # A column: 'error' or 'valid_loss'
 ): # Axes
     "The best error so far against the items back-propagated (Jiang et al. 2019, figure 6)"
     import matplotlib.pyplot as plt
-    fig,ax = plt.subplots(figsize=(4.2,4), layout='constrained')
+    fig,ax = plt.subplots(figsize=(4.2,4.4), layout='constrained')
     for i,(method,rs) in enumerate(runs.groupby('method', sort=False)):
         by_seed = [(r.backpropagated.to_numpy(float), r[measure].cummin().to_numpy(float)) for _,r in rs.groupby('seed')]
         at = np.linspace(max(x[0] for x,_ in by_seed), min(x[-1] for x,_ in by_seed), 50) # where all seeds are known
@@ -57,7 +57,11 @@ def plot_by_items(
         if len(by_seed)>1: ax.fill_between(at, best.min(0), best.max(0), alpha=.15, lw=0, **look)
     seeds = runs.groupby('method').seed.nunique().max()
     ax.set(xlabel='items back-propagated', ylabel=f"best {measure.replace('valid_loss', 'validation loss')} so far")
+    if runs[measure].min()>0:
+        ax.set_yscale('log')
+        ax.yaxis.set_major_formatter('{x:g}')
+        ax.yaxis.set_minor_formatter('{x:g}' if runs[measure].max()<10*runs[measure].min() else '')
     ax.spines[['top','right']].set_visible(False)
     ax.grid(alpha=.3, lw=.5)
-    fig.legend(loc='outside lower center', ncols=2, frameon=False, title=f'mean of {seeds} seeds; band: best to worst' if seeds>1 else None)
+    fig.legend(loc='outside lower center', frameon=False, title=f'mean of {seeds} seeds; band: best to worst' if seeds>1 else None)
     return ax

@@ -486,3 +486,11 @@ def test_what_counts_as_rising():
     assert told(falls, falls, rises) is None # it overfits, which the selection did not make
     assert told(rises, rises) is None and told(falls, [.4,.4,.1,.1,.2,.2,.2]) is None and told(falls, nan, nan) is None # it diverges; better than at first; not known
     assert told(falls, rises, kept=(1,)*7) is None and told(falls, rises, kept=(1,1,1,1,.3,.3,.3)) is None # nothing or little was selected
+
+@pytest.mark.parametrize('cls', [SelectiveBackpropCallback, BatchLossFilterCallback], ids=one_liner)
+def test_the_digits_are_not_warned_of(cls):
+    from fastai.layers import SimpleCNN
+    from selback.datasets import get_dls
+    set_seed(0)
+    learn = Learner(get_dls('digits'), nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10)), loss_func=CrossEntropyLossFlat(), cbs=cls(auto=False))
+    assert quiet_fit(learn, 6, lr=1e-2).selection.report.advice is None
