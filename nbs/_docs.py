@@ -89,10 +89,10 @@ def page(fn, path):
     "A processed notebook with its title and search words in place, and the name of its page"
     nb,tables = read_nb(fn),{}
     front = yaml.safe_load(nb.cells[0].source.strip('-\n')) if nb.cells[0].cell_type=='raw' else {}
-    title = mk_cell(f"# {front.get('title', fn.stem)}\n\n*{front.get('description', '')}*".removesuffix('\n\n**'), 'markdown')
-    found_by = ', '.join(f'! {o}' for o in words[fn.stem].split(', ')) if fn.stem in words else None
-    about = [mk_cell(text, 'markdown') for text in (found_by and f'```{{index}} {found_by}\n```', in_colab(path)) if text]
-    nb.cells = [title, *about, *filter(None, (converted(c, tables) for c in nb.cells))]
+    found_by = '```{index} '+', '.join(f'! {o}' for o in words[fn.stem].split(', '))+'\n```' if fn.stem in words else '' # before a paragraph, which search then shows
+    about = front.get('description') and f"*{front['description']}*"
+    title = mk_cell('\n\n'.join(filter(None, (f"# {front.get('title', fn.stem)}", found_by, about, in_colab(path)))), 'markdown')
+    nb.cells = [title, *filter(None, (converted(c, tables) for c in nb.cells))]
     return nb,Path(front.get('output-file', fn.name)).stem
 
 def linked(md, names, labels):

@@ -175,7 +175,7 @@ def test_messages_that_are_explained_are_said(said, explained):
     assert len(explained)>25 and not [part for parts in explained for part in parts if part not in said[0]]
 
 def test_warnings_are_explained(said, explained):
-    assert len(said[1])>8 and not [text for text in said[1] if not any(all(part in text for part in parts) for parts in explained)]
+    assert len(said[1])>=8 and not [text for text in said[1] if not any(all(part in text for part in parts) for parts in explained)]
 
 def test_interrupt_is_as_the_page_for_migrants_says():
     "Composer's code alternates with 2, its card says that a standard batch comes after every two"
