@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['costs', 'words', 'factors', 'reach', 'best_within', 'relative', 'against', 'last_epochs', 'costs_of',
            'never_selected', 'word_of', 'is_random', 'is_control', 'summarize', 'table', 'interval', 'Difference',
-           'signed', 'difference', 'paired', 'speedup', 'on_ladder', 'pareto', 'parse_method', 'options_of', 'in_words',
+           'signed', 'over_seeds', 'paired', 'speedup', 'on_ladder', 'pareto', 'parse_method', 'options_of', 'in_words',
            'differences', 'show_table', 'to_markdown', 'standing', 'verdict', 'plot_runs']
 
 # %% ../nbs/46_findings.ipynb #ff8aaeed
@@ -189,7 +189,7 @@ def signed(
     text = f'{share:+.1%}'
     return text[1:] if set(text)<=set('+-0.%') else text
 
-def difference(
+def over_seeds(
     shares, # One for each seed, as `relative` gives them
 )->Difference:
     "What differences of some seeds amount to"
@@ -204,7 +204,7 @@ def paired(
     "What a method's runs end with, against another's"
     by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).replace([np.inf,-np.inf], np.nan).dropna()
     if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
-    return difference(relative(by[method], by[other]))
+    return over_seeds(relative(by[method], by[other]))
 
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(
@@ -289,7 +289,7 @@ def differences(
     "How a method's runs differ from those of plain training and of the random control"
     columns = sorted((c for c in summary if c.startswith('vs ')), key=lambda c: not c.startswith('vs plain'))
     by,idle = summary.groupby('method', sort=False),_idle(summary)
-    return pd.DataFrame({c: pd.Series({m: difference(of[c]) if m not in idle and np.isfinite(of[c]).all() else None for m,of in by}, dtype=object) for c in columns})
+    return pd.DataFrame({c: pd.Series({m: over_seeds(of[c]) if m not in idle and np.isfinite(of[c]).all() else None for m,of in by}, dtype=object) for c in columns})
 
 def _cell(value): return '-' if pd.isna(value) else f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
 
