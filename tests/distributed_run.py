@@ -37,7 +37,7 @@ class Witness(Callback):
         self.loaders.add((isinstance(self.learn.dl, DistributedDL), feed is None or self.learn.dl is feed))
     def after_loss(self):
         cb = self.learn.selection
-        idx,weight = (None,None) if cb is None else (cb.item_idx,cb.item_weight)
+        idx,weight = (cb.item_idx,cb.item_weight) if cb else (None,None)
         self.steps.append((self.n, numbers(self.x), None if idx is None else idx.tolist(), None if weight is None else weight.tolist()))
     def after_train(self): self.lengths.append(self.n_iter)
 

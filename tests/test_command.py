@@ -9,7 +9,7 @@ HELP = help_parser(run_study).format_help()
 def test_help_lists_every_method_with_its_own_options():
     "As the classes have them; `replay_choices` needs an object"
     written = {name.partition('(')[0]: (name,what) for name,what in methods_written().items()}
-    ours = {name: c for name,c in known_methods().items() if c.__module__.startswith('selback.')}
+    ours = {name: c for name,c in known_methods().items() if c.__module__.startswith('selback.methods.')}
     assert set(written)==set(ours)-{'replay_choices'}
     for name,(call,what) in written.items():
         own = [p for p in inspect.signature(ours[name].__init__).parameters.values() if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD]

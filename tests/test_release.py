@@ -56,7 +56,7 @@ def test_it_works_where_nothing_else_is_installed(python, tmp_path):
     quick_start = next(c for c in re.findall(r'```python\n(.*?)```', (root/'README.md').read_text(encoding='utf-8'), re.S) if 'get_dls' in c)
     script = tmp_path/'quick_start.py'
     script.write_text(f"import selback\nassert {str(root)!r} not in selback.__file__\n{quick_start}\nprint(learn.selection.card)\n", encoding='utf-8')
-    assert 'SelectiveBackpropCallback' in run(python, '-W', 'ignore', script, cwd=tmp_path)
+    assert 'FavorHardCallback' in run(python, '-W', 'ignore', script, cwd=tmp_path)
     assert '--methods' in run(python.parent/'selback-compare', '--help', cwd=tmp_path)
 
 def test_functional_needs_neither_fastai_nor_pandas(python, tmp_path):
