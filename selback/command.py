@@ -47,6 +47,7 @@ def help_parser(
 )->argparse.ArgumentParser: # Of the parameters of `func`, with the methods and examples
     "What reads the command line"
     parser = anno_parser(func, 'selback-compare')
+    parser.allow_abbrev = False # a misspelt option is an error
     methods = '\n'.join(f'  {name}\n      {what}' for name,what in (dict(none='Plain training') | methods_written()).items())
     parser.epilog = f"{_examples}\n\nmethods, with their own options and the defaults of these:\n{methods}\n\nmethods if left out:\n  {_default}\n\n{parser.epilog or ''}"
     parser.formatter_class = _HelpFormatter

@@ -1,8 +1,9 @@
 "The command's help: quick, and with all that can be written in a line"
 import inspect, re, subprocess, sys
 
+import pytest
 from helpers import *
-from selback.command import help_parser, methods_written, run_study
+from selback.command import help_parser, main, methods_written, run_study
 
 HELP = help_parser(run_study).format_help()
 
@@ -36,3 +37,8 @@ def test_a_line_reaches_the_study(monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['selback-compare', '--compute', '500', '--n-train', '32', '--race'])
     c.main()
     assert asked[0] | dict(compute=500, n_train=32, race=True, seconds=None, epochs=16, methods=None)==asked[0] and set(asked[0])==set(inspect.signature(run_study).parameters)
+
+def test_an_option_that_is_cut_short_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['selback-compare', '--data', 'digits', '--method', 'none'])
+    with pytest.raises(SystemExit): main()
+    assert 'unrecognized arguments: --method none' in capsys.readouterr().err
