@@ -8,6 +8,7 @@ __all__ = ['cost_to_targets', 'pareto_share', 'plot_by_items']
 # %% ../nbs/47_figures.ipynb #0c0c7cf6
 import numpy as np, pandas as pd
 
+from .findings import reach, word_of
 from .losses import check_range
 
 # %% ../nbs/47_figures.ipynb #86e9c176
@@ -18,12 +19,9 @@ def cost_to_targets(
     targets=20, # Values of `measure`, or how many, evenly spread from the worst first epoch to the best of all
 )->pd.DataFrame: # A row for each target, a column for each method; NaN where a method does not get there in every run
     "What each method had cost when it first reached each target"
-    best = runs.assign(best=runs.groupby(['method','seed'])[measure].cummin())
-    if not np.iterable(targets):
-        first = best.groupby(['method','seed']).best.first().max()
-        targets = np.linspace(first, best.best.min(), check_range('targets', targets, 1, whole=True))
-    ends = best.groupby(['method','seed'], sort=False)
-    costs = {t: ends.apply(lambda r: r.loc[r.best<=t, cost].min(), include_groups=False) for t in targets}
+    by_run = runs.groupby(['method','seed'], sort=False)
+    if not np.iterable(targets): targets = np.linspace(by_run[measure].first().max(), runs[measure].min(), check_range('targets', targets, 1, whole=True))
+    costs = {t: by_run.apply(reach, t, cost, measure, include_groups=False) for t in targets}
     return pd.DataFrame({t: c.groupby('method', sort=False).agg(lambda o: o.mean(skipna=False)) for t,c in costs.items()}).T.rename_axis(measure)
 
 # %% ../nbs/47_figures.ipynb #9caa6b01
@@ -56,7 +54,7 @@ def plot_by_items(
         ax.plot(at, best.mean(0), lw=1.8, label='plain training' if method=='none' else method, **look)
         if len(by_seed)>1: ax.fill_between(at, best.min(0), best.max(0), alpha=.15, lw=0, **look)
     seeds = runs.groupby('method').seed.nunique().max()
-    ax.set(xlabel='items back-propagated', ylabel=f"best {measure.replace('valid_loss', 'validation loss')} so far")
+    ax.set(xlabel='items back-propagated', ylabel=f'best {word_of(measure)} so far')
     if runs[measure].min()>0:
         ax.set_yscale('log')
         ax.yaxis.set_major_formatter('{x:g}')

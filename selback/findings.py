@@ -76,11 +76,12 @@ def costs_of(
     return {c: name for c,name in costs.items() if c in runs and runs[c].notna().all()}
 
 def never_selected(
-    runs:pd.DataFrame, # As `compare` returns it
+    runs:pd.DataFrame, # As `compare` or `summarize` returns it
 )->list: # Names of methods
     "The methods that trained on full batches of all items throughout, in every run"
-    if 'selected' not in runs: return []
-    steps = runs.groupby('method', sort=False).selected.max()
+    chose = runs.selected if 'selected' in runs else runs.kept<1 if 'kept' in runs else None # older files tell it by what was kept only
+    if chose is None: return []
+    steps = chose.groupby(runs.method, sort=False).max()
     return [m for m in steps.index[steps==0] if m!='none']
 
 def word_of(
@@ -278,17 +279,12 @@ def in_words(
     return re.sub(r'\b(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (threads|epochs|seconds|items|compute)\b', say, text)
 
 # %% ../nbs/46_findings.ipynb #fcf64ab5
-def _idle(summary):
-    "Methods that never selected; older files tell it by what was kept only"
-    means = table(summary)
-    return [m for m in means.index if m!='none' and not (means.selected[m] if 'selected' in means else means.kept[m]<1)]
-
 def differences(
     summary:pd.DataFrame, # As `summarize` returns it
 )->pd.DataFrame: # A row for each method and a column for each control: a `Difference`, or None for what does not apply or was not finite on every seed
     "How a method's runs differ from those of plain training and of the random control"
     columns = sorted((c for c in summary if c.startswith('vs ')), key=lambda c: not c.startswith('vs plain'))
-    by,idle = summary.groupby('method', sort=False),_idle(summary)
+    by,idle = summary.groupby('method', sort=False),never_selected(summary)
     return pd.DataFrame({c: pd.Series({m: over_seeds(of[c]) if m not in idle and np.isfinite(of[c]).all() else None for m,of in by}, dtype=object) for c in columns})
 
 def _cell(value): return '-' if pd.isna(value) else f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
@@ -298,7 +294,7 @@ def show_table(
     target:float=1.2, # The target that the speed-up is given for
 )->pd.DataFrame: # Strings: a column for each method, and a dash for what does not apply or was not reached by every seed
     "Means over the seeds, for reading; first the loss or error, and what clearly differs"
-    means,found,idle = table(summary),differences(summary),_idle(summary)
+    means,found,idle = table(summary),differences(summary),never_selected(summary)
     shown = pd.DataFrame({m: {name: _cell(v) for name,v in row.items()} for m,row in means.drop(columns=found.columns).iterrows()})
     lead = [name for name in words.values() if name in shown.index]
     told = pd.DataFrame({m: {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()} | dict(options=options_of(m)) for m,row in found.reindex(means.index).iterrows()})
@@ -354,7 +350,7 @@ def verdict(
     means = table(summary)
     chosen = [m for m in means.index if not is_control(m)]
     if 'none' not in means.index or not chosen: return 'There is nothing to compare: that takes none and a method that chooses by loss.'
-    idle = _idle(summary)
+    idle = never_selected(summary)
     if not set(chosen)-set(idle): return 'No method selected anything: they trained as plain training does (the first epoch is a warm-up).'
     equal = next((e for e in ('compute','time','items') if f'vs plain, equal {e}' in means), None)
     if equal is None: return 'Under a schedule that anneals, runs of equal epochs cost differently and cannot be compared at equal cost: give them equal compute, seconds or items.'
