@@ -319,6 +319,8 @@ def _nearest(methods, means, to_plain, word):
     near = min((m for m in methods if not is_control(m)), key=means.get, default=None)
     return '' if near is None else f" Of the methods that choose by loss {near} came closest; against plain training, its {word} is {to_plain(near)}."
 
+def _listed(names): return ' and '.join([', '.join(names[:-1]), names[-1]] if len(names)>1 else names)
+
 def standing(
     ends:pd.DataFrame, # Seeds, methods and `measure`, of one moment, plain training among them
     measure:str='error', # A column: 'valid_loss' or 'error'
@@ -331,13 +333,13 @@ def standing(
     versus = {m: paired(ends, best, m, measure) for m in others}
     doubt,start = [m for m,d in versus.items() if not d.is_clear],f'At equal {equal}'
     near = _nearest(others, means, lambda m: paired(ends, m, 'none', measure), word)
-    if best=='none': return f'{start} plain training has the lowest {word}' + (f", but it is not clearly lower than with {' and '.join(doubt)}." if doubt else '.') + near
+    if best=='none': return f'{start} plain training has the lowest {word}' + (f", but it is not clearly lower than with {_listed(doubt)}." if doubt else '.') + near
     if is_random(best): return f'{start} no method that chooses by loss is the best: a random choice, {best}, has the lowest {word}.' + near
     plain,rivals = versus['none'],[m for m in doubt if m!='none']
     to_random = ''.join(f' and {d.size} than with a random choice ({d.sure})' for m,d in versus.items() if is_random(m) and d.is_clear)
     if plain.is_clear: text = f"{start} {best} {'is among the best' if doubt else 'won'}: its {word} is {plain.size} than with plain training ({plain.sure}){to_random}."
     else: text = f'{start} there is no clear difference from plain training: {best} has the lowest {word} on average ({signed(plain.mean)}, {plain.sure}).'
-    return text + (f" Between it and {' and '.join(rivals)} there is no clear difference." if rivals else '')
+    return text + (f" Between it and {_listed(rivals)} there is no clear difference." if rivals else '')
 
 # %% ../nbs/46_findings.ipynb #64715ad8
 def verdict(

@@ -54,7 +54,9 @@ VERDICTS = [
     (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]), 'At equal compute a is among the best: its error is', ['Between it and b there is no clear difference.']),
     (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['better on 2 of 3 seeds']),
     (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315], c=[.3,.3,.316]), 'At equal compute there is no clear difference', ['Between it and b and c there is no clear difference.']),
     (dict(none=[.2,.21,.22], a=[.3,.31,.32]), 'At equal compute plain training has the lowest error. Of the methods that choose by loss a came closest; against plain training, its error is', ['higher']),
+    (dict(none=[.2,.21,.22], a=[.2,.215,.22], b=[.2,.216,.22], c=[.2,.217,.22]), 'At equal compute plain training has the lowest error, but it is not clearly lower than with a, b and c.', []),
     (dict(none=[.2,.21,.22], a=[.2,.215,.22]), 'At equal compute plain training has the lowest error, but it is not clearly lower than with a.', []),
     (dict(none=[.3,.3], a=[float('nan'),float('nan')]), 'There is nothing to compare', []),
     (dict(none=[.3,.31], a=[.3,.31]), 'At equal compute plain training has the lowest error, but', [])]
