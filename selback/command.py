@@ -112,7 +112,7 @@ def _report(runs, summary, measure, target, title, out):
 def run_study(
     data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders
     methods:str=None, # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)"; none is plain training; five of those below, or a race's field, if left out
-    epochs:int=16, # Epochs of each run
+    epochs:int=None, # Epochs of each run; 16, if no other budget is given
     seconds:float=None, # Train each run for so many seconds instead
     items:int=None, # Train each run until so many items are back-propagated instead
     compute:int=None, # Train each run until as much is computed as so many items take to train instead
@@ -133,7 +133,7 @@ def run_study(
     try:
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train, n_valid=n_valid))
         from selback.compare import check_study
-        if race and (seconds or items or annealing): raise ValueError('race: got another budget or schedule, wanted --compute alone; a race has a learning rate that ends with each round.')
+        if race and (epochs or seconds or items or annealing): raise ValueError('race: got another budget or schedule, wanted --compute alone; a race has a learning rate that ends with each round.')
         if not race: check_study(names, **plan, about=about)
         out.mkdir(parents=True, exist_ok=True)
         if race: return _race(get_learner, names if methods else None, compute, seeds, lr, out, about)

@@ -226,7 +226,7 @@ def _seeds(seeds):
 
 def check_study(
     methods, # As `compare` takes them
-    epochs:int=16, # Epochs of each run
+    epochs:int|None=None, # Epochs of each run
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     seconds:float|None=None, # A budget, of which there is one at most
@@ -249,11 +249,12 @@ def check_study(
     made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
     for name,o in methods.items():
         if isinstance(o, str): made[name]() # checks its numbers
-    epochs,seeds = check_range('epochs', epochs, 1, whole=True),_seeds(seeds)
+    if epochs is not None: check_range('epochs', epochs, 1, whole=True)
+    seeds = _seeds(seeds)
     check_range('lr', lr, 0, above=True)
-    budgets = [(unit,n) for unit,n in dict(seconds=seconds, items=items, compute=compute).items() if n is not None]
+    budgets = [(unit,n) for unit,n in dict(epochs=epochs, seconds=seconds, items=items, compute=compute).items() if n is not None]
     if len(budgets)>1: raise ValueError(f"budget: got {' and '.join(unit for unit,_ in budgets)}, wanted one of them.")
-    budget = budgets[0] if budgets else None
+    budget,epochs = budgets[0] if budgets and epochs is None else None,epochs or 16
     if budget: Budget(*budget) # checks it
     annealing = annealing or ('one_cycle' if budget else 'constant')
     lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget='{1:.15g} {0}'.format(*(budget or ('epochs',epochs))))
@@ -294,7 +295,7 @@ def _train(learn, cbs, epochs, budget, lr_at, lr):
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
     methods, # A list of what `get_method` takes, or a dict of names with that, or with functions, of nothing or of the learner, that return a new callback
-    epochs:int=16, # Epochs of each run
+    epochs:int|None=None, # Epochs of each run; None: 16, if there is no other budget
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     seconds:float|None=None, # Train for so many seconds in place of epochs

@@ -19,7 +19,7 @@ def test_help_lists_every_method_with_its_own_options():
 
 def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
-    assert defaults==['digits','16','3','64','0.001','1.2x','runs']
+    assert defaults==['digits','3','64','0.001','1.2x','runs']
     examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
     import shlex
     args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
@@ -36,7 +36,7 @@ def test_a_line_reaches_the_study(monkeypatch):
     monkeypatch.setattr(c, 'help_parser', lambda func: help_parser(run_study))
     monkeypatch.setattr(sys, 'argv', ['selback-compare', '--compute', '500', '--n-train', '32', '--race'])
     c.main()
-    assert asked[0] | dict(compute=500, n_train=32, race=True, seconds=None, epochs=16, methods=None)==asked[0] and set(asked[0])==set(inspect.signature(run_study).parameters)
+    assert asked[0] | dict(compute=500, n_train=32, race=True, seconds=None, epochs=None, methods=None)==asked[0] and set(asked[0])==set(inspect.signature(run_study).parameters)
 
 def test_an_option_that_is_cut_short_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['selback-compare', '--data', 'digits', '--method', 'none'])

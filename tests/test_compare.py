@@ -105,7 +105,7 @@ def test_the_command_answers_bad_input_in_one_line(tmp_path, capsys):
     for kwargs,match in [(dict(methods='ohem'), "got 'ohem'"), (dict(methods='top_loss(keep=2)'), 'keep: got 2'), (dict(methods=','), "got ''"), (dict(epochs=0), 'epochs: got 0'),
         (dict(seeds=0), 'seeds: got 0'), (dict(bs=0), 'bs: got 0'), (dict(bs=10**5), 'a batch of 100000'), (dict(lr=-1.), 'lr: got -1'),
         (dict(data=str(tmp_path/'empty')), 'without images'), (dict(data='no/where'), 'no/where'), (dict(arch='resnet0'), 'resnet0'), (dict(seconds=-1.), 'seconds: got -1'),
-        (dict(seconds=9., items=9), 'budget: got seconds and items'), (dict(annealing='cosine'), "'cosine'"), (dict(target_error='best'), "target_error: got 'best'"), (dict(target_error='.5x'), 'at least 1')]:
+        (dict(seconds=9., items=9), 'budget: got seconds and items'), (dict(epochs=9, compute=9), 'budget: got epochs and compute'), (dict(annealing='cosine'), "'cosine'"), (dict(target_error='best'), "target_error: got 'best'"), (dict(target_error='.5x'), 'at least 1')]:
         with pytest.raises(SystemExit) as e: main(**{'data':'digits', 'out':str(tmp_path/'out'), **kwargs})
         said = capsys.readouterr().err
         assert e.value.code==2 and match in said and said.startswith('selback-compare: error:') and said.count('\n')==1
