@@ -1,5 +1,5 @@
 "How Sphinx renders the site, for `_docs.py`"
-import json
+import json, re
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -26,6 +26,11 @@ def _edit(app, page, template, context, doctree):
     made_from = json.loads((app.srcdir/'made_from.json').read_text(encoding='utf-8'))
     if repository and page in made_from: context['theme_source_edit_link'] = f'{repository}/edit/{cfg.branch}/{made_from[page]}'
 
+def _breaks(app, page, template, context, doctree):
+    "A call in a table breaks between its words, where it must"
+    def in_code(m): return m[1]+re.sub(r'([_(,])(?=[^)])', r'\1<wbr>', m[2])
+    if 'body' in context: context['body'] = re.sub('<td>.*?</td>', lambda td: re.sub('(<span class="pre">)([^<]+)', in_code, td[0]), context['body'], flags=re.S)
+
 # Formulas as MathML, which browsers show without a script from elsewhere
 html_math_renderer = 'mathml'
 
@@ -39,3 +44,4 @@ def _visit(block):
 def setup(app):
     app.add_html_math_renderer('mathml', _visit(False), _visit(True))
     app.connect('html-page-context', _edit)
+    app.connect('html-page-context', _breaks)

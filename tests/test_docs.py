@@ -150,6 +150,15 @@ def test_nothing_is_wider_than_a_phone(tab):
     assert not {name: w for name,w in wide.items() if w>390}
     assert tab.page.locator('article').bounding_box()['width']>330
 
+BROKEN = """codes => codes.flatMap(code => [...code.querySelectorAll('.pre')].flatMap(o => [...o.childNodes]).filter(o => o.nodeType==3).map(o => {
+  let r = document.createRange(); r.selectNode(o); return [o.textContent, new Set([...r.getClientRects()].map(b => Math.round(b.top))).size] })).filter(o => o[1]>1)"""
+
+@narrow
+@pytest.mark.parametrize('name', ['tutorials/choosing.html','index.html'])
+def test_no_word_of_a_call_is_broken_on_a_phone(tab, name):
+    codes = tab.go(name).locator('article td code')
+    assert codes.count()>5 and codes.evaluate_all("o => o.some(e => e.querySelector('wbr'))") and not codes.evaluate_all(BROKEN)
+
 LUMINANCE = """o => { let of = c => c.match(/[\\d.]+/g).map(Number), back = o
   while (getComputedStyle(back).backgroundColor.match(/(, 0\\)|transparent)$/)) back = back.parentElement
   let lum = c => c.slice(0, 3).map(v => v/255).map(v => v<=.03928 ? v/12.92 : ((v+.055)/1.055)**2.4).reduce((s, v, i) => s+v*[.2126,.7152,.0722][i], 0)
