@@ -339,14 +339,14 @@ def cifar_resnet18(
 def small_convnet(
     n_out:int, # Number of classes
     widen:float=1., # Width of all but the first layer, as a multiple
-): # A module for images of 32x32
+): # A module for images of 16x16 or more, made for 32x32
     "Seven convolutions and, by default, 0.3 million parameters, quick on a CPU, in the manner of airbench (Jordan 2024, arXiv 2404.00498)"
     def conv(n_in, n, *pool): return [nn.Conv2d(n_in, n, 3, padding=1, bias=False), *pool, nn.BatchNorm2d(n), nn.GELU()]
     layers,n = [nn.Conv2d(3, 24, 2),nn.GELU()],24
     for width in (int(widen*n) for n in (32,64,128)):
         layers += conv(n, width, nn.MaxPool2d(2)) + conv(width, width)
         n = width
-    return nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten(), nn.Linear(n, n_out, bias=False))
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(n, n_out, bias=False))
 
 # %% ../nbs/45_datasets.ipynb #23366160
 def _conv(n_in, n, stride=1, size=3): return nn.Conv2d(n_in, n, size, stride, size//2, bias=False)

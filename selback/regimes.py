@@ -197,7 +197,8 @@ def segmentation_learner(
 @lru_cache
 def photographs():
     "A folder of class folders: images of CIFAR-10, enlarged"
-    path,size = Path(tempfile.mkdtemp()),32 if scale()=='tiny' else 256
+    photographs.folder = tempfile.TemporaryDirectory() # gone when the program ends
+    path,size = Path(photographs.folder.name),32 if scale()=='tiny' else 256
     for part,(images,labels),n in zip(('train','valid'), cifar_parts(), (4000,1000)):
         for i in torch.randperm(len(labels), generator=_generator())[:n].tolist():
             (path/part/f'{int(labels[i])}').mkdir(parents=True, exist_ok=True)

@@ -197,6 +197,9 @@ def test_public_datasets_by_name(monkeypatch, folder, tmp_path):
 
 def test_networks(): assert get_model('small_resnet', 7)(torch.randn(2,3,32,32)).shape==get_model('resnet18', 7)(torch.randn(2,3,32,32)).shape==(2,7)
 
+@pytest.mark.parametrize('name', ['small_resnet','small_convnet','cifar_resnet18'])
+def test_small_networks_take_a_look_at_half_the_resolution(name): assert get_model(name, 7)(torch.randn(2,3,16,16)).shape==(2,7)
+
 @pytest.fixture
 def folder(tmp_path):
     from PIL import Image
