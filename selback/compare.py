@@ -249,15 +249,15 @@ def check_study(
     made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
     for name,o in methods.items():
         if isinstance(o, str): made[name]() # checks its numbers
-    if epochs is not None: check_range('epochs', epochs, 1, whole=True)
     seeds = _seeds(seeds)
     check_range('lr', lr, 0, above=True)
     budgets = [(unit,n) for unit,n in dict(epochs=epochs, seconds=seconds, items=items, compute=compute).items() if n is not None]
     if len(budgets)>1: raise ValueError(f"budget: got {' and '.join(unit for unit,_ in budgets)}, wanted one of them.")
-    budget,epochs = budgets[0] if budgets and epochs is None else None,epochs or 16
+    unit,n = budgets[0] if budgets else ('epochs',16)
+    budget,epochs = (None,check_range('epochs', n, 1, whole=True)) if unit=='epochs' else ((unit,n),None)
     if budget: Budget(*budget) # checks it
     annealing = annealing or ('one_cycle' if budget else 'constant')
-    lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget='{1:.15g} {0}'.format(*(budget or ('epochs',epochs))))
+    lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget=f'{n:.15g} {unit}')
     return made,epochs,seeds,budget,lr_at,about,_finished(path, about, made, seeds)
 
 _more_is_better = set('acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc pearsonr precision psnr r2 recall score sensitivity spearmanr specificity ssim variance'.split())
