@@ -35,8 +35,8 @@ class EpochSelection(Selection):
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
-        warmup:int=1, # Epochs of full batches since the callback was attached
-        interrupt:int=0, # Every how many batches a full one comes in between, or epochs for a method that chooses before loading; 0: never
+        warmup:int=1, # Epochs of full batches after the callback is attached
+        interrupt:int=0, # One full batch in every so many (epochs, for a method that chooses before loading); 0: never
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
         auto='warn', # 'warn': tell once if selecting saves no time here; True: stand aside then; False: measure nothing
         noise_quantile:float|None=None, # Leave out items whose loss stays above this quantile for three epochs: suspected label errors

@@ -32,8 +32,8 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     *(Study(f'{function}, a table, {how} BatchNorm', 'experiments/an_image', (f'an_image/{function}_{how}_batchnorm',)) for function in ('friedman1','friedman2') for how in ('without','with')),
     Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),
     Study('digits, half of the labels random', 'experiments/label_noise', ('label_noise/50_random_labels',), 'valid_loss', False),
-    Study('several labels', 'experiments/multi_label', ('multi_label/items',), counts_looks=False),
-    Study('digits, 7 epochs', 'start/get_started', ('digits/runs',), 'valid_loss'),
+    Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
+    Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'),
     *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
     Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
     _regime('near-duplicates', 'near_duplicates', 'deduplicated'), _regime('a long tail of classes', 'long_tail', 'balanced'), _regime('rare kinds, hidden', 'hidden_groups', 'balanced'),
@@ -53,13 +53,13 @@ def _of_study(study, top):
     ends,idle = last_epochs(runs),never_selected(runs)
     found = {m: None if m in idle and not is_control(m) else paired(ends, m, measure=study.measure) for m in ends.method.unique() if m!='none'}
     looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
-    return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), equal_cost=study.counts_looks or not looks[m]) for m,d in found.items()]
+    return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), measure=study.measure, equal_cost=study.counts_looks or not looks[m]) for m,d in found.items()]
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: found on the way up
-)->pd.DataFrame: # A row for each study and method: where, page, method, difference (a `Difference`, or None), verdict, and whether the cost was equal, looks counted
+)->pd.DataFrame: # A row for each study and method: where, page, method, difference (a `Difference`, or None), verdict, of which column, and whether the cost was equal, looks counted
     "What each method was worth against plain training, in each study whose runs are there"
-    return pd.DataFrame([row for study in studies for row in _of_study(study, Path(top or results_folder()))], columns=['where','page','method','difference','verdict','equal_cost'])
+    return pd.DataFrame([row for study in studies for row in _of_study(study, Path(top or results_folder()))], columns=['where','page','method','difference','verdict','measure','equal_cost'])
 
 # %% ../nbs/58_measured.ipynb #e04f1df1
 def _rows_of(methods, top):
@@ -77,13 +77,13 @@ def tally(
         '**Not measured** against plain training of equal cost.')
     wins,losses,n = (fair.verdict=='better').sum(),(fair.verdict=='worse').sum(),len(fair)
     said = f'clearly better than plain training of equal cost in {wins} of {n} comparisons' if wins else f'never clearly better than plain training of equal cost, in {n} comparisons' if n>1 else 'not clearly better than plain training of equal cost, in the one comparison made'
-    return Markdown(f"**Measured:** {said}"+(f', clearly worse in {losses}.' if losses else '.'))
+    return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}.' if losses else '.'))
 
 def _row(o, up):
     numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({signed(o.difference.low)} to {signed(o.difference.high)})' if o.difference.seeds>1 else signed(o.difference.mean)
-    free = '' if o.equal_cost else ', looks not counted'
+    notes = (', in validation loss' if o.measure=='valid_loss' else '')+('' if o.equal_cost else ', looks not counted')
     seeds = '-' if o.difference is None else f'{o.difference.better} of {o.difference.seeds}'
-    return f'| [{o.where}]({up}{o.page}.ipynb){free} | `{o.method}` | {numbers} | {seeds} | {o.verdict} |'
+    return f'| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} |'
 
 def measured(
     *methods, # Names of one-liners, or labels
@@ -91,7 +91,7 @@ def measured(
     up:str='../', # From the page to `nbs`
 )->Markdown:
     "What a method was worth in each study"
-    head = ['| study | method | error against plain training (95 % interval) | seeds better | |', '| --- | --- | --- | --- | --- |']
+    head = ['| study | method | against plain training (95 % interval) | seeds better | |', '| --- | --- | --- | --- | --- |']
     return Markdown('\n'.join([*head, *(_row(o, up) for o in _rows_of(methods, top).itertuples())]))
 
 # %% ../nbs/58_measured.ipynb #2f1850f8
@@ -102,9 +102,9 @@ def gain(
 )->str: # Raises a `ValueError` if it was not run
     "What a method was worth in a study, in words"
     df = comparisons(top)
-    found = df[(df['where']==where) & (df.method==method)].difference
+    found = df[(df['where']==where) & (df.method==method)]
     if not len(found): raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df[df['where']==where].method) or 'none did'}.")
-    d = found.iloc[0]
+    d,loss = found.difference.iloc[0],' validation loss' if found.measure.iloc[0]=='valid_loss' else ''
     if d is None: return 'never selected'
-    if not d.is_clear: return f'no clear difference ({signed(d.mean)}, {d.seeds} seeds)' if d.seeds>1 else f'{signed(d.mean)} {d.sure}'
-    return f"{d.size} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({signed(d.low)} to {signed(d.high)})"
+    if not d.is_clear: return f'no clear difference ({signed(d.mean)}{loss}, {d.seeds} seeds)' if d.seeds>1 else f'{signed(d.mean)}{loss} {d.sure}'
+    return f"{d.size}{loss} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({signed(d.low)} to {signed(d.high)})"

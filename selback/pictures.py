@@ -27,11 +27,14 @@ def _labels(ds):
         target = target_of(ds)
         return None if label_of(target(0)) is None else [label_of(target(i)) for i in range(len(ds))]
 
+def _is_data(o): return isinstance(o, torch.Tensor) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
+
 def _sources(ds):
     "What the items are made from, as a DataFrame with a row for each; without columns if that is unknown"
     items = getattr(ds, 'items', None)
     if callable(items) or items is None or len(items)!=len(ds): return pd.DataFrame(index=range(len(ds)))
-    return items.reset_index(drop=True) if isinstance(items, pd.DataFrame) else pd.DataFrame(dict(item=list(items)))
+    if isinstance(items, pd.DataFrame): return items.reset_index(drop=True)
+    return pd.DataFrame({} if _is_data(next(iter(items))) else dict(item=list(items)), index=range(len(ds)))
 
 # %% ../nbs/28_pictures.ipynb #ae70fe62
 def _known(selection, asked):

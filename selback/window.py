@@ -14,8 +14,8 @@ class Window:
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
-        warmup:int=1, # Epochs of full batches, counted since the callback was attached
-        interrupt:int=0, # Every how many batches a full one comes in between; 0: never
+        warmup:int=1, # Epochs of full batches, counted after the callback is attached
+        interrupt:int=0, # One full batch in every so many; 0: never
     ):
         check_range('start', start, 0, 1)
         check_range('end', end, 0, 1)
@@ -26,7 +26,7 @@ class Window:
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done
-        epochs:int=0, # Epochs trained since the callback was attached
+        epochs:int=0, # Epochs trained after the callback is attached
         batch:int=0, # Number of the batch in its epoch, from 0
     )->bool: # Select from this batch?
         "Is it time to select?"
@@ -35,7 +35,7 @@ class Window:
 
     def never_on(self,
         n_epoch:int, # Epochs of the fit
-        epochs:int=0, # Epochs trained since the callback was attached
+        epochs:int=0, # Epochs trained after the callback is attached
         epoch:int=0, # Epoch in which the fit starts
     )->bool: # Is the fit over, or the window closed, before the warm-up ends?
         "Does the warm-up take the whole window of a fit?"

@@ -48,9 +48,18 @@ def test_looks_that_were_not_counted_win_nothing(top):
     folder = top(forwarded=200)
     shutil.move(folder/'without_a_look/plain_half.csv', (folder/'multi_label').mkdir() or folder/'multi_label/items.csv')
     assert not comparisons(folder).equal_cost.any()
-    assert 'Not measured' in tally('favor_hard', top=folder).data and 'looks not counted' in measured('favor_hard', top=folder).data
+    assert 'Not measured' in tally('favor_hard', top=folder).data and ', in validation loss, looks not counted' in measured('favor_hard', top=folder).data
     runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}).to_csv(folder/'multi_label/items.csv', index=False)
     assert 'in 1 of 1' in tally('info_batch', top=folder).data
+
+def test_what_was_measured_is_named(top):
+    "The error, unless the study goes by the validation loss"
+    folder = top()
+    assert gain('CIFAR-10, 20 epochs', 'favor_hard(beta=2)', folder).startswith('10.0% lower on all of 3 seeds') and 'validation loss' not in measured('drop_easy', top=folder).data
+    (folder/'digits').mkdir()
+    runs_of({'none': [.2,.2,.2], 'drop_easy': [.18,.181,.179], 'info_batch': [.1,.3,.2]}).to_csv(folder/'digits/runs.csv', index=False)
+    assert gain('digits, 7 epochs', 'drop_easy', folder).startswith('10.0% lower validation loss on all of 3 seeds')
+    assert gain('digits, 7 epochs', 'info_batch', folder)=='no clear difference (0.0% validation loss, 3 seeds)'
 
 def test_every_study_names_a_page_and_its_files():
     root = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
 from helpers import *
+from selback.datasets import get_dls, small_resnet
 from selback.report import SelectionReport
 from torch.nn import functional as F
 
@@ -350,6 +351,11 @@ def datasets_learner(y_tfms, loss_func=None, n_out=2, **kwargs):
     set_seed(0)
     dls = Datasets(list(range(64)), [[to_x], y_tfms], splits=[range(48), range(48, 64)]).dataloaders(bs=16, num_workers=0)
     return quiet_fit(Learner(dls, mlp(n_out), loss_func=loss_func or CrossEntropyLossFlat()).top_loss(track_items=True, **kwargs), 3)
+
+def test_items_that_are_the_data_themselves_are_no_column():
+    "A path or a row says where an item comes from; a tensor in a table says nothing"
+    learn = quiet_fit(Learner(get_dls('digits', 32, 64, 32), small_resnet(10, 4), CrossEntropyLossFlat()).top_loss(track_items=True), 1)
+    assert list(learn.selection.items())==['loss','ewma','age','rested','seen','picked','label']
 
 def test_labels_and_items_of_datasets():
     selection = datasets_learner([to_name, Categorize()]).selection

@@ -21,7 +21,7 @@ from ..scoring import fixed_random
 class EveryNth(Callback):
     "Train on every so many batches only"
     def __init__(self,
-        every:int, # Every how many batches one trains
+        every:int, # Train on one batch in this many
         order:float=-20., # Where among the callbacks: those of a lower order prepare each batch
     ): self.every,self.order = check_range('every', every, 1, whole=True),order
     def before_batch(self):
@@ -55,7 +55,7 @@ def train_proxy(
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape
     n_epoch:int=1, # Epochs
     lr:float|None=None, # Learning rate; None: that of `learn`
-    every:int=1, # Every how many batches one trains
+    every:int=1, # Train on one batch in this many
 ): # `proxy`, trained, for `scorer=`
     "Train a small model on the learner's own stream of batches, to choose by it (airbench)"
     check_range('n_epoch', n_epoch, 1, whole=True)

@@ -91,7 +91,7 @@ def record_choices(
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape
     fit, # A function that trains a learner, in one fit, as the large model will be trained
     keep:float=.5, # Share of each batch to keep
-    every:int=4, # Every how many batches the proxy trains
+    every:int=4, # The proxy trains on one batch in this many
 )->Choices: # One row for each epoch that the proxy trained
     "Train a small model on the learner's own stream of batches, on the hardest items by its own losses, and record which these are (airbench)"
     if num_distrib()>1: raise ValueError(f'record_choices: got {num_distrib()} processes, wanted one; record the choices before, in a process of its own.')
@@ -106,7 +106,7 @@ class ReplayChoicesCallback(EpochSelection):
     @delegates(EpochSelection.__init__)
     def __init__(self,
         choices, # `Choices`, or the path of a file with some
-        warmup:int=0, # Epochs of full batches since the callback was attached
+        warmup:int=0, # Epochs of full batches after the callback is attached
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
@@ -128,7 +128,7 @@ class ReplayChoicesCallback(EpochSelection):
 @delegates(ReplayChoicesCallback.__init__)
 def replay_choices(self:Learner,
     choices, # `Choices`, or the path of a file with some
-    warmup:int=0, # Epochs of full batches since the callback was attached
+    warmup:int=0, # Epochs of full batches after the callback is attached
     **kwargs
 )->Learner: # The learner
     "Train on the items that recorded choices keep"

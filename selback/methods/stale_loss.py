@@ -25,7 +25,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
     @delegates(SelectiveBackpropCallback.__init__)
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
-        n:int=3, # Every how many epochs all items are scored
+        n:int=3, # All items are scored every `n` epochs
         ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
         **kwargs
     ):
@@ -60,7 +60,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
 @delegates(StaleLossCallback.__init__)
 def stale_loss(self:Learner,
     beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
-    n:int=3, # Every how many epochs all items are scored
+    n:int=3, # All items are scored every `n` epochs
     ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
     **kwargs
 )->Learner: # The learner
