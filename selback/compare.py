@@ -39,7 +39,9 @@ def get_method(
     known = known_methods()
     name,args,kwargs = parse_method(spec)
     if name=='none': return lambda: None
-    if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(known)}.")
+    wanting = [m for m,cls in known.items() if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in inspect.signature(cls).parameters.values())]
+    if name in wanting: raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; in Python, pass a function that makes the callback.")
+    if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(m for m in known if m not in wanting)}.")
     return lambda: known[name](*args, **({"auto": False} | kwargs)) # the same choices whatever the machine
 
 def split_methods(
@@ -130,7 +132,7 @@ def schedule(
     "The learning rate at a share of the training, a function"
     known = dict(constant=lambda pct: lr, one_cycle=combine_scheds([.25,.75], [SchedCos(lr/25, lr), SchedCos(lr, lr/1e5)]),
         step=lambda pct: lr*.2**sum(pct>=at for at in (.3,.6,.8)))
-    if name not in known: raise ValueError(f"schedule: got {name!r}, wanted one of {', '.join(known)}.")
+    if name not in known: raise ValueError(f"annealing: got {name!r}, wanted one of {', '.join(known)}.")
     return known[name]
 
 # %% ../nbs/50_compare.ipynb #a38247bc

@@ -69,7 +69,7 @@ def cost_parts(
 )->dict: # Seconds: `waiting` for the loader, `scoring`, `training`
     "What a selecting step takes"
     per_item = max(0., times['full']-times['small'])/(1-small_share)
-    scoring,training = score_share*times['score'],times['step']-(1-kept)*(times['step'] if whole_steps else per_item)
+    scoring,training = score_share*times['score'],max(0., times['step']-(1-kept)*(times['step'] if whole_steps else per_item))
     waiting,loaded = times['wait'],1-(1-kept)*(1-score_share)*skips_loading
     if workers: waiting = max(0., (waiting+times['step'])*loaded-scoring-training) if waits_for_data(times) else 0.
     else: waiting *= loaded

@@ -151,13 +151,15 @@ def try_first(self:EpochSelection, batch):
 def train_whole(self:EpochSelection, batch):
     "Let a batch train as it is"
     self.item_idx,self.item_weight,self.is_chosen = batch.idx,batch.weight,False
-    if self.tracker and self.tracker.chosen: self.meter.arrive(self.feed.waited, True)
     self.delivery.pass_by(batch)
     self.report.step(self.learn.iter, len(batch), len(batch), len(batch))
 
 # %% ../nbs/19_epochs.ipynb #a94671a7
 @patch
-def before_batch(self:EpochSelection): self.train_whole(self.read())
+def before_batch(self:EpochSelection):
+    batch = self.read()
+    self.meter.arrive(self.feed.waited, self.is_selecting)
+    self.train_whole(batch)
 @patch
 def after_pred(self:EpochSelection):
     if self.item_weight is not None: weigh_grads(true_output(self.learn, self.pred), self.item_weight)
@@ -179,6 +181,6 @@ def after_batch(self:EpochSelection): self.tell_once('cost', self.meter.stepped(
 def after_train(self:EpochSelection):
     self.epochs_done += 1
     self.report.left += self.delivery.drop() # where the epoch was cancelled
-    self.tell_once('cost', self.meter.end_epoch(bool(self.tracker and self.tracker.chosen)))
+    self.tell_once('cost', self.meter.end_epoch(bool(self.tracker and self.tracker.chosen), self.feed.is_done))
     if self.tracker: self.tracker.end_epoch(self.epochs_done)
     self.report.end_epoch(self.meter.saved_secs)

@@ -334,7 +334,7 @@ def standing(
     doubt,start = [m for m,d in versus.items() if not d.is_clear],f'At equal {equal}'
     near = _nearest(others, means, lambda m: paired(ends, m, 'none', measure), word)
     if best=='none': return f'{start} plain training has the lowest {word}' + (f", but it is not clearly lower than with {_listed(doubt)}." if doubt else '.') + near
-    if is_random(best): return f'{start} no method that chooses by loss is the best: a random choice, {best}, has the lowest {word}.' + near
+    if is_random(best): return f'{start} no method that chooses by loss is the best: a random choice, {best}, has the lowest {word}; against plain training, it is {versus["none"]}.' + near
     plain,rivals = versus['none'],[m for m in doubt if m!='none']
     to_random = ''.join(f' and {d.size} than with a random choice ({d.sure})' for m,d in versus.items() if is_random(m) and d.is_clear)
     if plain.is_clear: text = f"{start} {best} {'is among the best' if doubt else 'won'}: its {word} is {plain.size} than with plain training ({plain.sure}){to_random}."

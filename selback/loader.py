@@ -55,6 +55,10 @@ def pull(self:Feed): # A batch; None at the end, and when nothing is iterating
     if b is None: self._exhausted = True
     else: self.position,self._last = self.position+1,b
     return b
+@patch(as_prop=True)
+def is_done(self:Feed)->bool:
+    "Was each batch read?"
+    return self._exhausted or self.position>=len(self.dl)
 @patch
 def accept(self:Feed):
     "The batch was not cancelled by the callbacks that come first"

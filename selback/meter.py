@@ -34,6 +34,7 @@ class CostMeter:
     def forget(self):
         "Forget what was measured"
         self.seen,self.kept,self.small_share,self.cost,self.share,self.is_aside,self.can_measure = {},[],None,None,None,False,True
+        self.in_words = 'not measured' # what a selecting step takes, once that is known
         self.epoch_times,self.saved_secs = [],float('nan') # of each epoch the share of its batches that was chosen from, and its seconds
         self._told,self._quiet,self._until = True,0,self.every # did it last say that selecting pays? batches since the last look, and until the next
     def begin_fit(self, measured_on, device='cpu', ranks=Ranks(), **loader):
@@ -149,11 +150,12 @@ def _decide(self:CostMeter):
     if not self.pays(self.cost_of(0.)): self.share = 0. # whatever is kept
     elif len(self.kept)>=self.shares: self.share = mean(self.kept)
     else: return
-    return self._settle(self.cost_of(self.share))
+    return self.settle(self.cost_of(self.share))
 @patch
-def _settle(self:CostMeter, cost):
+def settle(self:CostMeter, cost):
     "Take a cost for granted, and stand aside if it doesn't pay and should; what there is to tell"
     self.cost,self.kept = cost,[]
+    self.in_words = self._in_words()
     self.is_aside = self.auto is True and not self.pays()
     if self.pays()==self._told or self.pays() and self.auto=='warn': return # it is told once, and goes on
     self._told = self.pays()
@@ -162,6 +164,8 @@ def _settle(self:CostMeter, cost):
     verdict = 'saves time' if self.pays() else 'saves next to nothing' if cost<1 else 'saves no time'
     return f'selecting {verdict} here: {self.in_words}.{advice} '+('It stands aside, and looks again now and then.' if self.is_aside else 'It selects again.' if self.auto is True else
         'It goes on; auto=True would stand aside, auto=False says nothing.')
+
+# %% ../nbs/17_meter.ipynb #cf2f2646
 @patch
 def look_again(self:CostMeter, kept):
     "Where it stands aside, see now and then whether selecting would pay by now; if so, it is decided anew"
@@ -169,37 +173,36 @@ def look_again(self:CostMeter, kept):
     if self._quiet<self._until: return
     self._quiet = 0
     if not self.ranks.first(self.pays(self.cost_of(0.))) or not self.pays(self.cost_of(self.ranks.first(kept()))): return
-    self.cost,self.is_aside,self.kept = None,False,[]
+    self.cost,self.is_aside,self.kept,self.in_words = None,False,[],'not measured'
     self._until *= 2 # should the next batches keep more after all
-
-# %% ../nbs/17_meter.ipynb #cf2f2646
 @patch
 def pays(self:CostMeter, cost=None)->bool:
     "Does a cost save enough to bother?"
     return (self.cost if cost is None else cost)<1-self.least_saving
 @patch
-def end_epoch(self:CostMeter, chosen_before=False):
+def end_epoch(self:CostMeter, chosen_before=False, is_whole=True):
     "Note how long an epoch took, and believe that more than a prediction"
-    if not self.is_on or not sum(self._counts): return
+    self.saved_secs = float('nan')
+    if not self.is_on or not sum(self._counts) or not is_whole: return
     took,share = clock(self.device)-self._epoch_start,1. if chosen_before else self._counts[1]/sum(self._counts)
     self.epoch_times.append((share, took))
-    self.saved_secs = float('nan') if self.plain_epoch is None else self.plain_epoch-took
+    if self.plain_epoch is not None: self.saved_secs = self.plain_epoch-took
     saved = self.ranks.first(self.saved)
     if self.in_parts and saved is not None and self.cost is not None and self.pays() and not self.pays(1-saved):
         self.share = None # no prediction any more
-        return self._settle(1-saved)
+        return self.settle(1-saved)
 
 # %% ../nbs/17_meter.ipynb #4b2f4bed
-@patch(as_prop=True)
-def in_words(self:CostMeter):
+@patch
+def _in_words(self:CostMeter):
     "What a selecting step takes, in parts that add up to it"
-    if self.cost is None: return 'not measured'
     if self.share is None: return f'a selecting epoch takes {self.cost:.2f} of a plain one, by the clock'
     plain = self.times['wait']+self.times['step']
-    waiting,scoring,_ = (f'{o/plain:.2f}' for o in cost_parts(self.times, self.small_share, self.share, **self.method).values())
-    training = f"{float(f'{self.cost:.2f}')-float(waiting)-float(scoring):.2f}" # so that rounded parts add up, too
-    kept = f'training the {self.share:.0%} that are kept' if self.share else 'a step that trains nothing'
-    return f'a selecting step takes {self.cost:.2f} of a plain one of {1000*plain:.3g} ms: {waiting} waiting for data + {scoring} scoring + {training} {kept}'
+    waiting,scoring,_ = (round(o/plain, 2) for o in cost_parts(self.times, self.small_share, self.share, **self.method).values())
+    scoring = min(scoring, round(self.cost, 2)-waiting) # so that rounded parts add up, too
+    training = abs(round(self.cost, 2)-waiting-scoring)
+    kept = f'training the {self.share:.0%} that are kept' if self.share else 'training, even if next to nothing were kept'
+    return f'a selecting step takes {self.cost:.2f} of a plain one of {1000*plain:.3g} ms: {waiting:.2f} waiting for data + {scoring:.2f} scoring + {training:.2f} {kept}'
 @patch(as_prop=True)
 def saved_in_words(self:CostMeter):
     "How many seconds the selecting epochs saved, and of how many, or why that is not known"
@@ -208,4 +211,4 @@ def saved_in_words(self:CostMeter):
     if not times: return 'nothing saved yet: no epoch was chosen from'
     if plain is None: return 'seconds saved: \N{EN DASH}, as there is no full epoch to compare with; warmup=1 gives one'
     saved,guess = len(times)*plain-sum(times),'' if _epochs(self.epoch_times, False) else ' (an estimate from single steps, as there was no full epoch)'
-    return f"{abs(saved):.3g} s of {len(times)*plain:.3g} s {'saved' if saved>=0 else 'lost'}{guess}"
+    return f"the selecting epochs took {abs(saved):.3g} s {'less' if saved>=0 else 'more'} than the {len(times)*plain:.3g} s of plain ones{guess}"

@@ -28,11 +28,12 @@ def rounds_of(
 def better_half(
     ends:pd.DataFrame, # The last epoch of each run of a round
     measure:str='error', # A column: 'valid_loss' or 'error'
-)->list: # Names: the controls, and the better half of the others, rounded up, but not below two
+    idle:tuple=(), # Names of those that never selected, of which nothing is known yet
+)->list: # Names: the controls, the idle ones, and the better half of the others, rounded up, but not below two
     "Who goes on to the next round"
     means = table(ends[['method','seed',measure]])[measure] # one that diverged has none
-    others = means[[not is_control(m) for m in means.index]].sort_values(na_position='last')
-    stays = set(others.index[:max(2, math.ceil(len(others)/2))])
+    others = means[[not is_control(m) and m not in idle for m in means.index]].sort_values(na_position='last')
+    stays = {*others.index[:max(2, math.ceil(len(others)/2))], *idle}
     return [m for m in means.index if is_control(m) or m in stays]
 
 # %% ../nbs/52_race.ipynb #8889bc16
@@ -58,9 +59,10 @@ def race(
     about = describe(dls) | (about or {})
     shares,runs = rounds_of(sum(not is_control(m) for m in methods)),[]
     for i,share in enumerate(shares, 1):
+        print(f"Round {i} of {len(shares)}: {len(methods)} methods, of which each computes {share*compute:,.0f} items' worth a run.")
         file = None if path is None else Path(path)/f'round_{i}.csv'
         runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, about=about, tell_controls=i==1, **kwargs).assign(round=i))
-        if i<len(shares): methods = {m: methods[m] for m in better_half(last_epochs(runs[-1]), measure_of(runs[-1]))}
+        if i<len(shares): methods = {m: methods[m] for m in better_half(last_epochs(runs[-1]), measure_of(runs[-1]), never_selected(runs[-1]))}
     runs = pd.concat(runs, ignore_index=True)
     print(race_verdict(runs))
     return runs
@@ -72,6 +74,8 @@ def race_verdict(
     "Which method is best, how sure that is, and who left when"
     last = runs['round'].max()
     of_last = runs[runs['round']==last]
-    text = standing(last_epochs(of_last[~of_last.method.isin(never_selected(of_last))]), measure_of(runs))
+    idle = [m for m in never_selected(of_last) if not is_control(m)]
+    text = standing(last_epochs(of_last[~of_last.method.isin(idle)]), measure_of(runs))
+    if idle: text += f" Never selected anything within the budget: {', '.join(idle)}."
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
     return text+(f" Left on the way: {', '.join(gone)}." if gone else '')

@@ -60,12 +60,13 @@ def more(self:SelectionReport, n):
     self._sums.append(torch.zeros_like(like))
 @patch
 def left_out(self:SelectionReport, losses, drawn, rows):
-    "Note the items of an epoch that were left out before loading"
+    "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
     self._rows.append([self._fit, self._epoch, -1, len(losses), 0, 0, False])
     self._sample(drawn, rows)
-    known = losses.isfinite()
-    kept_loss = torch.where(known.all(), 0., float('nan')) # unknown losses have no share
-    self._sums.append(torch.stack([losses.where(known, 0).sum(), kept_loss, known.sum(), known.sum()*0, known.sum()*0]))
+    known = drawn.isfinite()
+    total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
+    kept = torch.where(known.all(), total-left, float('nan')) # unknown losses have no share
+    self._sums.append(torch.stack([total, kept, known.sum(), known.sum()*0, known.sum()*0]))
 @patch
 def note_loss(self:SelectionReport, loss):
     "Note the training loss of a step that scored nothing"
@@ -90,9 +91,10 @@ def _sample_frame(fit, epoch, sampled):
 def _ratio(a, b): return float(a/b) if b else float('nan')
 def _summary(steps):
     "The columns of the training table for some steps"
-    scored = steps[steps.scored] if steps.scored.any() else steps
-    return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(steps.kept_loss.sum(skipna=False), steps.loss.sum()),
-        _ratio(scored.loss.sum(), scored.known.sum())]
+    before = steps[steps.step<0] # what was chosen before loading
+    scored = before if len(before) else steps[steps.scored] if steps.scored.any() else steps
+    of = before if len(before) else steps
+    return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(of.kept_loss.sum(skipna=False), of.loss.sum()), _ratio(scored.loss.sum(), scored.known.sum())]
 def _host(tensors, like):
     "Tensors of one shape, or None, as an array: the one time in an epoch that a GPU is waited for"
     like = next((o for o in tensors if o is not None), like)

@@ -133,12 +133,12 @@ def __repr__(self:EpochSelection): return f"{type(self).__name__}({', '.join(f'{
 def card(self:EpochSelection):
     "What the selection goes by, what it has kept, and what that took, in a few lines"
     stats,w,meter = self.stats,self.window,self.meter
-    kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epochs, those of the warm-up included' if len(stats) else 'nothing yet'
+    kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epoch(s), those of the warm-up included' if len(stats) else 'nothing yet'
     by_both = f'{meter.in_words}; by the clock, {meter.saved_in_words}' if meter.is_on and meter.in_parts else meter.saved_in_words
     cost = by_both if self.epochs_done else meter.in_words
     passes = ' It chooses by the training pass.' if isinstance(vars(self).get('passes'), OnePass) else ''
     state = ', '.join(f'{k}={float(o):.4g}' for k in self.counters[2:] if (o := getattr(self, k)) is not None)
-    return '\n'.join([f"{self!r}{state and f', {state} now'}", f"score: {_option(self.scorer.score).strip(chr(39)) if self.scored else 'none'}",
+    return '\n'.join([f"{self!r}{state and f', {state} now'}", f"score: {_option(self.scorer.score).strip(chr(39)) if self.scored else 'none; it chooses before loading'}",
         f"loss of an item: {_how.get(self.scorer.losses.how, 'not asked for yet')}", f'kept: {kept}',
         f'selects: after {w.warmup} epoch(s) of warm-up, from {w.start:.0%} to {min(w.end, getattr(self, "delta", 1.)):.0%} of a fit',
         f"cost: {cost}.{' It stands aside now.' if meter.is_aside else ''}{passes}", *([f'note: {self.report.advice}'] if self.report.advice else [])])

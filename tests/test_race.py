@@ -42,6 +42,12 @@ def test_the_worse_half_goes_but_no_control():
     assert better_half(ends)==['none','a','b','random_subset(keep=.3)']
     assert better_half(ends[ends.method.isin(['none','a','b','c'])])==['none','a','b'] and better_half(ends_of(none=[1.], a=[2.]))==['none','a']
 
+def test_what_never_selected_goes_on_and_takes_no_place():
+    "Of it nothing is known: it trained as plain training does"
+    ends = ends_of(none=[3.], a=[4.], b=[5.], c=[6.], d=[7.], idle=[3.])
+    assert better_half(ends, idle=['idle'])==['none','a','b','idle'] and better_half(ends)==['none','a','b','idle']
+    assert better_half(ends.assign(error=[3.,4.,5.,6.,7.,9.]), idle=['idle'])==['none','a','b','idle']
+
 @pytest.mark.parametrize('n', range(1, 20))
 def test_two_are_left_for_the_last_round(n):
     left = n
@@ -79,7 +85,8 @@ def test_losses_may_be_negative():
 
 def test_a_method_that_never_selected_takes_no_part():
     runs = runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22], idle=[.1,.1,.1]))
-    assert race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3)).startswith('At equal compute a won') and 'idle' not in race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
+    said = race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
+    assert said.startswith('At equal compute a won') and said.endswith(' Never selected anything within the budget: idle.') and said.count('idle')==1
 
 def test_who_left_is_named_with_the_round():
     said = race_verdict(runs_of(dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1]), dict(none=[.3,.31], a=[.2,.21], c=[.1,.11]), dict(none=[.3,.31], c=[.1,.11])))
@@ -103,6 +110,7 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
     assert (ends>=400).all() and (ends<400+20).all()
     said = capsys.readouterr().out
     assert race_verdict(runs) in said and 'without' not in said
+    assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said and 'Round 2 of 2: 4 methods' in said
     files = {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
     again = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
     assert set(files)=={'round_1.csv','round_2.csv'} and {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}==files

@@ -4,7 +4,7 @@ import pickle
 import matplotlib
 matplotlib.use('agg')
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
@@ -256,6 +256,36 @@ def test_seconds_saved_are_known_in_both_fits_of_fine_tune():
         def after_fit(self): saved.append([v[-1] for v in self.recorder.values])
     quiet_fit(learn.add_cb(Notes()), 2, 'fine_tune')
     assert [len(o) for o in saved]==[1,2] and not np.isnan(sum(saved, [])).any() and len(learn.selection.meter.epoch_times)==2
+
+@pytest.mark.measured
+def test_a_warm_up_is_the_plain_epoch_of_what_is_chosen_before_loading():
+    learn = table_learner().favor_hard()
+    saved,times = saved_secs(learn, 3),learn.selection.meter.epoch_times
+    assert [share for share,_ in times]==[0,1,1] and saved==pytest.approx([times[0][1]-took for _,took in times])
+
+@pytest.mark.measured
+@pytest.mark.parametrize('cls', [TopLossCallback, FavorHardCallback])
+def test_an_epoch_that_was_stopped_saved_nothing(cls):
+    class Stop(Callback):
+        order = 60
+        def after_batch(self):
+            if self.training and self.epoch in (0,2) and self.iter==1: raise CancelTrainException
+        def after_epoch(self): saved.append(self.learn.selection.meter.saved_secs)
+    saved,learn = [],quiet_fit(table_learner(cbs=[cls(), Stop()]), 4)
+    assert np.isnan([saved[0],saved[2]]).all() and not np.isnan(saved[3]) and len(learn.selection.meter.epoch_times)==2
+
+class _HarderHalf(EpochSelection):
+    "The half with the highest remembered losses"
+    def choose_items(self, idxs):
+        loss = self.memory.loss[idxs]
+        rows = loss.topk(len(idxs)//2).indices
+        self.expected = len(rows)/len(loss),(loss[rows].sum()/loss.sum()).item(),loss.mean().item()
+        return Chosen(rows)
+
+def test_the_columns_of_an_epoch_go_by_the_losses_it_was_chosen_by():
+    "Or hard items, once trained, would seem to have had the smaller share of the loss"
+    learn = quiet_fit(table_learner(cbs=_HarderHalf()), 2)
+    assert learn.selection.report.log[:3]==pytest.approx(learn.selection.expected) and learn.selection.expected[1]>.5
 
 # tracking
 def run(cls, make, **kwargs):
