@@ -271,7 +271,8 @@ def test_an_epoch_that_was_stopped_saved_nothing(cls):
         def after_batch(self):
             if self.training and self.epoch in (0,2) and self.iter==1: raise CancelTrainException
         def after_epoch(self): saved.append(self.learn.selection.meter.saved_secs)
-    saved,learn = [],quiet_fit(table_learner(cbs=[cls(), Stop()]), 4)
+    saved = []
+    learn = quiet_fit(table_learner(cbs=[cls(), Stop()]), 4)
     assert np.isnan([saved[0],saved[2]]).all() and not np.isnan(saved[3]) and len(learn.selection.meter.epoch_times)==2
 
 class _HarderHalf(EpochSelection):
