@@ -133,7 +133,7 @@ def set_selection(
 )->Learner: # `learn`
     "Attach a selection in place of an older one"
     old = [cb for cb in learn.cbs if isinstance(cb, Selection)]
-    if old: print(f"{type(selection).__name__} replaces {', '.join(type(cb).__name__ for cb in old)}.")
+    if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}.")
     return learn.full_batches().add_cb(selection)
 @patch
 def full_batches(self:Learner):

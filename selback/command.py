@@ -133,7 +133,7 @@ def run_study(
     try:
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train, n_valid=n_valid))
         from selback.compare import check_study
-        if race and (epochs or seconds or items or annealing): raise ValueError('race: got another budget or schedule, wanted --compute alone; a race has a learning rate that ends with each round.')
+        if race and (epochs or seconds or items or annealing): raise ValueError('race: got --epochs, --seconds, --items or --annealing, wanted --compute alone; a race has a learning rate that ends with each round.')
         if not race: check_study(names, **plan, about=about)
         out.mkdir(parents=True, exist_ok=True)
         if race: return _race(get_learner, names if methods else None, compute, seeds, lr, out, about)

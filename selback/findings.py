@@ -298,7 +298,8 @@ def show_table(
     shown = pd.DataFrame({m: {name: _cell(v) for name,v in row.items()} for m,row in means.drop(columns=found.columns).iterrows()})
     lead = [name for name in words.values() if name in shown.index]
     told = pd.DataFrame({m: {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()} | dict(options=options_of(m)) for m,row in found.reindex(means.index).iterrows()})
-    shown = pd.concat([shown.loc[lead], told, shown.drop(index=lead)])
+    moment = ''.join(re.findall(', .*', next(iter(found), ''))) # the runs' ends are others where their costs are
+    shown = pd.concat([shown.loc[lead].rename(lambda name: name+moment), told, shown.drop(index=lead)])
     if 'none' not in shown: return shown
     for c in [c for c in costs.values() if f'{c} to {target:g}x' in summary]:
         ups = speedup(summary, f'{c} to {target:g}x')

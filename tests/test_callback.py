@@ -51,9 +51,9 @@ def test_weights_of_a_method_scale_the_gradient():
 def test_one_liners_return_the_learner_and_replace(cls, capsys):
     learn = table_learner()
     assert getattr(learn, one_liner(cls))() is learn and type(learn.selection) is cls and capsys.readouterr().out==''
-    first = learn.selection
+    first,told = learn.selection,repr(learn.selection)
     assert learn.top_loss(keep=.25) is learn and type(learn.selection) is TopLossCallback
-    assert capsys.readouterr().out==f'TopLossCallback replaces {cls.__name__}.\n'
+    assert capsys.readouterr().out==f'TopLossCallback(keep=0.25, also_bottom=0.0) replaces {told}.\n'
     assert first not in learn.cbs and len(learn.cbs.filter(is_ours))==2 # a selection, and what writes its columns
     assert learn.full_batches() is learn and not learn.selection and not learn.cbs.filter(is_ours)
 

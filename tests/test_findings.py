@@ -51,7 +51,7 @@ def test_a_method_that_never_selected_gets_a_dash():
 def test_tables_lead_with_the_measure_and_the_difference_and_show_options():
     runs = pd.concat([run(m, s, [1.,l], [1.,2.], error=[.5,.1]) for s in (0,1) for m,l in (('none',.5), ('selective_backprop(1)',.4), ('by hand',.3))])
     shown = show_table(summarize(runs))
-    assert shown.index[:2].tolist()==['validation loss','vs plain, equal time'] and shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
+    assert shown.index[:2].tolist()==['validation loss, equal time','vs plain, equal time'] and shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
     ends = end_table(runs)
     assert ends.columns[:2].tolist()==['valid_loss','vs plain, equal time'] and ends.options['selective_backprop(1)']=='beta=1, hist_size=1024, gather=True'
     assert end_table(runs.assign(n_valid=5000)).columns[0]=='error' and 'no clear difference' in styled(end_table(runs[runs.seed==0])).to_html()

@@ -122,7 +122,7 @@ def test_the_command(tmp_path, capsys):
     said = capsys.readouterr().out
     assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 round to {tmp_path}' in said
     with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
-    assert 'race: got another budget' in capsys.readouterr().err
+    assert 'race: got --epochs, --seconds,' in capsys.readouterr().err
 
 def test_what_a_race_needs():
     with pytest.raises(ValueError, match='wanted one at least that chooses by loss'): race(learner, 'none,random_subset')
