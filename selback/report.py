@@ -63,10 +63,9 @@ def left_out(self:SelectionReport, losses, drawn, rows):
     "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
     self._rows.append([self._fit, self._epoch, -1, len(losses), 0, 0, False])
     self._sample(drawn, rows)
-    known = drawn.isfinite()
+    known = drawn.isfinite().sum() # an item that never trained has no share
     total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
-    kept = torch.where(known.all(), total-left, float('nan')) # unknown losses have no share
-    self._sums.append(torch.stack([total, kept, known.sum(), known.sum()*0, known.sum()*0]))
+    self._sums.append(torch.stack([total, total-left, known, known*0, known*0]))
 @patch
 def note_loss(self:SelectionReport, loss):
     "Note the training loss of a step that scored nothing"
