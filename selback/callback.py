@@ -97,9 +97,10 @@ def meet(self:SelectionCallback, batch)->bool:
     "Note that a batch has arrived, and whether it is chosen from"
     is_time = self.should_select(batch)
     chosen_from = is_time and not self.meter.is_aside
+    if not self.meter.is_on: return chosen_from
     is_chosen = bool(self.tracker and self.tracker.chosen) # before loading
     self.meter.arrive(self.feed.waited, chosen_from or is_chosen)
-    if self.meter.is_on and not is_chosen:
+    if not is_chosen:
         if self.meter.is_measuring: self.measure(batch, chosen_from)
         if is_time and not chosen_from: self.meter.look_again(lambda: self.would_keep(batch))
     return chosen_from

@@ -341,7 +341,8 @@ def compare(
     if not is_exact:
         why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
         print(f'compute: {why}; such a look counts as a third of a training step.')
-    for method in never_selected(runs): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
+    plain = {m for m,o in methods.items() if o=='none'} if isinstance(methods, dict) else set() # by other names
+    for method in (m for m in never_selected(runs) if m not in plain): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
 

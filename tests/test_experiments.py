@@ -24,7 +24,7 @@ def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
         try: exec(compile(code, fn, 'exec'), dict(__name__='__main__', display=print))
         finally: plt.close('all')
 
-@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look'])
+@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays'])
 def test_stored_runs_are_whole(name):
     files = sorted((root/'results'/name).glob('*.csv'))
     assert files
@@ -32,7 +32,7 @@ def test_stored_runs_are_whole(name):
         df = pd.read_csv(file)
         assert {'device','torch','fastai','python','arch','n_valid'}<=set(df.columns)
         if 'seed' not in df: continue # times, not runs
-        least = 1 if file.stem.startswith('search_') or file.stem.endswith('_once') else 2 if file.stem.endswith('_settings') else 3 # settings are chosen on seeds that no result is of; long runs say how few they are
+        least = 1 if file.stem.startswith(('search_','fit_')) or file.stem.endswith('_once') else 2 if file.stem.endswith('_settings') else 3 # settings are chosen on seeds that no result is of; long runs say how few they are; why a gain ends is looked at on one
         assert (df.groupby('method').seed.nunique()>=least).all(), f'{file}: fewer than {least} seeds'
         for c in ('device','torch','fastai','python','budget','lr'): assert df[c].nunique()==1, f'{file}: several {c}'
 
