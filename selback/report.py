@@ -65,7 +65,8 @@ def left_out(self:SelectionReport, losses, drawn, rows):
     self._sample(drawn, rows)
     known = drawn.isfinite().sum() # an item that never trained has no share
     total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
-    self._sums.append(torch.stack([total, total-left, known, known*0, known*0]))
+    kept = torch.where(known>0, total-left, float('nan'))
+    self._sums.append(torch.stack([total, kept, known, known*0, known*0]))
 @patch
 def note_loss(self:SelectionReport, loss):
     "Note the training loss of a step that scored nothing"
@@ -90,7 +91,7 @@ def _sample_frame(fit, epoch, sampled):
 def _ratio(a, b): return float(a/b) if b else float('nan')
 def _summary(steps):
     "The columns of the training table for some steps"
-    before = steps[steps.step<0] # what was chosen before loading
+    before = steps[(steps.step<0) & (steps.known>0)] # what was chosen before loading, by losses
     scored = before if len(before) else steps[steps.scored] if steps.scored.any() else steps
     of = before if len(before) else steps
     return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(of.kept_loss.sum(skipna=False), of.loss.sum()), _ratio(scored.loss.sum(), scored.known.sum())]
