@@ -181,6 +181,6 @@ def after_batch(self:EpochSelection): self.tell_once('cost', self.meter.stepped(
 def after_train(self:EpochSelection):
     self.epochs_done += 1
     self.report.left += self.delivery.drop() # where the epoch was cancelled
-    self.tell_once('cost', self.meter.end_epoch(bool(self.tracker and self.tracker.chosen), self.feed.is_done))
+    self.tell_once('cost', self.meter.end_epoch(self.feed.is_done))
     if self.tracker: self.tracker.end_epoch(self.epochs_done)
     self.report.end_epoch(self.meter.saved_secs)

@@ -44,7 +44,7 @@ class CostMeter:
         self.measured_on = measured_on
     def begin_epoch(self, n_batches):
         "An epoch begins"
-        self._n_batches,self._counts,self._waited = n_batches,[0,0],0. # whole batches, those chosen from; seconds spent reading
+        self._n_batches,self._counts,self._waited = n_batches,[0,0],0. # whole batches, those chosen from or before loading; seconds spent reading
         self._epoch_start,self._started,self._passed,self._tried = None,None,None,False
 
 # %% ../nbs/17_meter.ipynb #2d64ddf2
@@ -62,13 +62,13 @@ def is_measuring(self:CostMeter)->bool:
     "Is anything of a step still to be measured?"
     return self.is_on and self.can_measure and not self.is_measured
 @patch
-def arrive(self:CostMeter, waited, chosen_from):
+def arrive(self:CostMeter, waited, selecting):
     "A batch of the loader is there"
     if not self.is_on: return
     if self.is_measuring and not self._tried: self.note(wait=waited-self._waited)
     if sum(self._counts)<2: self._epoch_start = clock(self.device) # the first batch of all is slow
     self._waited = waited
-    self._counts[bool(chosen_from)] += 1
+    self._counts[bool(selecting)] += 1
     self._started = clock(self.device) if self.is_measuring and not self.in_parts else None
 
 # %% ../nbs/17_meter.ipynb #a6b532e0
@@ -180,11 +180,11 @@ def pays(self:CostMeter, cost=None)->bool:
     "Does a cost save enough to bother?"
     return (self.cost if cost is None else cost)<1-self.least_saving
 @patch
-def end_epoch(self:CostMeter, chosen_before=False, is_whole=True):
+def end_epoch(self:CostMeter, is_whole=True):
     "Note how long an epoch took, and believe that more than a prediction"
     self.saved_secs = float('nan')
     if not self.is_on or not sum(self._counts) or not is_whole: return
-    took,share = clock(self.device)-self._epoch_start,1. if chosen_before else self._counts[1]/sum(self._counts)
+    took,share = clock(self.device)-self._epoch_start,self._counts[1]/sum(self._counts)
     self.epoch_times.append((share, took))
     if self.plain_epoch is not None: self.saved_secs = self.plain_epoch-took
     saved = self.ranks.first(self.saved)
