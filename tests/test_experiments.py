@@ -24,9 +24,9 @@ def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
         try: exec(compile(code, fn, 'exec'), dict(__name__='__main__', display=print))
         finally: plt.close('all')
 
-@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays'])
+@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays','race'])
 def test_stored_runs_are_whole(name):
-    files = sorted((root/'results'/name).glob('*.csv'))
+    files = sorted((root/'results'/name).rglob('*.csv'))
     assert files
     for file in files:
         df = pd.read_csv(file)
