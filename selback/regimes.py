@@ -255,15 +255,20 @@ def _with_hidden_groups():
 
 def _with_noise(column, guard):
     "10,000 items are held out, for a reference"
-    labels,images = human_labels(column),cifar_parts()[0][0]
+    labels,(images,truth) = human_labels(column),cifar_parts()[0]
     order = torch.randperm(len(labels), generator=_generator())
     data,held_out = ((images[rows],labels[rows]) for rows in (order[len(order)//5:],order[:len(order)//5]))
     def reducible(learn):
         reference = image_learner(held_out)
         with reference.no_bar(),reference.no_logging(): return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=5, lr=.02), auto=False)
+    def clean(learn):
+        reference = image_learner((held_out[0],truth[order[:len(order)//5]]))
+        with reference.no_bar(),reference.no_logging(),counting(None): # a gift
+            reference.fit_one_cycle(1 if scale()=='tiny' else 15, .1)
+            return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=0), auto=False)
     guarded = f'noise_quantile={guard}'
     return Regime(dict(all=(lambda: image_learner(data), {m: m for m in ('none',look_free,f'{look_free}({guarded})',f'prioritized_sampling({guarded})','info_batch',"selective_backprop(score='entropy')")} |
-        {'reducible loss': reducible})), 200_000)
+        {'reducible loss': reducible}), clean=(lambda: image_learner(data), {'reducible loss, a clean reference for free': clean})), 200_000)
 
 def _with_files(): return Regime(dict(all=(file_learner, ['none',look_free,'selective_backprop','random_subset(keep=.5,before_loading=True)'])), seconds=60)
 
