@@ -17,7 +17,7 @@ from .attach import Selection
 from .items import Gather, Items, Replace, check_rows
 from .learner import ItemLosses, autocast_of, base_loss, mixed_of, muted_hooks, true_output
 from .loader import Feed, check_independent, check_loader, is_distributed, own_loader, size_of_batch
-from .losses import n_items, weigh_grads
+from .losses import map_tensors, n_items, weigh_grads
 from .meter import CostMeter
 from .policies import Draws
 from .ranks import Ranks
@@ -112,7 +112,7 @@ def begin_fit(self:EpochSelection):
 @patch
 def before_train(self:EpochSelection):
     if self.is_new_fit: self.begin_fit()
-    n_batches,self.bs,self.is_chosen = len(self.dl),size_of_batch(self.dl),False
+    n_batches,self.bs,self.is_chosen,self.learn.iter = len(self.dl),size_of_batch(self.dl),False,0
     self.report.left += self.delivery.drop() # an epoch may have been interrupted
     self.meter.begin_epoch(n_batches)
     self.report.begin_epoch(self.epoch, n_batches)
@@ -126,7 +126,7 @@ def draw(self:EpochSelection):
     if self.tracker.is_other(inner.n, id(inner.dataset)): self.tell_once(('dataset', id(inner.dataset)), 'the training set is another one '
         'of as many items, and what is remembered of each item goes on. If they are other items, attach a new selection.')
     def choose(idxs):
-        if self.window.is_on(self.pct_train, self.epochs_done, self.epoch) and not self.meter.is_aside: return self.choose_items(idxs)
+        if self.window.is_on(self.pct_train, self.epochs_done, self.epochs_done) and not self.meter.is_aside: return self.choose_items(idxs)
     dl = self.tracker.begin_epoch(self.dl, choose, self.device, self.ranks, self.generator, self.keeps_suspects)
     if self.tracker.left_out is not None: self.report.left_out(*self.tracker.left_out)
     return dl
@@ -135,8 +135,8 @@ def draw(self:EpochSelection):
 @patch
 def read(self:EpochSelection)->Items:
     "The batch that the loader has handed out"
+    self.feed.accept(self.learn.iter)
     self.learn.iter,known = max(0, self.feed.position-1),self.tracker is not None and self.feed.position>0
-    self.feed.accept()
     batch = Items(self.xb, self.yb, *(self.tracker.of_batch(self.learn.iter, self.bs, n_items(self.xb)) if known else ()))
     if not self.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
     return batch
@@ -162,7 +162,9 @@ def before_batch(self:EpochSelection):
     self.train_whole(batch)
 @patch
 def after_pred(self:EpochSelection):
-    if self.item_weight is not None: weigh_grads(true_output(self.learn, self.pred), self.item_weight)
+    if self.item_weight is None: return
+    weighed = weigh_grads(output := true_output(self.learn, self.pred), self.item_weight)
+    self.learn.pred = weighed if output is self.pred else map_tensors(lambda o: weighed if o is output else o, self.pred)
 @patch
 def after_loss(self:EpochSelection):
     if not len(self.yb): return
@@ -171,6 +173,8 @@ def after_loss(self:EpochSelection):
     self.report.note_loss(lambda: losses.mean(self.loss, loss_func, trained))
     if not tracker or not tracker.notes or self.item_idx is None: return
     tracker.note(self.item_idx, trained(), fresh=not (self.is_chosen or tracker.chosen), picked=True, again=self.is_chosen and self.scored)
+
+# %% ../nbs/19_epochs.ipynb #1caf9d26
 @patch
 def after_backward(self:EpochSelection): self.meter.passed()
 @patch

@@ -28,15 +28,15 @@ class Feed(GetAttr):
         owes=lambda exhausted: False, # Must there be a step without another batch? The loader may be exhausted
     ):
         self.dl,self.owes = _inner(dl),owes
-        self.position,self.is_new,self.waited = 0,True,0. # batches read; is the one that fastai gets new? seconds spent reading
+        self.position,self.handed,self.is_new,self.waited = 0,0,True,0. # batches read, and handed out; is the one that fastai gets new? seconds spent reading
         self._running,self._last,self._accepted,self._taken,self._exhausted = None,None,None,False,False
     def __len__(self): return len(self.dl)
     def __iter__(self):
         self.close()
-        self.position,self._exhausted,self._running = 0,False,iter(self.dl)
+        self.position,self.handed,self._exhausted,self._running = 0,0,False,iter(self.dl)
         try:
             while True:
-                self.is_new,self._taken = not self.owes(self._exhausted),False
+                self.is_new,self._taken,self.handed = not self.owes(self._exhausted),False,self.handed+1
                 if not self.is_new:
                     yield map_tensors(torch.clone, self._accepted) # whoever prepares it in place has done so before
                     if not self._taken: return # it is cancelled each time
@@ -60,8 +60,10 @@ def is_done(self:Feed)->bool:
     "Was each batch read?"
     return self._exhausted or self.position>=len(self.dl)
 @patch
-def accept(self:Feed):
-    "The batch was not cancelled by the callbacks that come first"
+def accept(self:Feed, i=0):
+    "The batch, fastai's number `i` of this epoch, was not cancelled by the callbacks that come first"
+    if i and i not in (self.handed-1,self.position-1): raise ValueError(f'learn.dl: got batch {i} when {self.handed} had been handed out, wanted each batch at once, '
+        'or the selection takes it for another one; a callback replaces or wraps the loader after the selection. Give that callback an order below -5.')
     self._taken,self._accepted = True,self._last if self.is_new else self._accepted
 @patch
 def close(self:Feed):
@@ -70,6 +72,7 @@ def close(self:Feed):
     if hasattr(running, 'close'): running.close()
 def _inner(dl): return dl.dl if type(dl) is Feed else dl
 
+# %% ../nbs/11_loader.ipynb #b80b5dcd
 def size_of_batch(
     dl, # fastai's or PyTorch's
 )->int|None: # None if it doesn't say

@@ -329,16 +329,19 @@ def separable_losses(
 def weigh_grads(
     pred, # The model's predictions: a tensor, or tensors in tuples, lists and dicts, items first
     weight:Tensor, # One weight per item, shape (bs,)
-):
-    "Multiply the gradient that flows back through each item's prediction by its weight"
+): # The same predictions, for the loss function
+    "Have the gradient that flows back through each item's prediction multiplied by its weight"
     found = []
     def weigh(p):
         found.append(p)
-        if p.requires_grad: p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
+        if not p.requires_grad: return p
+        p = p.view_as(p) # one prediction may be made from another, which would be weighed twice
+        p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
         return p
-    map_tensors(weigh, pred)
+    weighed = map_tensors(weigh, pred)
     if not found: raise TypeError(f'weigh_grads: got predictions that are a {type(pred).__name__}, wanted a tensor, or tensors in tuples, '
         'lists and dicts, to weigh the items by.')
+    return weighed
 
 # %% ../nbs/00_losses.ipynb #f043d30d
 class ItemLoss:

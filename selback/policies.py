@@ -370,7 +370,7 @@ def prioritized_epoch(
     loss:Tensor, # The last loss of the item at each position of the epoch's own order, shape (n,)
     alpha:float=.5, # Exponent of the loss: 0 is uniform
     uniform:float=.5, # Share of the positions that keep their item, 0 to 1
-    correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
+    correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
     allowed:Tensor|None=None, # Which items may be drawn, a mask of shape (n,); None: all
 )->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .compare import compare, describe, measure_of, split_methods
+from .compare import check_maker, compare, describe, measure_of, split_methods
 from .findings import is_control, last_epochs, never_selected, standing, table
 from .losses import check_range
 
@@ -54,6 +54,7 @@ def race(
     if all(map(is_control, methods)): raise ValueError(f"methods: got {', '.join(methods)}, wanted one at least that chooses by loss.")
     if others := sorted({'epochs','seconds','items'} & set(kwargs)): raise TypeError(f"race: got {', '.join(others)}, wanted compute alone, the budget of the last round.")
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
+    check_maker(get_learner)
     dls = get_learner().dls
     compute = 10*len(dls.train_ds) if compute is None else check_range('compute', compute, 0, above=True)
     about = describe(dls) | (about or {})
@@ -75,7 +76,8 @@ def race_verdict(
     last = runs['round'].max()
     of_last = runs[runs['round']==last]
     idle = [m for m in never_selected(of_last) if not is_control(m)]
-    text = standing(last_epochs(of_last[~of_last.method.isin(idle)]), measure_of(runs))
+    chose = of_last[~of_last.method.isin(idle)]
+    text = 'Nothing is decided: the budget ended before any method chose.' if all(map(is_control, chose.method)) else standing(last_epochs(chose), measure_of(runs))
     if idle: text += f" Never selected anything within the budget: {', '.join(idle)}."
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
     return text+(f" Left on the way: {', '.join(gone)}." if gone else '')

@@ -8,7 +8,7 @@ __all__ = ['callback_of', 'SelectionReport', 'rising_loss', 'SelectionColumns']
 # %% ../nbs/13_report.ipynb #3c2e822a
 import warnings
 
-import pandas as pd, torch
+import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback, GatherPredsCallback
 from fastai.learner import Recorder
 from fastcore.all import L, patch
@@ -106,7 +106,8 @@ def _frame(rows, sums):
     mean = _host([None if o is None or o.ndim else o for o in sums], torch.zeros(()))
     plain = [o is not None and not o.ndim for o in sums]
     total = mean*steps.trained
-    trained = pd.DataFrame(dict(loss=total, kept_loss=total.where(steps.kept==steps.seen), known=steps.trained, negative=0., bad=0.))
+    known = steps.trained.where(np.isfinite(mean), 0)
+    trained = pd.DataFrame(dict(loss=total.where(np.isfinite(total)), kept_loss=total.where(steps.kept==steps.seen), known=known, negative=0., bad=steps.trained-known))
     steps.loc[plain, trained.columns] = trained[plain]
     return steps
 
@@ -130,6 +131,7 @@ def end_epoch(self:SelectionReport, saved_secs=float('nan')):
         warnings.warn(f'Epoch {self._epoch}: {negative:.0f} of {n} losses were negative, of which no share can be taken: do not '
             'read loss_perc as one; the batch loss filter trains a batch in full where its losses add up to nothing, importance sampling draws evenly.')
     if not steps.kept.sum(): warnings.warn(f'Epoch {self._epoch}: no item was chosen.')
+    if bad := (steps.bad[~steps.scored]>0).sum(): warnings.warn(f'Epoch {self._epoch}: the training losses were NaN or infinite in {bad} batches.')
     if bad := scored.bad.sum(): warnings.warn(f'Epoch {self._epoch}: {bad:.0f} of {n} losses were NaN or infinite. Where the method has a fixed count they were chosen first, else their whole batch was trained.')
 
 # %% ../nbs/13_report.ipynb #8f239246

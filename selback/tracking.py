@@ -73,7 +73,9 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     allowed = ~self.memory.suspects[idxs]
     weights = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.rows], chosen.weight)
     rows = chosen.rows if self.noise_quantile is None or keeps_suspects else chosen.rows[allowed[chosen.rows]]
-    return avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator),weights
+    rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator)
+    if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs): rows = rows[:len(rows)//dl.bs*dl.bs] # the loader drops the others
+    return rows,weights
 
 # %% ../nbs/15_tracking.ipynb #98730b63
 @patch
@@ -93,6 +95,7 @@ def of_batch(self:ItemTracker, i, bs, n):
 @patch
 def note(self:ItemTracker, idx, losses, **kwargs):
     "Remember the losses of some items"
+    if idx is not None and len(idx)!=len(losses): raise ValueError(f'ItemTracker: got {len(losses)} losses of a batch of {len(idx)} items, wanted as many; a callback changes the number of items after the selection. Give it an order below -5.')
     if idx is not None: self.memory.note(idx, losses, **kwargs)
 @patch
 def allowed(self:ItemTracker, idx):

@@ -494,3 +494,15 @@ def test_the_digits_are_not_warned_of(cls):
     set_seed(0)
     learn = Learner(get_dls('digits'), nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10)), loss_func=CrossEntropyLossFlat(), cbs=cls(auto=False))
     assert quiet_fit(learn, 6, lr=1e-2).selection.report.advice is None
+
+@pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback])
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+def test_what_trains_with_a_broken_loss_is_told(cls, bad):
+    "In a warm-up, too, which scores nothing"
+    def loss(p, y, reduction='mean'): return F.cross_entropy(p, y, reduction=reduction)*(bad if getattr(learn, 'iter', 0)>2 else 1.)
+    learn = table_learner(loss_func=loss, cbs=cls(warmup=9))
+    with pytest.warns(UserWarning, match='Epoch 0: the training losses were NaN or infinite in'): quiet_fit(learn, 1)
+    assert 0<learn.selection.report.log[2]<9
+    learn = table_learner(loss_func=lambda p, y, reduction='mean': F.cross_entropy(p, y, reduction=reduction)*bad, cbs=cls(warmup=9))
+    with pytest.warns(UserWarning, match='NaN or infinite'): quiet_fit(learn, 1)
+    assert math.isnan(learn.selection.report.log[2])

@@ -191,3 +191,27 @@ def test_training_and_memory_are_those_of_a_loop_by_hand(method):
     lambda: mean_inclusion(LOSSES['ties'], 1.), lambda: step_inclusion(LOSSES['ties'], 2.), lambda: rank_inclusion(LOSSES['ties'], -1.)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()
+
+# what the loader drops
+@pytest.mark.parametrize('cb', [lambda: FavorHardCallback(seed=0), lambda: DropEasyCallback(drop=.7, seed=0), lambda: InfoBatchCallback(seed=0)])
+def test_what_drop_last_leaves_over_counts_as_left_out(cb):
+    learn = trained_only(learner(cb(), linear(), bs=16, drop_last=True), 6)
+    stats,diary = learn.selection.stats.groupby('epoch'),learn.diary.epochs
+    for epoch,steps in stats:
+        n = len(items_of(diary[epoch]))
+        assert n%16==0 and steps.kept.sum()==steps.trained.sum()==n and steps.seen.sum()==(96 if n==96 else 100)
+    rested = learn.selection.memory.rested
+    assert {i for i in range(100) if rested[i]==1}==set(items_of(diary[-1])) # an epoch ago
+
+def test_a_choice_of_less_than_a_batch_trains_with_drop_last():
+    assert [len(items_of(e)) for e in epochs_of(FavorHardCallback(beta=19, seed=0), 3, bs=32, drop_last=True)][1:]!=[0,0]
+
+def test_full_epochs_in_between_are_counted_over_fits():
+    def sizes(fit):
+        learn = learner(FavorHardCallback(seed=0, interrupt=3), linear())
+        fit(learn)
+        return (learn.selection.stats.groupby(['fit','epoch']).trained.sum()==100).tolist()
+    def one_by_one(learn):
+        for _ in range(9): trained_only(learn, 1)
+    whole = sizes(lambda learn: trained_only(learn, 9))
+    assert whole==sizes(one_by_one)==[True,False,True,False,False,True,False,False,True]

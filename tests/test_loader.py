@@ -157,3 +157,47 @@ def test_a_lone_last_item_has_company():
         def choose_items(self, idxs): return Chosen(torch.arange(9))
     learn,_ = numbered_learner(Nine(warmup=0), drop_last=False)
     assert quiet_fit(learn, 2).selection.stats.query('step>=0').trained.tolist()==[8,2]*2
+
+class Ahead:
+    "A loader that reads a batch ahead"
+    def __init__(self, dl): self.dl = dl
+    def __len__(self): return len(self.dl)
+    def __iter__(self):
+        before = None
+        for b in self.dl:
+            if before is not None: yield before
+            before = b
+        yield before
+
+class Wraps(Callback):
+    run_valid = False
+    def __init__(self, wrap, order): self.wrap,self.order = wrap,order
+    def before_train(self): self.learn.dl = self.wrap(self.learn.dl)
+
+@pytest.mark.parametrize('make', METHODS[:6])
+@pytest.mark.parametrize('wrap', [Ahead, lambda dl: dl.new()], ids=['ahead','another'])
+def test_batches_that_are_not_handed_on_at_once_are_refused(make, wrap):
+    "Or one batch is taken for another"
+    with pytest.raises(ValueError, match='learn.dl: got batch 1 when . had been handed out, wanted each batch at once'): quiet_fit(numbered_learner([make(), Wraps(wrap, 0)])[0], 3)
+
+@pytest.mark.parametrize('make', METHODS[:6])
+def test_a_wrapper_that_hands_on_each_batch_changes_nothing(make):
+    def known(*cbs):
+        learn,_ = numbered_learner([make(), *cbs])
+        torch.manual_seed(1)
+        return quiet_fit(learn, 3).selection.stats.drop(columns=['loss','kept_loss','loss_share','full_loss'], errors='ignore')
+    assert known().equals(known(Wraps(Streams, 0)))
+
+class Streams(Ahead):
+    def __iter__(self): yield from self.dl
+
+@pytest.mark.parametrize('order', [0,-8])
+def test_a_changed_number_of_items_is_refused(order):
+    "By a callback after the selection, or before it"
+    class Doubles(Callback):
+        run_valid = False
+        def before_batch(self): self.learn.xb,self.learn.yb = (torch.cat([self.x]*2),),(torch.cat([self.y]*2),)
+    cb = Doubles()
+    cb.order = order
+    where = 'after' if order==0 else 'before'
+    with pytest.raises(ValueError, match=f'changes the number of items {where} the selection'): quiet_fit(numbered_learner([FavorHardCallback(), cb])[0], 2)

@@ -164,8 +164,24 @@ def test_weighted_gradient_is_that_of_the_weighted_loss():
         unreduced = f(x, y, reduction='none')
         wanted, = torch.autograd.grad((unreduced.reshape(6,-1).mean(1)*w).mean(), x)
         pred = x*1
-        weigh_grads(pred, w)
+        pred = weigh_grads(pred, w)
         torch.testing.assert_close(torch.autograd.grad(f(pred, y), x)[0], wanted, rtol=1e-6, atol=1e-9)
+
+@pytest.mark.parametrize('kind', ['two','same','nested'])
+def test_predictions_made_from_each_other_are_weighed_once(kind):
+    "Features and the logits made of them, or one tensor twice"
+    F,w = torch.nn.functional,torch.rand(6, generator=gen())*3
+    x,y,head = torch.randn(6,4, generator=gen(1)).requires_grad_(),torch.arange(6)%3,torch.randn(4,3, generator=gen(2))
+    def model(x):
+        h = x.tanh()
+        return dict(two=(h,h@head), same=(h@head,)*2, nested={'raw': [h], 'out': h@head})[kind]
+    def losses(p):
+        a,b = (p['raw'][0],p['out']) if kind=='nested' else p
+        return F.cross_entropy(b, y, reduction='none')+a.square().mean(1)
+    wanted, = torch.autograd.grad((losses(model(x))*w).mean(), x)
+    pred = weigh_grads(model(x), w)
+    torch.testing.assert_close(torch.autograd.grad(losses(pred).mean(), x)[0], wanted)
+    assert type(pred) is type(model(x))
 
 # pruning
 @pytest.mark.parametrize('prune,n_easy', [(.5,0), (.5,2), (.5,64), (.75,64), (.25,400), (.9,10), (.7,10), (0.,33), (.3,1000)])

@@ -135,3 +135,14 @@ def test_a_missing_control_is_said_once(capsys):
     race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=100, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
     assert set(field) & {'none'} and len(rounds_of(6))==3
+
+def test_a_budget_too_small_for_any_choice_decides_nothing():
+    said = race_verdict(runs_of(dict(none=[.3,.31], a=[.3,.31])).assign(selected=0))
+    assert said=='Nothing is decided: the budget ended before any method chose. Never selected anything within the budget: a.'
+
+@pytest.mark.parametrize('got', [learner, None], ids=['a learner','nothing'])
+def test_a_race_wants_a_function(got):
+    with pytest.raises(TypeError, match='get_learner: got .*, wanted a function that returns a new learner'): race(got and got())
+
+def test_plain_training_has_its_name_to_itself():
+    with pytest.raises(ValueError, match="methods: got 'favor_hard' by the name 'none'"): race(learner, {'none': 'favor_hard', 'a': 'info_batch'})

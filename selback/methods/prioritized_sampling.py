@@ -24,7 +24,7 @@ class PrioritizedSamplingCallback(EpochSelection):
     def __init__(self,
         alpha:float=.5, # Exponent of the loss: 0 draws uniformly
         uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-        correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
+        correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
         warmup:int=2, # Epochs of full batches after the callback is attached
         ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
         **kwargs
@@ -44,7 +44,7 @@ class PrioritizedSamplingCallback(EpochSelection):
 def prioritized_sampling(self:Learner,
     alpha:float=.5, # Exponent of the loss: 0 draws uniformly
     uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-    correct:float=0., # Exponent of the importance weights: 1 is unbiased, 0 weighs nothing
+    correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
     warmup:int=2, # Epochs of full batches after the callback is attached
     ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
     **kwargs
