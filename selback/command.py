@@ -74,6 +74,7 @@ def _prepare(data, methods, arch, bs, cut):
     def get_learner(): return Learner(get_dls(data, bs, **cut), get_model(arch, dls.c), None if is_picture else CrossEntropyLossFlat(), metrics=mse if is_picture else error_rate)
     return list(dict.fromkeys(split_methods(methods))),get_learner,dict(data=Path(data).name, arch=arch, **describe(dls))
 
+# %% ../nbs/54_command.ipynb #8533bfd2
 def _keep_picture(folder, learn):
     "Write what a network has learned of an image to a folder, in a method's first run"
     import matplotlib.pyplot as plt
@@ -142,6 +143,7 @@ def run_study(
         sys.exit(2)
     _study(data, names, get_learner, plan, factor, about)
 
+# %% ../nbs/54_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):
     "A race, whose rounds go to a folder"
     from selback.race import race

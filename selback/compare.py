@@ -232,6 +232,7 @@ def check_maker(
     "Check that there is a function to call"
     if not callable(get_learner) or isinstance(get_learner, Learner): raise TypeError(f'get_learner: got {type(get_learner).__name__}, wanted a function that returns a new learner.')
 
+# %% ../nbs/50_compare.ipynb #1f5aebf5
 def check_study(
     methods, # As `compare` takes them
     epochs:int|None=None, # Epochs of each run
@@ -269,6 +270,7 @@ def check_study(
     lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget=f'{n:.15g} {unit}')
     return made,epochs,seeds,budget,lr_at,about,_finished(path, about, made, seeds)
 
+# %% ../nbs/50_compare.ipynb #d4fef914
 _more_is_better = set('acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc pearsonr precision psnr r2 recall score sensitivity spearmanr specificity ssim variance'.split())
 
 def _check_metric(metric):
@@ -301,6 +303,7 @@ def _train(learn, cbs, epochs, budget, lr_at, lr):
     cbs = [*cbs, log.compute, ParamScheduler(dict(lr=lr_at)), *([Budget(*budget)] if budget else [])]
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(10**4 if budget else epochs, lr, cbs=cbs)
 
+# %% ../nbs/50_compare.ipynb #b189b15c
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
     methods, # A list of what `get_method` takes, or a dict of names with that, or with functions, of nothing or of the learner, that return a new callback
@@ -353,6 +356,7 @@ def compare(
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
 
+# %% ../nbs/50_compare.ipynb #e3ccd63f
 def _unknown_option(name):
     "What to say of a keyword that `compare` does not take"
     known = [k for k in inspect.signature(compare).parameters if k!='kwargs']

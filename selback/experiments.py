@@ -123,6 +123,7 @@ class StepTimes(Callback):
     def after_backward(self): self.lap('backward')
     def after_train(self): self.lap('other')
 
+# %% ../nbs/55_experiments.ipynb #e8c58d18
 class _BeforeSelection(Callback):
     "Tells `StepTimes` that a batch is there"
     order,run_valid = TrainEvalCallback.order+1,False

@@ -37,6 +37,7 @@ def best_within(
     "How good a run was at best within a budget"
     return float(np.interp(budget, run[cost], run[measure].cummin().ffill())) # what diverges later was as good before
 
+# %% ../nbs/46_findings.ipynb #f3dfdcf9
 def relative(
     values, # Losses or errors, which may be negative
     others, # Those to compare with
@@ -57,6 +58,7 @@ def against(
     if budget is None: budget = min(run[cost].max(), control[cost].max())
     return float(relative(*(o[measure].iloc[-1] if at_end else best_within(o, budget, cost, measure) for o in (run,control))))
 
+# %% ../nbs/46_findings.ipynb #45783d4a
 def last_epochs(
     runs:pd.DataFrame, # As `compare` returns it
     *by, # Columns that tell one study from another, if there are several
@@ -75,6 +77,7 @@ def costs_of(
     "The costs that are known of some runs"
     return {c: name for c,name in costs.items() if c in runs and runs[c].notna().all()}
 
+# %% ../nbs/46_findings.ipynb #dcf06bf7
 def never_selected(
     runs:pd.DataFrame, # As `compare` or `summarize` returns it
 )->list: # Names of methods
@@ -183,6 +186,7 @@ class Difference(NamedTuple):
         return signed(self.mean) if self.is_clear else f'no clear difference ({signed(self.mean)})'
     def __str__(self): return f'{self.size} ({self.sure})' if self.is_clear else f'not clearly different ({signed(self.mean)}, {self.sure})'
 
+# %% ../nbs/46_findings.ipynb #4fdb0e38
 def signed(
     share:float, # Such as .015
 )->str: # Such as '+1.5%'; '0.0%' has no sign

@@ -44,6 +44,7 @@ def kind_of(
     map_tensors(lambda t: shapes.append(tuple(t.shape[1:])), xb)
     return tuple(shapes),thirds>1 and tuple([p.requires_grad for p in model.parameters()])
 
+# %% ../nbs/09_flops.ipynb #cae14523
 class FlopCount:
     "Adds up the FLOPs of passes"
     def __init__(self):

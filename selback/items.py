@@ -28,6 +28,7 @@ def _refuse_others(batch, n):
     for part in batch if is_list else batch.values(): _refuse_others(part, n)
 def _kind(o): return 'sparse Tensor' if isinstance(o, Tensor) else type(o).__name__
 
+# %% ../nbs/05_items.ipynb #a5d95ad7
 def take(
     batch, # Tensors with items along the first dimension, in tuples, lists and dicts
     idx, # Rows to take: an index tensor or a slice
@@ -42,6 +43,7 @@ def take(
         return t[idx]
     return map_tensors(rows, batch)
 
+# %% ../nbs/05_items.ipynb #53b422e2
 def check_rows(
     batch, # Inputs and targets, each a tuple
 ): # Raises a `ValueError` or a `TypeError` if rows can't be taken from it
@@ -53,6 +55,7 @@ def check_rows(
             raise ValueError(f'take: got a {type(part).__name__} of {n} {type(part[0]).__name__}s in a batch of {n} items, one for each item, as detection has them; '
                 'wanted tensors with items along the first dimension. Collate it into one padded tensor.')
 
+# %% ../nbs/05_items.ipynb #bd106724
 def join(
     a, # First items
     b, # Items of the same structure and shapes
@@ -117,6 +120,7 @@ def _device_of(items):
     map_tensors(lambda t: found.append(t.device), (items.xb, items.yb))
     return found[0]
 
+# %% ../nbs/05_items.ipynb #f2ddba06
 class Replace:
     "Delivers the chosen items of a batch in its place"
     gathers = False
@@ -152,6 +156,7 @@ class Replace:
         n,self.waiting,self.last = len(self),ItemPool(),None
         return n
 
+# %% ../nbs/05_items.ipynb #08e1abea
 class Gather(Replace):
     "Lets chosen items wait until a batch is full"
     gathers = True

@@ -47,6 +47,7 @@ def cifar_parts():
 
 def _generator(): return torch.Generator().manual_seed(0)
 
+# %% ../nbs/57_regimes.ipynb #2e49cafb
 def near_duplicates(
     n_items:int=20_000, # Items of the training set
     n_images:int=5000, # Of so many images
@@ -66,6 +67,7 @@ def near_duplicates(
     of = torch.cat([torch.arange(n_images), copies])
     return torch.cat([images[rows], (moved*light).clamp(0, 255).byte()]),labels[rows[of]],of
 
+# %% ../nbs/57_regimes.ipynb #e48aa18c
 def long_tail(
     imbalance:float=100., # How many times as many items the first class has as the last one
 )->tuple: # Images and labels
@@ -75,6 +77,7 @@ def long_tail(
     rows = [torch.nonzero(labels==c)[:max(2, int(n*imbalance**(-c/9))),0] for c in range(10)]
     return images[torch.cat(rows)],labels[torch.cat(rows)]
 
+# %% ../nbs/57_regimes.ipynb #21e8eadf
 vehicles = 0,1,8,9 # airplane, automobile, ship and truck
 rare_kinds = 7,9 # horses among the animals, trucks among the vehicles
 
@@ -88,6 +91,7 @@ def hidden_groups(
     def is_vehicle(kinds): return torch.isin(kinds, torch.tensor(vehicles)).long()
     return (images[rows],is_vehicle(kinds[rows]),kinds[rows]),(valid,is_vehicle(valid_kinds),valid_kinds)
 
+# %% ../nbs/57_regimes.ipynb #397faa4a
 def human_labels(
     column:str, # 'aggregate' (9 % are wrong), 'random1' to 'random3' (18 %) or 'worst' (40 %)
 )->torch.Tensor: # Class numbers, shape (50000,); raises a `FileNotFoundError` without the file
@@ -153,6 +157,7 @@ def camvid_parts():
         return torch.stack([read(f, Image.Resampling.BILINEAR).permute(2,0,1) for f in files]).contiguous(),torch.stack(masks)
     return part(False),part(True),codes.index('Void')
 
+# %% ../nbs/57_regimes.ipynb #f2d7a3a1
 class SmallUNet(nn.Module):
     "Three scales and 0.2 million parameters"
     def __init__(self,
@@ -171,6 +176,7 @@ class SmallUNet(nn.Module):
         b = self.up[0](torch.cat([F.interpolate(c, size=b.shape[2:]), b], 1))
         return self.head(self.up[1](torch.cat([F.interpolate(b, size=a.shape[2:]), a], 1)))
 
+# %% ../nbs/57_regimes.ipynb #a4345ef4
 def mean_iou_error(
     void:int, # The class that is not looked at
 ): # A metric
@@ -230,6 +236,7 @@ class Regime:
 
 look_free = 'favor_hard'
 
+# %% ../nbs/57_regimes.ipynb #05878012
 def _some_images(n):
     "A random choice of CIFAR-10's training set, with its labels"
     rows = torch.randperm(len(cifar_parts()[0][1]), generator=_generator())[:n]
@@ -253,23 +260,28 @@ def _with_hidden_groups():
     def learner(**kwargs): return image_learner(train, valid, metric=worst_of(valid[2]), **kwargs)
     return Regime(dict(all=(learner, ['none',look_free,'prioritized_sampling','batch_loss_filter']), balanced=(partial(learner, weights=weights), {'kinds known and balanced': 'none'})), 150_000)
 
+# %% ../nbs/57_regimes.ipynb #0865cdf0
 def _with_noise(column, guard):
-    "10,000 items are held out, for a reference"
+    "10,000 items are held out, for a reference or as more to train on"
     labels,(images,truth) = human_labels(column),cifar_parts()[0]
     order = torch.randperm(len(labels), generator=_generator())
-    data,held_out = ((images[rows],labels[rows]) for rows in (order[len(order)//5:],order[:len(order)//5]))
+    n = len(order)//5
+    data,held_out,mended = (images[order[n:]],labels[order[n:]]),(images[order[:n]],labels[order[:n]]),(images[order[:n]],truth[order[:n]])
+    both = [torch.cat(o) for o in zip(data, mended)]
     def reducible(learn):
         reference = image_learner(held_out)
         with reference.no_bar(),reference.no_logging(): return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=5, lr=.02), auto=False)
     def clean(learn):
-        reference = image_learner((held_out[0],truth[order[:len(order)//5]]))
+        reference = image_learner(mended)
         with reference.no_bar(),reference.no_logging(),counting(None): # a gift
             reference.fit_one_cycle(1 if scale()=='tiny' else 15, .1)
             return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=0), auto=False)
     guarded = f'noise_quantile={guard}'
-    return Regime(dict(all=(lambda: image_learner(data), {m: m for m in ('none',look_free,f'{look_free}({guarded})',f'prioritized_sampling({guarded})','info_batch',"selective_backprop(score='entropy')")} |
-        {'reducible loss': reducible}), clean=(lambda: image_learner(data), {'reducible loss, a clean reference for free': clean})), 200_000)
+    methods = {m: m for m in ('none',look_free,f'{look_free}({guarded})',f'prioritized_sampling({guarded})','info_batch',"selective_backprop(score='entropy')")}
+    return Regime(dict(all=(lambda: image_learner(data), methods | {'reducible loss': reducible}), clean=(lambda: image_learner(data), {'reducible loss, a clean reference for free': clean}),
+        added=(lambda: image_learner(both), {'the clean items added': 'none'}), alone=(lambda: image_learner(mended), {'the clean items alone': 'none'})), 200_000)
 
+# %% ../nbs/57_regimes.ipynb #3e86b5f6
 def _with_files(): return Regime(dict(all=(file_learner, ['none',look_free,'selective_backprop','random_subset(keep=.5,before_loading=True)'])), seconds=60)
 
 def _with_segments():
@@ -289,6 +301,7 @@ def _with_a_proxy():
         with counting(None): return ReplayChoicesCallback(record(learn), auto=False) # other trainings have paid for it
     return Regime(dict(all=(large, {'none': 'none', look_free: look_free, 'a proxy, paid for': replayed, 'a proxy, already paid': swept})), compute)
 
+# %% ../nbs/57_regimes.ipynb #2d2bd47a
 regimes = dict(near_duplicates=_with_duplicates, long_tail=_with_long_tail, hidden_groups=_with_hidden_groups, noise_9=partial(_with_noise, 'aggregate', .9),
     noise_40=partial(_with_noise, 'worst', .6), files=_with_files, segmentation=_with_segments, little_time=_with_little_time, proxy=_with_a_proxy)
 

@@ -32,6 +32,7 @@ class EveryNth(Callback):
 class _NoValidation(Callback):
     def before_validate(self): raise CancelValidException
 
+# %% ../../nbs/methods/37_proxy.ipynb #8b34b420
 @contextmanager
 def proxy_learner(
     learn:Learner, # The learner whose data, loss function and optimizer are used
@@ -50,6 +51,7 @@ def proxy_learner(
             if rng is not None: loader.rng = rng
             if state is not None: generator.set_state(state)
 
+# %% ../../nbs/methods/37_proxy.ipynb #9668c074
 def train_proxy(
     learn:Learner, # The learner whose data, loss function and optimizer are used
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape

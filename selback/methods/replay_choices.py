@@ -45,6 +45,7 @@ def _as_bytes(y):
     y = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
     return type(y.item()).__name__.encode() if y.dtype==object else f'{y.dtype}{y.shape}'.encode()+y.tobytes()
 
+# %% ../../nbs/methods/38_replay_choices.ipynb #651d054b
 class Choices:
     "Which items each epoch of a training keeps"
     def __init__(self,
