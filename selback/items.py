@@ -28,7 +28,6 @@ def _refuse_others(batch, n):
     for part in batch if is_list else batch.values(): _refuse_others(part, n)
 def _kind(o): return 'sparse Tensor' if isinstance(o, Tensor) else type(o).__name__
 
-# %% ../nbs/05_items.ipynb #a5d95ad7
 def take(
     batch, # Tensors with items along the first dimension, in tuples, lists and dicts
     idx, # Rows to take: an index tensor or a slice
@@ -43,7 +42,6 @@ def take(
         return t[idx]
     return map_tensors(rows, batch)
 
-# %% ../nbs/05_items.ipynb #53b422e2
 def check_rows(
     batch, # Inputs and targets, each a tuple
 ): # Raises a `ValueError` or a `TypeError` if rows can't be taken from it
@@ -55,7 +53,6 @@ def check_rows(
             raise ValueError(f'take: got a {type(part).__name__} of {n} {type(part[0]).__name__}s in a batch of {n} items, one for each item, as detection has them; '
                 'wanted tensors with items along the first dimension. Collate it into one padded tensor.')
 
-# %% ../nbs/05_items.ipynb #bd106724
 def join(
     a, # First items
     b, # Items of the same structure and shapes
@@ -120,7 +117,6 @@ def _device_of(items):
     map_tensors(lambda t: found.append(t.device), (items.xb, items.yb))
     return found[0]
 
-# %% ../nbs/05_items.ipynb #f2ddba06
 class Replace:
     "Delivers the chosen items of a batch in its place"
     gathers = False
@@ -156,7 +152,7 @@ class Replace:
         n,self.waiting,self.last = len(self),ItemPool(),None
         return n
 
-# %% ../nbs/05_items.ipynb #08e1abea
+# %% ../nbs/05_items.ipynb #0bf0c9a5
 class Gather(Replace):
     "Lets chosen items wait until a batch is full"
     gathers = True
@@ -182,6 +178,5 @@ class Gather(Replace):
         if chosen is None: return
         left = torch.ones_like(scores, dtype=torch.bool).index_fill_(0, chosen.rows, False)
         if allowed is not None: left &= allowed
-        n = min(n, int(left.sum()))
-        order = torch.where(scores.isfinite(), scores, math.inf).masked_fill(~left, -math.inf).argsort(descending=True, stable=True)
-        return batch.take(order[:n].sort().values) if n else None
+        order = torch.where(scores.isfinite(), scores, math.inf).masked_fill(~left, -math.inf).argsort(descending=True, stable=True)[:min(n, int(left.sum()))]
+        return batch.take(order.sort().values) if len(order) else None

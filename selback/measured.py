@@ -24,9 +24,11 @@ class Study(NamedTuple):
     measure:str='error' # A column: 'valid_loss' or 'error'
     counts_looks:bool=True # Were the budgets equal in cost? False: in back-propagated items
     rival:str='' # A plain training on other data, or with another loss
+    given:tuple=() # Methods that got something for free, such as a reference that was there already
 
 def _cifar(epochs, name): return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others')))
-def _regime(where, name, *parts, rival=''): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), rival=rival)
+def _regime(where, name, *parts, **kwargs): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), **kwargs)
+def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rival='the clean items added', given=('reducible loss, a clean reference for free',))
 
 studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     *(Study(f'{image}.jpg, pixel by pixel', 'experiments/an_image', (f'an_image/{image}_full',)) for image in ('china','flower')),
@@ -34,12 +36,12 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),
     Study('digits, half of the labels random', 'experiments/label_noise', ('label_noise/50_random_labels',), 'valid_loss', False),
     Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
-    Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'),
+    Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'), Study('digits, 8 epochs', 'experiments/forum', ('forum/full_batches',), 'valid_loss'),
     *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
     Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
     _regime('near-duplicates', 'near_duplicates', 'deduplicated', rival='deduplicated'), _regime('a long tail of classes', 'long_tail', 'balanced', rival='class-balanced'), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rival='kinds known and balanced'),
-    _regime('9 % wrong labels, from people', 'noise_9'), _regime('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rival='weights in the loss'), _regime('10,000 images, 6 epochs', 'little_time'), _regime("a small network's choices", 'proxy')]
+    _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
+    _regime('segmentation, rare classes', 'segmentation', 'weighted', rival='weights in the loss'), _regime('10,000 images, 6 epochs', 'little_time'), _regime("a small network's choices", 'proxy', given=('a proxy, already paid',))]
 
 # %% ../nbs/58_measured.ipynb #624856c2
 def _verdict(difference):
@@ -54,13 +56,14 @@ def _of_study(study, top):
     ends,idle = last_epochs(runs),never_selected(runs)
     found = {m: None if m in idle and not is_control(m) and m!=study.rival else paired(ends, m, measure=study.measure) for m in ends.method.unique() if m!='none'}
     looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
-    return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), measure=study.measure, equal_cost=study.counts_looks or not looks[m]) for m,d in found.items()]
+    def not_counted(m): return 'what it was given' if m in study.given else 'looks' if looks[m] and not study.counts_looks else ''
+    return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), measure=study.measure, not_counted=not_counted(m), equal_cost=not not_counted(m)) for m,d in found.items()]
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: found on the way up
-)->pd.DataFrame: # A row for each study and method: where, page, method, difference (a `Difference`, or None), verdict, of which column, and whether the cost was equal, looks counted
+)->pd.DataFrame: # A row for each study and method: where, page, method, difference (a `Difference`, or None), verdict, of which column, what its cost left out, and whether the cost was equal
     "What each method was worth against plain training, in each study whose runs are there"
-    return pd.DataFrame([row for study in studies for row in _of_study(study, Path(top or results_folder()))], columns=['where','page','method','difference','verdict','measure','equal_cost'])
+    return pd.DataFrame([row for study in studies for row in _of_study(study, Path(top or results_folder()))], columns=['where','page','method','difference','verdict','measure','not_counted','equal_cost'])
 
 # %% ../nbs/58_measured.ipynb #e04f1df1
 def _rows_of(methods, top):
@@ -82,7 +85,7 @@ def tally(
 
 def _row(o, up):
     numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({signed(o.difference.low)} to {signed(o.difference.high)})' if o.difference.seeds>1 else signed(o.difference.mean)
-    notes = (', in validation loss' if o.measure=='valid_loss' else '')+('' if o.equal_cost else ', looks not counted')
+    notes = (', in validation loss' if o.measure=='valid_loss' else '')+(f', {o.not_counted} not counted' if o.not_counted else '')
     seeds = '-' if o.difference is None else f'{o.difference.better} of {o.difference.seeds}'
     return f'| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} |'
 

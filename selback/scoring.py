@@ -14,7 +14,6 @@ from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np, torch
-from fastcore.basics import patch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -351,46 +350,42 @@ class ScoringPass:
         "Go on with what was saved"
         if isinstance(self.scorer, ModelCopy) and state: self.scorer.load_state_dict(state)
 
-# %% ../nbs/04_scoring.ipynb #c6a33079
-@patch
-def _forward(self:ScoringPass, model, xb):
-    "`model(*xb)`, in smaller parts once memory has run out"
-    while True:
-        parts = [xb] if self.chunk is None else [take_rows(xb, slice(i, i+self.chunk)) for i in range(0, n_items(xb), self.chunk)]
-        try: return map_tensors(_cat, *[model(*part) for part in parts or [xb]])
-        except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
-@patch
-def _halve(self:ScoringPass, n):
-    "Take half as many of `n` items at a time; raises the error that is being handled if there is one only"
-    size = min(self.chunk or n, n)
-    if size<=1: raise
-    if self.chunk is None:
-        warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; it takes smaller parts from now on.')
-    self.chunk = (size+1)//2
+    def _forward(self, model, xb):
+        "`model(*xb)`, in smaller parts once memory has run out"
+        while True:
+            parts = [xb] if self.chunk is None else [take_rows(xb, slice(i, i+self.chunk)) for i in range(0, n_items(xb), self.chunk)]
+            try: return map_tensors(_cat, *[model(*part) for part in parts or [xb]])
+            except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
 
-# %% ../nbs/04_scoring.ipynb #2dfc661d
-@patch
-def __call__(self:ScoringPass,
-    model:torch.nn.Module, # Its predictions are wanted, or those of `scorer`
-    xb:tuple, # Inputs, plain tensors, as in `model(*xb)`
-    yb:tuple=(), # Targets: dense ones say which resolution the predictions have
-    autocast=nullcontext(), # Context of the forward pass: the precision of training
-): # Predictions, as float32
-    "The predictions of `model` for `xb`"
-    small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
-    model = self.model_of(model, small)
-    modules = _modules(model)
-    home = xb[0].device if isinstance(xb[0], Tensor) else None
-    there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
-    elsewhere = home is not None and there not in (None,home)
-    if elsewhere: small = map_tensors(lambda t: t.to(there), small)
-    if self.precision is not None:
-        autocast = torch.autocast((there or home or torch.device('cpu')).type, dtype=_precisions[self.precision])
-        small = map_tensors(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t, small)
-    with _traceless(model, modules, small) as inputs,autocast: pred = counted(lambda: self._forward(model, inputs), model, inputs)
-    def back(t): return (t.to(home) if elsewhere else t).to(torch.float32 if t.is_floating_point() else t.dtype)
-    pred = map_tensors(back, pred)
-    return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
+    def _halve(self, n):
+        "Take half as many of `n` items at a time; raises the error that is being handled if there is one only"
+        size = min(self.chunk or n, n)
+        if size<=1: raise
+        if self.chunk is None:
+            warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; it takes smaller parts from now on.')
+        self.chunk = (size+1)//2
+
+    def __call__(self,
+        model:torch.nn.Module, # Its predictions are wanted, or those of `scorer`
+        xb:tuple, # Inputs, plain tensors, as in `model(*xb)`
+        yb:tuple=(), # Targets: dense ones say which resolution the predictions have
+        autocast=nullcontext(), # Context of the forward pass: the precision of training
+    ): # Predictions, as float32
+        "The predictions of `model` for `xb`"
+        small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
+        model = self.model_of(model, small)
+        modules = _modules(model)
+        home = xb[0].device if isinstance(xb[0], Tensor) else None
+        there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
+        elsewhere = home is not None and there not in (None,home)
+        if elsewhere: small = map_tensors(lambda t: t.to(there), small)
+        if self.precision is not None:
+            autocast = torch.autocast((there or home or torch.device('cpu')).type, dtype=_precisions[self.precision])
+            small = map_tensors(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t, small)
+        with _traceless(model, modules, small) as inputs,autocast: pred = counted(lambda: self._forward(model, inputs), model, inputs)
+        def back(t): return (t.to(home) if elsewhere else t).to(torch.float32 if t.is_floating_point() else t.dtype)
+        pred = map_tensors(back, pred)
+        return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
 
 # %% ../nbs/04_scoring.ipynb #9f3e69a1
 class ReducibleLoss:

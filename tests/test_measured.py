@@ -52,6 +52,15 @@ def test_looks_that_were_not_counted_win_nothing(top):
     runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}).to_csv(folder/'multi_label/items.csv', index=False)
     assert 'in 1 of 1' in tally('info_batch', top=folder).data
 
+def test_a_gift_wins_nothing(top):
+    "A reference that was there already is told apart from one that was paid for"
+    folder,errors = top(),{'none': [.2,.2], 'reducible loss': [.3,.31], 'reducible loss, a clean reference for free': [.1,.11]}
+    runs = runs_of(errors)
+    (folder/'where_it_pays').mkdir()
+    for part,of in runs.groupby(runs.method.str.endswith('free').map({False: 'all', True: 'clean'})): of.to_csv(folder/f'where_it_pays/noise_40_{part}.csv', index=False)
+    assert 'Not measured' in tally('reducible loss, a clean reference for free', top=folder).data and 'what it was given not counted' in measured('reducible loss, a clean reference for free', top=folder).data
+    assert 'clearly worse in 1' in tally('reducible loss', 'reducible loss, a clean reference for free', top=folder).data
+
 def test_what_was_measured_is_named(top):
     "The error, unless the study goes by the validation loss"
     folder = top()
