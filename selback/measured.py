@@ -23,12 +23,12 @@ class Study(NamedTuple):
     files:tuple # Below `results`, without the ending
     measure:str='error' # A column: 'valid_loss' or 'error'
     counts_looks:bool=True # Were the budgets equal in cost? False: in back-propagated items
-    rival:str='' # A plain training on other data, or with another loss
+    rivals:tuple=() # Plain trainings on other data, or with another loss
     given:tuple=() # Methods that got something for free, such as a reference that was there already
 
 def _cifar(epochs, name): return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others')))
 def _regime(where, name, *parts, **kwargs): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), **kwargs)
-def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rival='the clean items added', given=('reducible loss, a clean reference for free',))
+def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rivals=('the clean items added','the clean items alone'), given=('reducible loss, a clean reference for free',))
 
 studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     *(Study(f'{image}.jpg, pixel by pixel', 'experiments/an_image', (f'an_image/{image}_full',)) for image in ('china','flower')),
@@ -39,9 +39,9 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'), Study('digits, 8 epochs', 'experiments/forum', ('forum/full_batches',), 'valid_loss'),
     *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
     Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
-    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rival='deduplicated'), _regime('a long tail of classes', 'long_tail', 'balanced', rival='class-balanced'), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rival='kinds known and balanced'),
+    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',)),
     _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rival='weights in the loss'), _regime('10,000 images, 6 epochs', 'little_time'), _regime("a small network's choices", 'proxy', given=('a proxy, already paid',))]
+    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',)), _regime('10,000 images, 6 epochs', 'little_time'), _regime("a small network's choices", 'proxy', given=('a proxy, already paid',))]
 
 # %% ../nbs/58_measured.ipynb #624856c2
 def _verdict(difference):
@@ -54,7 +54,7 @@ def _of_study(study, top):
     runs = pd.concat([pd.read_csv(f) for f in (top/f'{name}.csv' for name in study.files) if f.exists()] or [pd.DataFrame(columns=['method'])])
     if 'none' not in set(runs.method): return []
     ends,idle = last_epochs(runs),never_selected(runs)
-    found = {m: None if m in idle and not is_control(m) and m!=study.rival else paired(ends, m, measure=study.measure) for m in ends.method.unique() if m!='none'}
+    found = {m: None if m in idle and not is_control(m) and m not in study.rivals else paired(ends, m, measure=study.measure) for m in ends.method.unique() if m!='none'}
     looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
     def not_counted(m): return 'what it was given' if m in study.given else 'looks' if looks[m] and not study.counts_looks else ''
     return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), measure=study.measure, not_counted=not_counted(m), equal_cost=not not_counted(m)) for m,d in found.items()]
