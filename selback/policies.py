@@ -296,7 +296,8 @@ def loss_groups(
     if not len(loss): return loss.long()
     ordered,n = loss.sort().values.to(sum_dtype(loss)),len(loss)
     sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
-    means = ordered[((torch.arange(check_range('n_groups', n_groups, 1, whole=True), device=loss.device)+.5)*n/n_groups).long()].unique()
+    n_groups = min(check_range('n_groups', n_groups, 1, whole=True), n)
+    means = ordered[(2*torch.arange(n_groups, device=loss.device)+1)*n//(2*n_groups)].unique()
     for _ in range(100): # hardly ever more than ten
         inner = torch.searchsorted(ordered, (means[1:]+means[:-1])/2, right=True)
         ends = torch.cat([inner.new_tensor([0,n]), inner]).unique()

@@ -197,3 +197,6 @@ def test_what_cannot_be_recorded():
     for kwargs in (dict(keep=0), dict(keep=1.5), dict(every=0)):
         with pytest.raises(ValueError): record_choices(learn, proxy(), lambda small: small.fit(1), **kwargs)
     with pytest.raises(FileNotFoundError): ReplayChoicesCallback('nowhere.npz')
+    with pytest.raises(TypeError, match='fit: got 5, wanted a function'): record_choices(learn, proxy(), 5)
+    with pytest.raises(TypeError, match='proxy: got None, wanted a model'): record_choices(learn, None, lambda small: small.fit(1))
+    with pytest.raises(TypeError, match='choices: got None, wanted what record_choices returns'): ReplayChoicesCallback(None)

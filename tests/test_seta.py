@@ -24,6 +24,8 @@ def lloyd(losses, k):
     torch.tensor([-5.,0.,4.,4.,4.,100.]).double()], ids=['even','skewed','ties','equal','one','signs'])
 def test_groups_are_those_of_k_means(losses, k): assert loss_groups(losses, k).tolist()==lloyd(losses.tolist(), k)
 
+def test_there_are_no_more_groups_than_items(): assert loss_groups(torch.tensor([.3,.1,.2]), 2**25).tolist()==[2,0,1]
+
 def test_groups_are_of_the_best_there_are_where_they_lie_apart():
     centres = torch.tensor([.1, 1., 1.9, 4., 8.])
     truth = torch.randint(5, (300,), generator=gen())

@@ -11,6 +11,7 @@ from copy import copy
 
 from fastai.callback.core import Callback, CancelBatchException, CancelValidException
 from fastai.learner import Learner
+from torch import nn
 
 from ..learner import base_loss
 from ..loader import own_loader
@@ -40,6 +41,7 @@ def proxy_learner(
     cbs=(), # Callbacks
 ):
     "Within the context, a silent learner that trains a small model on the stream of another, whose random states are put back"
+    if not isinstance(proxy, nn.Module): raise TypeError(f'proxy: got {proxy!r}, wanted a model, as small_resnet(10) makes one.')
     loader = own_loader(learn.dls.train)
     rng,generator = copy(getattr(loader, 'rng', None)),getattr(loader, 'generator', None) # what shuffles
     state = None if generator is None else generator.get_state()

@@ -8,6 +8,7 @@ __all__ = ['fingerprint', 'Choices', 'record_choices', 'ReplayChoicesCallback']
 # %% ../../nbs/methods/38_replay_choices.ipynb #7a5d4362
 import hashlib
 from numbers import Number
+from pathlib import Path
 
 import numpy as np, torch
 from fastai.learner import Learner
@@ -96,6 +97,7 @@ def record_choices(
 )->Choices: # One row for each epoch that the proxy trained
     "Train a small model on the learner's own stream of batches, on the hardest items by its own losses, and record which these are (airbench)"
     if num_distrib()>1: raise ValueError(f'record_choices: got {num_distrib()} processes, wanted one; record the choices before, in a process of its own.')
+    if not callable(fit): raise TypeError(f'fit: got {fit!r}, wanted a function that trains a learner, as in lambda small: small.fit_one_cycle(10).')
     recorder,dataset = _Recorder(keep),fingerprint(check_loader(learn.dls.train).dataset)
     with proxy_learner(learn, proxy, [recorder, EveryNth(every, recorder.order+1)]) as small: fit(small)
     if not recorder.kept: raise ValueError('record_choices: `fit` trained no epoch, wanted one at least, as in lambda small: small.fit_one_cycle(10).')
@@ -111,6 +113,7 @@ class ReplayChoicesCallback(EpochSelection):
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
+        if not isinstance(choices, (Choices,str,Path)): raise TypeError(f'choices: got {choices!r}, wanted what record_choices returns, or the path of a file with it.')
         self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
 
     def begin_fit(self):
