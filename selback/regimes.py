@@ -6,7 +6,7 @@
 __all__ = ['vehicles', 'rare_kinds', 'sgd', 'look_free', 'regimes', 'cifar_parts', 'near_duplicates', 'long_tail',
            'hidden_groups', 'human_labels', 'WeightedTensorDL', 'image_learner', 'balanced', 'worst_of', 'camvid_parts',
            'SmallUNet', 'mean_iou_error', 'segmentation_learner', 'photographs', 'file_learner', 'EasiestFirst',
-           'Regime', 'run_regime', 'run_one']
+           'Regime', 'run_regime', 'at_rates', 'run_one']
 
 # %% ../nbs/57_regimes.ipynb #7bb86749
 import tempfile
@@ -305,18 +305,31 @@ def _with_a_proxy():
 regimes = dict(near_duplicates=_with_duplicates, long_tail=_with_long_tail, hidden_groups=_with_hidden_groups, noise_9=partial(_with_noise, 'aggregate', .9),
     noise_40=partial(_with_noise, 'worst', .6), files=_with_files, segmentation=_with_segments, little_time=_with_little_time, proxy=_with_a_proxy)
 
+def _run_part(name, regime, part, get_learner, methods, lr, seeds, **kwargs):
+    learn = get_learner()
+    about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', **describe(learn.dls))
+    return compare(get_learner, methods, seeds=2 if scale()=='tiny' else seeds, lr=lr, path=results('where_it_pays')/f'{name}_{part}.csv', plot=False, about=about, **regime.plan(), **kwargs)
+
 def run_regime(
     name:str, # One of `regimes`
     seeds=5, # Runs of each method, or their seeds
 )->pd.DataFrame: # A row for each epoch of each run, of all parts
     "Run what is not stored yet of a situation"
     if name not in regimes: raise ValueError(f"regime: got {name!r}, wanted one of {', '.join(regimes)}.")
-    regime,path,runs = regimes[name](),results('where_it_pays'),[]
-    for part,(get_learner,methods) in regime.parts.items():
-        learn = get_learner()
-        about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', **describe(learn.dls))
-        runs.append(compare(get_learner, methods, seeds=2 if scale()=='tiny' else seeds, lr=regime.lr, path=path/f'{name}_{part}.csv', plot=False, about=about, **regime.plan()))
-    return pd.concat(runs, ignore_index=True)
+    regime = regimes[name]()
+    return pd.concat([_run_part(name, regime, part, *o, regime.lr, seeds) for part,o in regime.parts.items()], ignore_index=True)
+
+# %% ../nbs/57_regimes.ipynb #b7d2f3a1
+def at_rates(
+    name:str, # One of `regimes`
+    method:str, # To compare with plain training
+    factors=(.5,2.), # Of the learning rate
+    seeds=3, # Runs of each, or their seeds
+)->dict: # The rows of each epoch of each run, by learning rate
+    "Run a method and plain training at other learning rates"
+    regime = regimes[name]()
+    get_learner,rates = regime.parts['all'][0],[f*regime.lr for f in factors]
+    return {lr: _run_part(name, regime, f'lr_{lr:g}', get_learner, ['none',method], lr, seeds, tell_controls=False) for lr in rates}
 
 # %% ../nbs/57_regimes.ipynb #51f62584
 @call_parse
