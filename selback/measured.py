@@ -28,6 +28,7 @@ class Study(NamedTuple):
 
 def _cifar(epochs, name): return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others')))
 def _regime(where, name, *parts, **kwargs): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), **kwargs)
+def _faster(where, name, *args): return [Study(f'{where}, {times} times the rate', f'experiments/{name}', (f'{name}/lr_{lr}',), 'valid_loss', *args) for times,lr in (('three',.003),('ten',.01))]
 def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rivals=('the clean items added','the clean items alone'), given=('reducible loss, a clean reference for free',))
 
 studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
@@ -37,9 +38,9 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),
     Study('digits, half of the labels random', 'experiments/label_noise', ('label_noise/50_random_labels',), 'valid_loss', False),
     Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
-    *(Study(f'several labels, {times} times the rate', 'experiments/multi_label', (f'multi_label/lr_{lr}',), 'valid_loss', False) for times,lr in (('three',.003),('ten',.01))),
+    *_faster('several labels', 'multi_label', False),
     Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'), Study('digits, 8 epochs', 'experiments/forum', ('forum/full_batches',), 'valid_loss'),
-    *(Study(f'digits, 8 epochs, {times} times the rate', 'experiments/forum', (f'forum/lr_{lr}',), 'valid_loss') for times,lr in (('three',.003),('ten',.01))),
+    *_faster('digits, 8 epochs', 'forum'),
     *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
     Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
     _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',)),

@@ -305,6 +305,10 @@ def _with_a_proxy():
 regimes = dict(near_duplicates=_with_duplicates, long_tail=_with_long_tail, hidden_groups=_with_hidden_groups, noise_9=partial(_with_noise, 'aggregate', .9),
     noise_40=partial(_with_noise, 'worst', .6), files=_with_files, segmentation=_with_segments, little_time=_with_little_time, proxy=_with_a_proxy)
 
+def _regime_of(name):
+    if name not in regimes: raise ValueError(f"regime: got {name!r}, wanted one of {', '.join(regimes)}.")
+    return regimes[name]()
+
 def _run_part(name, regime, part, get_learner, methods, lr, seeds, **kwargs):
     learn = get_learner()
     about = dict(regime=name, part=part, data='camvid' if name=='segmentation' else 'cifar10', arch=f'{type(learn.model).__name__} of {sum(p.numel() for p in learn.model.parameters())}', **describe(learn.dls))
@@ -315,8 +319,7 @@ def run_regime(
     seeds=5, # Runs of each method, or their seeds
 )->pd.DataFrame: # A row for each epoch of each run, of all parts
     "Run what is not stored yet of a situation"
-    if name not in regimes: raise ValueError(f"regime: got {name!r}, wanted one of {', '.join(regimes)}.")
-    regime = regimes[name]()
+    regime = _regime_of(name)
     return pd.concat([_run_part(name, regime, part, *o, regime.lr, seeds) for part,o in regime.parts.items()], ignore_index=True)
 
 # %% ../nbs/57_regimes.ipynb #b7d2f3a1
@@ -325,11 +328,11 @@ def at_rates(
     method:str, # To compare with plain training
     factors=(.5,2.), # Of the learning rate
     seeds=3, # Runs of each, or their seeds
-)->dict: # The rows of each epoch of each run, by learning rate
+)->pd.DataFrame: # A row for each epoch of each run; `lr` says at which rate
     "Run a method and plain training at other learning rates"
-    regime = regimes[name]()
+    regime = _regime_of(name)
     get_learner,rates = regime.parts['all'][0],[f*regime.lr for f in factors]
-    return {lr: _run_part(name, regime, f'lr_{lr:g}', get_learner, ['none',method], lr, seeds, tell_controls=False) for lr in rates}
+    return pd.concat([_run_part(name, regime, f'lr_{lr:g}', get_learner, ['none',method], lr, seeds, tell_controls=False) for lr in rates], ignore_index=True)
 
 # %% ../nbs/57_regimes.ipynb #51f62584
 @call_parse

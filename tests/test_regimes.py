@@ -60,3 +60,4 @@ def test_easiest_first_is_the_easy_half_first():
 
 def test_who_asks_for_what_is_not_there():
     with pytest.raises(ValueError, match="regime: got 'x', wanted one of near_duplicates"): r.run_regime('x')
+    with pytest.raises(ValueError, match="regime: got 'x', wanted one of near_duplicates"): r.at_rates('x', 'favor_hard')

@@ -8,7 +8,7 @@ __all__ = ['fingerprint', 'Choices', 'record_choices', 'ReplayChoicesCallback']
 # %% ../../nbs/methods/38_replay_choices.ipynb #7a5d4362
 import hashlib
 from numbers import Number
-from pathlib import Path
+from os import PathLike
 
 import numpy as np, torch
 from fastai.learner import Learner
@@ -113,7 +113,7 @@ class ReplayChoicesCallback(EpochSelection):
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
-        if not isinstance(choices, (Choices,str,Path)): raise TypeError(f'choices: got {choices!r}, wanted what record_choices returns, or the path of a file with it.')
+        if not isinstance(choices, (Choices,str,PathLike)): raise TypeError(f'choices: got {choices!r}, wanted what record_choices returns, or the path of a file with it.')
         self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
 
     def begin_fit(self):
