@@ -9,7 +9,7 @@ __all__ = ['Selection', 'NoSelection', 'set_selection']
 import inspect, weakref
 from difflib import get_close_matches
 
-from fastai.callback.core import Callback, GatherPredsCallback, TrainEvalCallback
+from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.schedule import LRFinder
 from fastai.learner import Learner
 from fastcore.basics import patch
@@ -65,6 +65,7 @@ def state_dict(self:Selection):
 @patch
 def load_state_dict(self:Selection, state):
     "Go on where `state` was saved, for the same method and dataset; call it once the callback is attached"
+    if not isinstance(state, dict) or not {'method','counters','parts'}<=set(state): raise ValueError(f'load_state_dict: got {list(state) if isinstance(state, dict) else type(state).__name__}, wanted what state_dict() of {type(self).__name__} returned.')
     if state['method']!=type(self).__name__: raise ValueError(f"load_state_dict: got the state of {state['method']}, wanted {type(self).__name__}.")
     if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
     for name,part in self.parts.items():
@@ -101,14 +102,16 @@ def selection(self:Learner): # False, `NoSelection`, if there is none
 
 # %% ../nbs/18_attach.ipynb #210e9a3c
 def _call(self, event_name):
-    if event_name not in ('before_fit','after_fit') and event_name not in self.__dict__ and not hasattr(type(self), event_name): return
     learn,begins,is_active = self.learn,event_name=='before_fit',False # or it was taken off in this event, or another came
+    if begins or event_name=='after_fit':
+        if learn and learn.lock.locked(): return # a validation, maybe within a fit
+    elif event_name not in self.__dict__ and not hasattr(type(self), event_name): return
     for cb in reversed(learn.cbs.items if learn else ()):
         if isinstance(cb, Selection):
             is_active = cb is self
             break
     if begins: # decided for each fit, since one that was interrupted leaves anything behind
-        self.run,self.is_new_fit = is_active and not callback_of(learn, LRFinder, GatherPredsCallback),True
+        self.run,self.is_new_fit = is_active and not callback_of(learn, LRFinder),True
         if is_active: callback_of(learn, SelectionColumns).report = self.report if self.run else None
         others = [type(cb).__name__ for cb in learn.cbs if isinstance(cb, Selection) and cb is not self]
         if self.run and others: self.tell_once('others', f"it was attached last and selects; {', '.join(others)} rest{'s' if len(others)==1 else ''}.")

@@ -20,7 +20,7 @@ from .items import Items, take
 from .learner import autocast_of, base_loss, mixed_of, muted_hooks, output_loss, take_mixed, true_output
 from .loader import check_loader, pads
 from .losses import as_tensors, check_range, preserved
-from .policies import Chosen, at_least_two
+from .policies import Chosen, at_least_two, check_chosen
 from .report import callback_of
 from .scorer import OnePass, Scorer, TwoPasses, detached
 from .scoring import ScoringPass
@@ -78,7 +78,8 @@ def _before_batch(self):
         self.feed.accept()
         return self.deliver()
     batch = self.read()
-    if self.meet(batch): self.passes.arrived(partial(self.fill, batch))
+    self.passes.is_due = self.meet(batch)
+    if self.passes.is_due: self.passes.arrived(partial(self.fill, batch))
     else: self.train_whole(batch)
 def _after_pred(self):
     self.passes.predicted(self.narrow)
@@ -189,17 +190,11 @@ def choose_from(self:SelectionCallback, pool, batch, scores, losses)->Chosen:
 @patch
 def admit(self:SelectionCallback, chosen, scores, allowed)->Chosen:
     "The chosen items without suspected label errors, and never a single one"
-    chosen = _checked(chosen, self)
+    chosen = check_chosen(chosen, f'{type(self).__name__}.choose')
     if allowed is not None:
         keep = allowed[chosen.rows]
         chosen = Chosen(chosen.rows[keep], None if chosen.weight is None else chosen.weight[keep])
     return chosen if self.gathers else at_least_two(chosen, scores, allowed)
-def _checked(chosen, method):
-    "What `choose` returned, if it is what it should be"
-    rows = getattr(chosen, 'rows', None)
-    if isinstance(rows, torch.Tensor) and rows.dtype==torch.int64 and rows.ndim==1: return chosen
-    got = f'Chosen with rows of {rows.dtype} and shape {tuple(rows.shape)}' if isinstance(rows, torch.Tensor) else type(chosen).__name__
-    raise TypeError(f'{type(method).__name__}.choose: got {got}, wanted Chosen(rows) with row numbers, int64, of shape (kept,).')
 
 # %% ../nbs/20_callback.ipynb #4fe846bb
 @patch

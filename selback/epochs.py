@@ -54,7 +54,7 @@ class EpochSelection(Selection):
     @property
     def parts(self): return dict(draws=self.draws, scoring=self.scorer.scoring) | (dict(tracker=self.tracker) if self.tracker else {})
     def load_state_dict(self, state):
-        memory = state['parts'].get('tracker', {}).get('memory')
+        memory = state.get('parts', {}).get('tracker', {}).get('memory') if isinstance(state, dict) else None
         if memory and self.learn and (got := len(memory['loss']))!=(n := check_loader(self.dls.train).n):
             raise ValueError(f'load_state_dict: got a state of {got} items, wanted {n}, as in the training set.')
         super().load_state_dict(state)
@@ -183,8 +183,9 @@ def after_step(self:EpochSelection): self.scorer.scoring.step(self.model)
 def after_batch(self:EpochSelection): self.tell_once('cost', self.meter.stepped())
 @patch
 def after_train(self:EpochSelection):
-    self.epochs_done += 1
+    trained = self.feed.position>0 # or it was cancelled
+    self.epochs_done += trained
     self.report.left += self.delivery.drop() # where the epoch was cancelled
     self.tell_once('cost', self.meter.end_epoch(self.feed.is_done))
-    if self.tracker: self.tracker.end_epoch(self.epochs_done)
+    if self.tracker and trained: self.tracker.end_epoch(self.epochs_done)
     self.report.end_epoch(self.meter.saved_secs)

@@ -54,8 +54,7 @@ def base_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A loss function
     "The learner's own loss function"
-    mixer = getattr(learn.loss_func, '__self__', None)
-    return mixer.old_lf if isinstance(mixer, MixHandler) else learn.loss_func
+    return mixer.old_lf if (mixer := _mixer(learn)) else learn.loss_func
 def output_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A function of what the model returns, and the targets

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from fastai.data.load import DataLoader
+from fastai.learner import replacing_yield
 from fastcore.basics import GetAttr, patch
 
 from .losses import map_tensors
@@ -194,7 +195,5 @@ def unaugmented(
         if hasattr(ds, 'set_split_idx'):
             with ds.set_split_idx(1): yield
         elif 'split_idx' in getattr(ds, '__dict__', {}):
-            old,ds.split_idx = ds.split_idx,1
-            try: yield
-            finally: ds.split_idx = old
+            with replacing_yield(ds, 'split_idx', 1): yield
         else: yield

@@ -35,6 +35,7 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     *(Study(f'{image}.jpg, pixel by pixel', 'experiments/an_image', (f'an_image/{image}_full',)) for image in ('china','flower')),
     *(Study(f'{image}.jpg, four times the rate', 'experiments/an_image', (f'an_image/{image}_lr_0.016',)) for image in ('china','flower')),
     *(Study(f'{function}, a table, {how} BatchNorm', 'experiments/an_image', (f'an_image/{function}_{how}_batchnorm',)) for function in ('friedman1','friedman2') for how in ('without','with')),
+    *(Study(f'{function}, a table, with BatchNorm, {times} times the rate', 'experiments/an_image', (f'an_image/{function}_with_batchnorm_lr_{lr}',)) for function in ('friedman1','friedman2') for times,lr in (('three',.015),('ten',.05))),
     Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),
     Study('digits, half of the labels random', 'experiments/label_noise', ('label_noise/50_random_labels',), 'valid_loss', False),
     Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
@@ -45,7 +46,7 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
     _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',)),
     _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',)), _regime('10,000 images, 6 epochs', 'little_time'), _regime("a small network's choices", 'proxy', given=('a proxy, already paid',))]
+    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',)), _regime('10,000 images, 6 epochs', 'little_time'), _regime('20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',))]
 
 # %% ../nbs/58_measured.ipynb #624856c2
 def _verdict(difference):
@@ -84,7 +85,9 @@ def tally(
     if not len(fair): return Markdown('**Measured:** it never found selecting worth its cost, and trained as plain training does.' if (df.verdict=='never selected').any() else
         '**Not measured** against plain training of equal cost.')
     wins,losses,n = (fair.verdict=='better').sum(),(fair.verdict=='worse').sum(),len(fair)
-    said = f'clearly better than plain training of equal cost in {wins} of {n} comparisons' if wins else f'never clearly better than plain training of equal cost, in {n} comparisons' if n>1 else 'not clearly better than plain training of equal cost, in the one comparison made'
+    if n==1: return Markdown(f"**Measured:** {'clearly '*(wins+losses)}{'better than' if wins else 'worse than' if losses else 'no clear difference from'} plain training of equal cost, in the one comparison made.")
+    where = f"{n} comparisons from {fair['where'].nunique()} studies"
+    said = f'clearly better than plain training of equal cost in {wins} of {where}' if wins else f'never clearly better than plain training of equal cost, in {where}'
     return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}.' if losses else '.'))
 
 def _row(o, up):

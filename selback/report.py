@@ -9,7 +9,7 @@ __all__ = ['callback_of', 'SelectionReport', 'rising_loss', 'SelectionColumns']
 import warnings
 
 import numpy as np, pandas as pd, torch
-from fastai.callback.core import Callback, GatherPredsCallback
+from fastai.callback.core import Callback
 from fastai.learner import Recorder
 from fastcore.all import L, patch
 
@@ -176,8 +176,7 @@ class SelectionColumns(Callback):
         self.report,self.leaves = None,True
         if not self._in_table: self.learn.remove_cb(self)
     def before_fit(self):
-        self._in_table = self.report is not None and callback_of(self.learn, Recorder) is not None
-        self._wrote = True # until an epoch trains
+        if not self.learn.lock.locked(): self._in_table,self._wrote = self.report is not None and callback_of(self.learn, Recorder) is not None,True # until an epoch trains
         if self.leaves: self.learn.remove_cb(self) # the last fit was interrupted
         if not self._in_table: return
         names = self.recorder.metric_names
@@ -185,12 +184,13 @@ class SelectionColumns(Callback):
         self.recorder.metric_names = names[:at] + SelectionReport.columns + names[at:]
     def before_train(self): self._wrote = False
     def after_validate(self):
-        if not self._in_table or self._wrote or callback_of(self.learn, GatherPredsCallback): return
+        if not self._in_table or self._wrote or self.learn.lock.locked(): return
         log = [float('nan')]*len(SelectionReport.columns) if self.report is None else self.report.log
         if log is None: return # a validation within an epoch
         self.recorder.log += log
         self._wrote = True
     def after_fit(self):
+        if self.learn.lock.locked(): return # of a validation
         if self._in_table and self.report: self._advise()
         self._in_table = False
         if self.leaves: self.learn.remove_cb(self)

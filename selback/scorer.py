@@ -60,11 +60,10 @@ class TwoPasses:
 
 class OnePass:
     "Chooses after the forward pass of training, by its predictions"
-    def __init__(self): self.is_due = False
-    def arrived(self, choose): self.is_due = True
+    is_due = False # is this batch to be chosen from?
+    def arrived(self, choose): "It has no predictions yet"
     def predicted(self, choose):
-        due,self.is_due = self.is_due,False
-        if due: choose()
+        if self.is_due: choose()
 
 def detached(
     pred, # Predictions of training

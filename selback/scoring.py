@@ -332,7 +332,7 @@ class ScoringPass:
 
     def renew(self):
         "Let a stale copy be made anew: it was needed before anything was trained"
-        if isinstance(self.scorer, ModelCopy) and not self.scorer.decay: self.scorer.model = None
+        if isinstance(self.scorer, ModelCopy) and not self.scorer.decay: self.scorer.model = self.scorer._state = None
 
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step

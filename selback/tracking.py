@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from .loader import check_loader, epoch_items
 from .losses import check_range
 from .memory import ItemMemory
-from .policies import avoid_singleton_batch
+from .policies import avoid_singleton_batch, check_chosen
 from .ranks import Ranks
 
 # %% ../nbs/15_tracking.ipynb #f9e95403
@@ -71,8 +71,9 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     chosen = choose(idxs)
     if chosen is None: return None,None
     allowed = ~self.memory.suspects[idxs]
-    weights = chosen.weight if chosen.weight is None else torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[chosen.rows], chosen.weight)
-    rows = chosen.rows if self.noise_quantile is None or keeps_suspects else chosen.rows[allowed[chosen.rows]]
+    rows,weights = check_chosen(chosen, 'choose_items')
+    if weights is not None: weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[rows], weights)
+    if self.noise_quantile is not None and not keeps_suspects: rows = rows[allowed[rows]]
     rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator)
     if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs): rows = rows[:len(rows)//dl.bs*dl.bs] # the loader drops the others
     return rows,weights

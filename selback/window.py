@@ -49,7 +49,7 @@ def ends_by(
     n_epoch:int, # Epochs of the fit, of which a budget leaves most undone
 )->bool:
     "Will an epoch be over by then, if it is as long as those before it were?"
-    return pct+(pct/epoch if epoch else 1/n_epoch)<=share+1e-9
+    return min(1., pct+(pct/epoch if epoch else 1/n_epoch))<=share+1e-9
 
 # %% ../nbs/03_window.ipynb #5a589e12
 def value_at(

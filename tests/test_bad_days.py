@@ -4,12 +4,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest, torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
 from selback.items import Items, take
 from selback.learner import ItemLoss
 from selback.losses import check_separable
 from selback.memory import ItemMemory
+from selback.scoring import fixed_random
 from torch.nn import functional as F
 
 def name_of(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else str(v)
@@ -370,6 +371,60 @@ def test_a_fit_in_a_fit_wakes_no_resting_selection():
     a,b = TopLossCallback(.5, warmup=0),RandomSubsetCallback(.5, warmup=0)
     quiet_fit(table_learner(cbs=[a, b, Peek()]), 3)
     assert not len(a.stats) and set(b.stats.groupby('epoch').trained.sum())=={50}
+
+@pytest.mark.parametrize('cls', [TopLossCallback,FavorHardCallback], ids=name_of)
+@pytest.mark.parametrize('look', ['get_preds','validate'])
+@pytest.mark.parametrize('when', ['before_fit','before_epoch','after_epoch'])
+def test_a_validation_within_a_fit_changes_nothing(when, look, cls):
+    "Not what is chosen, nor that it is one fit"
+    class Peek(Callback):
+        order,run_valid = 70,False
+        def __init__(self, looks): self.looks = looks
+        def __call__(self, event):
+            if event==when and self.looks and not self.learn.lock.locked():
+                with fixed_random(): getattr(self.learn, look)(dl=self.dls.valid)
+    stats = []
+    for looks in False,True: stats.append(quiet_fit(table_learner(cbs=[cls(warmup=0, seed=0), Peek(looks)]), 3).selection.stats)
+    plain,looked = (s.drop(columns='epoch') for s in stats) # fastai begins to count the epochs anew
+    assert (plain.kept<plain.seen).any() and looked.equals(plain)
+
+def test_the_table_goes_on_after_a_validation_within_a_fit():
+    class Peek(Callback):
+        order,run_valid = 70,False
+        def after_epoch(self):
+            if not self.learn.lock.locked(): self.learn.validate()
+    learn = table_learner(cbs=[TopLossCallback(.5, warmup=0), Peek()])
+    rows = []
+    learn.logger = lambda log: rows.append(len(log))
+    with learn.no_bar(): learn.fit(3)
+    assert len(set(rows))==1 and rows[0]==len(learn.recorder.metric_names), rows
+
+@pytest.mark.parametrize('cancel', [False,True])
+def test_one_pass_does_not_choose_from_a_batch_that_is_to_be_whole(cancel):
+    "After one that was interrupted before its predictions"
+    class Stop(Callback):
+        order,run_valid = (-4,False)
+        def before_batch(self):
+            if self.selection.stats.shape[0]!=2: return
+            raise CancelBatchException if cancel else KeyboardInterrupt
+    learn = table_learner(cbs=[TopLossCallback(.5, passes=1, warmup=0, interrupt=4), Stop()])
+    if cancel: quiet_fit(learn, 1)
+    else:
+        with contextlib.suppress(KeyboardInterrupt): quiet_fit(learn, 1)
+        learn.selection.window.start = .5
+        quiet_fit(learn.remove_cb(Stop), 1)
+    stats = learn.selection.stats
+    whole = stats[stats.step==3] if cancel else stats[(stats.fit==2) & (stats.step<3)]
+    assert len(whole)==(1 if cancel else 3) and (whole.trained==whole.seen).all() and not whole.scored.any()
+
+@every_method
+def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls):
+    class Cancel(Callback):
+        order,run_valid = 0,False
+        def before_train(self):
+            if self.epoch==0: raise CancelTrainException
+    learn = quiet_fit(table_learner(cbs=[cls(), Cancel()]), 3)
+    assert learn.selection.epochs_done==2 and set(learn.selection.stats.query('epoch==1').eval('trained-seen'))=={0}
 
 def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
     class Off(Callback):

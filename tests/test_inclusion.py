@@ -215,3 +215,14 @@ def test_full_epochs_in_between_are_counted_over_fits():
         for _ in range(9): trained_only(learn, 1)
     whole = sizes(lambda learn: trained_only(learn, 9))
     assert whole==sizes(one_by_one)==[True,False,True,False,False,True,False,False,True]
+
+@pytest.mark.parametrize('found,match', [(lambda self, idxs: idxs[:50], 'choose_items: got a tensor of torch.int64'), (lambda self, idxs: Chosen(idxs>5), 'choose_items: got Chosen with rows of torch.bool'),
+    (lambda self, idxs: [1,2], 'choose_items: got list'), (lambda self, idxs: Chosen(torch.arange(10), torch.ones(3)), r'choose_items: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
+def test_what_is_no_choice_of_items_is_named(found, match):
+    class Own(EpochSelection): choose_items = found
+    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=Own(warmup=0, auto=False)), 1)
+
+@pytest.mark.parametrize('found,got', [(lambda self, loss: .5, 'float'), (lambda self, loss: loss[:7], r'\(7,\)')])
+def test_what_is_no_probability_of_each_item_is_named(found, got):
+    class Own(InclusionSelection): inclusion = found
+    with pytest.raises(TypeError, match=f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'): quiet_fit(table_learner(cbs=Own(auto=False)), 2)

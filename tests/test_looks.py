@@ -334,3 +334,15 @@ def test_a_meter_that_stands_aside_is_asked_for_each_batch():
     more = batches[9][2].argsort(descending=True)[4:8].sort().values # they fill it up
     wanted = batches[2][0],batches[3][0],torch.cat([hardest(batches[i], 4) for i in (0,1,4,5)]),batches[6][0],torch.cat([last, batches[9][0][more]])
     assert all(torch.equal(a, b) for a,b in zip(steps, wanted, strict=True))
+
+def test_a_resumed_copy_is_first_made_of_what_the_warm_up_trained():
+    "As it is without the stop in between"
+    def made(): return TopLossCallback(.5, auto=False, scorer=ModelCopy(every=10**6))
+    learn = quiet_fit(table_learner(cbs=made()), 1)
+    trained = {k: v.clone() for k,v in learn.model.state_dict().items()}
+    then = table_learner(seed=9, cbs=made())
+    then.model.load_state_dict(trained)
+    then.selection.load_state_dict(learn.selection.state_dict())
+    for o in learn,then:
+        quiet_fit(o, 1)
+        assert torch.equal(o.selection.scorer.scoring.scorer.model[0].weight, trained['0.weight'])

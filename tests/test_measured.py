@@ -29,9 +29,9 @@ def test_differences_are_those_of_the_runs(top):
 
 def test_a_changed_file_changes_the_card(top):
     folder = top()
-    assert 'in 1 of 1' in tally('favor_hard', top=folder).data and '-10.0%' in measured('favor_hard', top=folder).data
+    assert 'clearly better than' in tally('favor_hard', top=folder).data and '-10.0%' in measured('favor_hard', top=folder).data
     top(errors={'favor_hard(beta=2)': [.22,.221,.219]})
-    assert 'not clearly better' in tally('favor_hard', top=folder).data and 'clearly worse in 1' in tally('favor_hard', top=folder).data and '+10.0%' in measured('favor_hard', top=folder).data
+    assert 'clearly worse than' in tally('favor_hard', top=folder).data and '+10.0%' in measured('favor_hard', top=folder).data
 
 def test_a_card_counts_its_own_method_only(top):
     assert measured('favor_hard', top=top()).data.count('`favor_hard')==1
@@ -50,7 +50,7 @@ def test_looks_that_were_not_counted_win_nothing(top):
     assert not comparisons(folder).equal_cost.any()
     assert 'Not measured' in tally('favor_hard', top=folder).data and ', in validation loss, looks not counted' in measured('favor_hard', top=folder).data
     runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}).to_csv(folder/'multi_label/items.csv', index=False)
-    assert 'in 1 of 1' in tally('info_batch', top=folder).data
+    assert 'clearly better than' in tally('info_batch', top=folder).data
 
 def test_a_gift_wins_nothing(top):
     "A reference that was there already is told apart from one that was paid for"
@@ -59,7 +59,7 @@ def test_a_gift_wins_nothing(top):
     (folder/'where_it_pays').mkdir()
     for part,of in runs.groupby(runs.method.str.endswith('free').map({False: 'all', True: 'clean'})): of.to_csv(folder/f'where_it_pays/noise_40_{part}.csv', index=False)
     assert 'Not measured' in tally('reducible loss, a clean reference for free', top=folder).data and 'what it was given not counted' in measured('reducible loss, a clean reference for free', top=folder).data
-    assert 'clearly worse in 1' in tally('reducible loss', 'reducible loss, a clean reference for free', top=folder).data
+    assert 'clearly worse than' in tally('reducible loss', 'reducible loss, a clean reference for free', top=folder).data
 
 def test_what_was_measured_is_named(top):
     "The error, unless the study goes by the validation loss"

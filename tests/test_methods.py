@@ -452,6 +452,9 @@ def test_states_of_another_method_or_dataset_are_refused():
     learn = quiet_fit(table_learner().stale_loss(), 1)
     state = learn.selection.state_dict()
     with pytest.raises(ValueError, match='got the state of StaleLossCallback, wanted TopLossCallback'): table_learner().top_loss().selection.load_state_dict(state)
+    for foreign in {}, None, dict(model=1, opt=2), dict(method='TopLossCallback'):
+        for cb in TopLossCallback(),StaleLossCallback():
+            with pytest.raises(ValueError, match='load_state_dict: got .*, wanted what state_dict\\(\\) of'): table_learner(cbs=cb).selection.load_state_dict(foreign)
     with pytest.raises(ValueError, match='attach it first'): StaleLossCallback().load_state_dict(state)
     other = quiet_fit(table_learner(n=64).stale_loss(), 1)
     before = other.selection.state_dict()
