@@ -9,7 +9,7 @@ __all__ = ['studies', 'Study', 'comparisons', 'tally', 'measured', 'gain']
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
+import numpy as np, pandas as pd
 from IPython.display import Markdown
 
 from .experiments import results_folder
@@ -49,8 +49,15 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',)), _regime('10,000 images, 6 epochs', 'little_time'), _regime('20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',))]
 
 # %% ../nbs/58_measured.ipynb #624856c2
+def _outcome(ends, method, measure):
+    "A method's difference from plain training and the verdict on it; None if no seed ran both"
+    own,plain = (ends[ends.method==m].set_index('seed')[measure] for m in (method,'none'))
+    shared = own.index.intersection(plain.index)
+    if not len(shared): return
+    if not np.isfinite([*own, *plain[shared]]).all(): return None,'diverged' # the seeds that went well would flatter it
+    return (found := paired(ends, method, measure=measure)),_verdict(found)
+
 def _verdict(difference):
-    if difference is None: return 'never selected'
     if difference.seeds==1: return 'one seed'
     if not difference.is_clear: return 'no clear difference'
     return 'better' if difference.mean<0 else 'worse'
@@ -59,10 +66,10 @@ def _of_study(study, top):
     runs = pd.concat([pd.read_csv(f) for f in (top/f'{name}.csv' for name in study.files) if f.exists()] or [pd.DataFrame(columns=['method'])])
     if 'none' not in set(runs.method): return []
     ends,idle = last_epochs(runs),never_selected(runs)
-    found = {m: None if m in idle and not is_control(m) and m not in study.rivals else paired(ends, m, measure=study.measure) for m in ends.method.unique() if m!='none'}
+    found = {m: (None,'never selected') if m in idle and not is_control(m) and m not in study.rivals else _outcome(ends, m, study.measure) for m in ends.method.unique() if m!='none'}
     looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
     def not_counted(m): return 'what it was given' if m in study.given else 'looks' if looks[m] and not study.counts_looks else ''
-    return [dict(where=study.where, page=study.page, method=m, difference=d, verdict=_verdict(d), measure=study.measure, not_counted=not_counted(m), equal_cost=not not_counted(m)) for m,d in found.items()]
+    return [dict(where=study.where, page=study.page, method=m, difference=o[0], verdict=o[1], measure=study.measure, not_counted=not_counted(m), equal_cost=not not_counted(m)) for m,o in found.items() if o]
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: found on the way up
@@ -84,11 +91,11 @@ def tally(
     fair = df[df.equal_cost & (df.verdict!='never selected')]
     if not len(fair): return Markdown('**Measured:** it never found selecting worth its cost, and trained as plain training does.' if (df.verdict=='never selected').any() else
         '**Not measured** against plain training of equal cost.')
-    wins,losses,n = (fair.verdict=='better').sum(),(fair.verdict=='worse').sum(),len(fair)
-    if n==1: return Markdown(f"**Measured:** {'clearly '*(wins+losses)}{'better than' if wins else 'worse than' if losses else 'no clear difference from'} plain training of equal cost, in the one comparison made.")
+    wins,losses,diverged,n = *((fair.verdict==v).sum() for v in ('better','worse','diverged')),len(fair)
+    if n==1: return Markdown(f"**Measured:** {dict(better='clearly better than', worse='clearly worse than', diverged='diverged, unlike').get(fair.verdict.iloc[0], 'no clear difference from')} plain training of equal cost, in the one comparison made.")
     where = f"{n} comparisons from {fair['where'].nunique()} studies"
     said = f'clearly better than plain training of equal cost in {wins} of {where}' if wins else f'never clearly better than plain training of equal cost, in {where}'
-    return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}.' if losses else '.'))
+    return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}' if losses else '')+(f'; diverged in {diverged}.' if diverged else '.'))
 
 def _row(o, up):
     numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({signed(o.difference.low)} to {signed(o.difference.high)})' if o.difference.seeds>1 else signed(o.difference.mean)
@@ -116,6 +123,6 @@ def gain(
     found = df[(df['where']==where) & (df.method==method)]
     if not len(found): raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df[df['where']==where].method) or 'none did'}.")
     d,loss = found.difference.iloc[0],' validation loss' if found.measure.iloc[0]=='valid_loss' else ''
-    if d is None: return 'never selected'
+    if d is None: return found.verdict.iloc[0]
     if not d.is_clear: return f'no clear difference ({signed(d.mean)}{loss}, {d.seeds} seeds)' if d.seeds>1 else f'{signed(d.mean)}{loss} {d.sure}'
     return f"{d.size}{loss} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({signed(d.low)} to {signed(d.high)})"

@@ -76,3 +76,29 @@ def test_every_study_names_a_page_and_its_files():
         pages = root/'nbs'/f'{study.page}.ipynb',root/'drafts'/f'{Path(study.page).name}.ipynb'
         assert any(o.exists() for o in pages), study
         if 'where_it_pays' not in study.page and 'once' not in study.files[0]: assert (root/'results'/f'{study.files[0]}.csv').exists(), study
+
+NAN = float('nan')
+
+@pytest.mark.parametrize('errors', [[NAN,NAN,NAN], [NAN,.18,.18], [.18,.18,float('inf')]])
+def test_what_diverged_on_any_seed_has_no_difference_and_is_no_win(top, errors):
+    "And takes nothing away from the others"
+    wanted = comparisons(top()).set_index('method').drop('drop_easy')
+    folder = top(errors={'drop_easy': errors})
+    found = comparisons(folder).set_index('method')
+    assert found.verdict['drop_easy']=='diverged' and found.difference['drop_easy'] is None
+    pd.testing.assert_frame_equal(found.drop('drop_easy'), wanted)
+    assert tally('drop_easy', top=folder).data=='**Measured:** not clearly better than plain training of equal cost, in the one comparison made; diverged in 1.'
+    assert tally('drop_easy', 'favor_hard', 'favor_harder', top=folder).data=='**Measured:** clearly better than plain training of equal cost in 1 of 3 comparisons; clearly worse in 1; diverged in 1.'
+    assert '| `drop_easy` | - | - | diverged |' in measured('drop_easy', top=folder).data and gain('CIFAR-10, 20 epochs', 'drop_easy', folder)=='diverged'
+
+def test_nothing_is_better_than_training_that_diverged(top):
+    assert set(comparisons(top(errors={'none': [.2,NAN,.2]})).verdict)=={'diverged'}
+
+def test_a_method_without_a_seed_of_plain_training_is_left_out(top):
+    "As when runs are still in work; one seed is enough"
+    folder = top()
+    runs = runs_of({'none': [.2,.2,.2], 'drop_easy': [.1,.1,.1], 'info_batch': [NAN,.1,.1]})
+    runs[(runs.method!='drop_easy') & (runs.seed<1) | (runs.method=='drop_easy') & (runs.seed>0)].to_csv(folder/'without_a_look/plain_half.csv', index=False)
+    assert comparisons(folder).verdict.to_dict()=={0: 'diverged'}
+    runs[(runs.method=='none') & (runs.seed<2) | (runs.method=='drop_easy') & (runs.seed>0)].to_csv(folder/'without_a_look/plain_half.csv', index=False)
+    assert comparisons(folder).verdict.to_dict()=={0: 'one seed'} and comparisons(folder).difference[0].seeds==1
