@@ -8,7 +8,8 @@ __all__ = ['get_method', 'split_methods', 'CostLog', 'Budget', 'schedule', 'mach
            'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../nbs/50_compare.ipynb #41eb7439
-import inspect, platform, re, sys, time
+import inspect, platform, random, re, sys, time
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -297,6 +298,21 @@ def describe(
     return dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds), **environment(dls.device or 'cpu'))
 
 # %% ../nbs/50_compare.ipynb #5388b84c
+@contextmanager
+def _cudnn_kept():
+    "Afterwards cuDNN chooses its algorithms as before: `set_seed` makes it reproducible"
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic,cudnn.benchmark
+    try: yield
+    finally: cudnn.deterministic,cudnn.benchmark = before
+
+def _renewed(learn, get_learner, seed):
+    "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
+    new = get_learner()
+    if new.model is learn.model: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
+    if new.dls.train is learn.dls.train: new.dls.train.rng = random.Random(seed) # else the next method sees other batches; new loaders draw theirs from the seed
+    return new
+
 def _train(learn, cbs, epochs, budget, lr_at, lr):
     "One run"
     log = next(cb for cb in cbs if isinstance(cb, CostLog))
@@ -333,20 +349,20 @@ def compare(
         if tell_controls: _tell_controls(made)
         _train(learn, [CostLog(watch)], 1, ('items', 20*n_items(learn.dls.one_batch())), lr_at, lr)
         progress = _Progress(todo)
-    for seed,method in todo:
-        set_seed(seed, reproducible=True)
-        before,learn,log = learn.model,get_learner(),CostLog(watch, method, seed)
-        with counting(log.compute.count),counted_steps(): selection = _selection(made[method], learn)
-        if learn.model is before: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
-        if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
-        if selection is not None: learn.add_cb(selection)
-        _train(learn, [log, progress], epochs, budget, lr_at, lr)
-        if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
-        is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
-        new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
-        runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
-        if path is not None: _write(runs, path)
-        progress.end_run(log.rows[-1]['valid_loss'])
+    with _cudnn_kept():
+        for seed,method in todo:
+            set_seed(seed, reproducible=True)
+            learn,log = _renewed(learn, get_learner, seed),CostLog(watch, method, seed)
+            with counting(log.compute.count),counted_steps(): selection = _selection(made[method], learn)
+            if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
+            if selection is not None: learn.add_cb(selection)
+            _train(learn, [log, progress], epochs, budget, lr_at, lr)
+            if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
+            is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
+            new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
+            runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
+            if path is not None: _write(runs, path)
+            progress.end_run(log.rows[-1]['valid_loss'])
     runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
     if not is_exact:
         why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'

@@ -419,6 +419,38 @@ def test_runs_that_go_on_from_another_are_refused():
     with pytest.raises(ValueError, match='the same model twice'):
         compare(lambda: Learner(learner_of().dls, model, loss_func=CrossEntropyLossFlat(), metrics=error), ['none'], 1, 1, plot=False)
 
+def shares():
+    "A function that makes learners on the same loaders each time"
+    set_seed(0)
+    dls = dls_of(*class_data())
+    return lambda: Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=error)
+
+def test_methods_on_the_same_loaders_see_the_same_batches(tmp_path):
+    "And so do runs that are added later"
+    study = dict(epochs=2, plot=False, methods={'none': 'none', 'same': 'none'})
+    runs = compare(shares(), seeds=2, **study).drop(columns=['seconds','cpu_seconds'])
+    a,b = (runs[runs.method==m].drop(columns='method').reset_index(drop=True) for m in ('none','same'))
+    pd.testing.assert_frame_equal(a, b)
+    assert a.valid_loss.nunique()==4 # another order for another seed
+    for seeds in 1,2: later = compare(shares(), seeds=seeds, path=tmp_path/'runs.csv', **study)
+    assert later.valid_loss.tolist()==pytest.approx(runs.valid_loss.tolist(), rel=1e-5)
+
+def test_new_loaders_shuffle_as_they_would_without_compare():
+    runs = compare(learner_of, ['none'], 2, 1, plot=False, lr=.01, annealing='constant')
+    set_seed(0, reproducible=True)
+    learn = quiet_fit(learner_of(), 2, lr=.01)
+    assert runs.valid_loss.tolist()==[o[1] for o in learn.recorder.values]
+
+@pytest.mark.parametrize('ends', [lambda: None, lambda: 1/0])
+def test_what_was_set_for_cudnn_is_set_again(ends, monkeypatch):
+    flags = torch.backends.cudnn
+    monkeypatch.setattr(flags, 'benchmark', True)
+    monkeypatch.setattr(flags, 'deterministic', False)
+    seen = []
+    try: compare(learner_of, {'a': lambda: seen.append((flags.benchmark, flags.deterministic)) or ends()}, 1, 1, plot=False)
+    except ZeroDivisionError: pass
+    assert seen==[(False,True)] and (flags.benchmark, flags.deterministic)==(True,False)
+
 def test_a_method_that_gives_the_same_callback_again_counts_anew():
     cb = TopLossCallback(auto=False, warmup=0, keep=.25)
     runs = compare(learner_of, {'a': lambda: cb}, epochs=2, seeds=2, plot=False)
