@@ -28,6 +28,7 @@ from .all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
 from .findings import is_control, is_random, never_selected, parse_method, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
+from .scorer import OnePass
 from .scoring import counting
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
@@ -66,7 +67,7 @@ class CostLog(Callback):
         self.watch,self.method,self.seed = watch or (lambda learn: {}),method,seed
         self.rows,self._trained,self._selected,self._seconds,self._cpu,self._start = [],0,0,0.,0.,None
         self.compute = ComputeCount()
-    def before_train(self): self._start,self._cpu_start = _now(),time.process_time()
+    def before_epoch(self): self._start,self._cpu_start = _now(),time.process_time() # a selection draws and ranks in `before_train`
     def after_backward(self):
         self._trained += n_items(self.yb)
         self._selected += bool(self.learn.selection and self.learn.selection.is_selecting)
@@ -85,8 +86,8 @@ class CostLog(Callback):
 
     def after_epoch(self):
         stats,(loss,error) = getattr(self.learn.selection, 'stats', None),self.recorder.values[-1][1:3]
-        scored,kept = (0,1.) if stats is None or not len(stats) else (stats.query('scored').seen.sum(),stats.kept.sum()/stats.seen.sum())
-        self.rows.append(dict(epoch=self.epoch+1, seconds=self._seconds, cpu_seconds=self._cpu, forwarded=self._trained+int(scored),
+        looks,kept = (0,1.) if stats is None or not len(stats) else (_looks(self.learn.selection, stats),stats.kept.sum()/stats.seen.sum())
+        self.rows.append(dict(epoch=self.epoch+1, seconds=self._seconds, cpu_seconds=self._cpu, forwarded=self._trained+int(looks),
             backpropagated=self._trained, compute=self.compute.spent, selected=self._selected, kept=kept, valid_loss=loss, error=error, **self._watched()))
 
     def _watched(self):
@@ -94,6 +95,12 @@ class CostLog(Callback):
         more = self.watch(self.learn)
         if not isinstance(more, dict) or _own_columns & set(more): raise ValueError(f'watch: got {more!r}, wanted a dict without {", ".join(sorted(_own_columns))}.')
         return {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
+
+def _looks(selection, stats):
+    "How many items were forwarded besides those that trained"
+    if not isinstance(getattr(selection, 'passes', None), OnePass): return stats.seen[stats.scored].sum()
+    loaded = stats[stats.step>=0]
+    return loaded.seen.sum()-loaded.trained.sum()
 
 def _now():
     "Seconds, once the GPU has finished what it was given"

@@ -90,6 +90,28 @@ def test_runs_count_their_cost():
     warm = runs[runs.epoch==1].groupby('seed').valid_loss.nunique() # the warm-up is plain training with the same seed
     assert warm.tolist()==[1,1]
 
+@pytest.mark.parametrize('method,looks', [('top_loss(keep=.5,warmup=0)',100), ('top_loss(keep=.5,warmup=0,passes=1)',50), ('random_subset(keep=.5,warmup=0)',0), ('random_subset(keep=.5,warmup=0,passes=1)',50)])
+def test_with_one_pass_an_item_is_forwarded_once(method, looks):
+    "Besides what trains: all 100 items in a pass of its own, or in the pass of training the half that is left out"
+    def get_learner(): return Learner(dls_of(*class_data(132), bs=20), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error)
+    runs = compare(get_learner, [method], 2, 1, plot=False)
+    assert runs.backpropagated.tolist()==[50,100] and runs.forwarded.tolist()==[50+looks, 100+2*looks]
+
+def test_choosing_before_loading_costs_seconds_and_validation_none(monkeypatch):
+    "A clock that only this moves: each epoch draws for 3 seconds, trains 5 batches of 1, validates for 50"
+    import selback.compare as c
+    t = [0.]
+    monkeypatch.setattr(c.time, 'perf_counter', lambda: t[0])
+    monkeypatch.setattr(c.time, 'process_time', lambda: 2*t[0])
+    def passes(s): t[0] += s
+    class Draws(FavorHardCallback):
+        def choose_items(self, idxs): passes(3)
+    class Trains(Callback):
+        def after_batch(self): passes(1 if self.training else 25)
+    def get_learner(): return Learner(dls_of(*class_data(132), bs=20, drop_last=True), mlp(), loss_func=CrossEntropyLossFlat(), metrics=error, cbs=Trains())
+    runs = compare(get_learner, {'none': 'none', 'draws': lambda: Draws(warmup=0, auto=False)}, 2, 1, plot=False).set_index(['method','epoch'])
+    assert runs.seconds.tolist()==[5,10,8,16] and runs.cpu_seconds.tolist()==[10,20,16,32]
+
 def error(pred, y): return (pred.argmax(1)!=y).float().mean()
 
 def test_bad_words_fail_before_the_first_run():
