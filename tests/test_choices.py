@@ -191,6 +191,25 @@ def test_the_recording_is_paid_for():
     look = (2*(4*8+8*3))/(4*(4*8+8*3)+2*8*3)
     assert runs.compute.iloc[-1]==pytest.approx(250*look+2*12+2*48)
 
+OTHER_FILES = dict(text=lambda f: f.write(b'hello'), empty=lambda f: None, array=lambda f: np.save(f, np.arange(3)), archive=lambda f: np.savez(f, x=1), of_other_kinds=lambda f: np.savez(f, packed=1, n=[1,2], dataset=3),
+    pickled=lambda f: np.savez(f, packed=np.array([{}], dtype=object), n=1, dataset='a'), pickle=lambda f: pickle.dump({}, f))
+
+@pytest.mark.parametrize('cut', [None, -30], ids=['whole','cut short'])
+@pytest.mark.parametrize('kind', OTHER_FILES)
+def test_another_file_is_refused_in_one_way(kind, cut, tmp_path):
+    "And nobody is told to unpickle it"
+    with open(tmp_path/'choices.npz', 'wb') as f: OTHER_FILES[kind](f)
+    (tmp_path/'choices.npz').write_bytes((tmp_path/'choices.npz').read_bytes()[:cut])
+    with pytest.raises(ValueError) as e: learner().replay_choices(tmp_path/'choices.npz')
+    assert str(e.value)==f'choices: got {tmp_path/"choices.npz"}, wanted a file that Choices.save wrote; record one with record_choices.' and e.value.__suppress_context__
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path):
+    path,(choices,_) = tmp_path/'choices.npz',some_choices(learner())
+    choices.save(path)
+    assert torch.equal(Choices.load(path)[3], choices[3]) and Choices.load(path).dataset==choices.dataset
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match='wanted a file that Choices.save wrote'): Choices.load(path)
+
 def test_what_cannot_be_recorded():
     learn = learner()
     with pytest.raises(ValueError, match='trained no epoch'): record_choices(learn, proxy(), lambda small: None)

@@ -69,7 +69,10 @@ class Choices:
     ):
         "Read them from a file"
         choices = cls.__new__(cls)
-        with np.load(path) as f: choices.packed,choices.n,choices.dataset = f['packed'],int(f['n']),str(f['dataset'])
+        try:
+            with np.load(path) as f: choices.packed,choices.n,choices.dataset = f['packed'],int(f['n']),str(f['dataset'])
+        except OSError: raise # there is no such file
+        except Exception: raise ValueError(f'choices: got {path}, wanted a file that Choices.save wrote; record one with record_choices.') from None # NumPy's own advice is to run what is in it
         return choices
 
 # %% ../../nbs/methods/38_replay_choices.ipynb #8359eaf6
