@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from .compare import check_maker, compare, describe, measure_of, split_methods
+from .compare import check_maker, check_study, compare, describe, measure_of, methods_by_name, unknown_option
 from .findings import is_control, last_epochs, never_selected, standing, table
-from .losses import check_range
 
 # %% ../nbs/52_race.ipynb #44cfd89b
 field = ('none', 'random_subset(keep=.33,gather=True)', 'favor_hard', 'prioritized_sampling', 'info_batch', 'seta', 'selective_backprop(start=.5)', 'batch_loss_filter')
@@ -45,24 +44,26 @@ def race(
     lr:float=1e-3, # The highest learning rate
     path=None, # A folder for the runs, one file for each round; those that it has are not run again
     about:dict|None=None, # What else tells this study from others: columns of the files
-    **kwargs # For `compare`: annealing and watch
+    annealing:str|None=None, # As `compare` takes it
+    watch=None, # A function of the learner that gives more columns for each epoch, as a dict
+    **kwargs # Refused: an unknown option is an error
 )->pd.DataFrame: # A row for each epoch of each run, with its `round`, from 1 on
     "Find out which method suits some data: rounds with a growing budget and ever fewer methods; it prints what came of it"
-    methods = split_methods(methods) if isinstance(methods, str) else field if methods is None else methods
-    methods = dict(methods) if isinstance(methods, dict) else {m: m for m in methods}
-    methods = {'none': 'none'} | methods
-    if all(map(is_control, methods)): raise ValueError(f"methods: got {', '.join(methods)}, wanted one at least that chooses by loss.")
     if others := sorted({'epochs','seconds','items'} & set(kwargs)): raise TypeError(f"race: got {', '.join(others)}, wanted compute alone, the budget of the last round.")
-    if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
+    for name in kwargs: raise TypeError(unknown_option(name, race, 'compute alone'))
+    methods = {'none': 'none'} | methods_by_name(field if methods is None else methods)
+    if all(map(is_control, methods)): raise ValueError(f"methods: got {', '.join(methods)}, wanted one at least that chooses by loss.")
     check_maker(get_learner)
+    check_study(methods, seeds=seeds, lr=lr, compute=1 if compute is None else compute, annealing=annealing, about=about)
+    if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
     dls = get_learner().dls
-    compute = 10*len(dls.train_ds) if compute is None else check_range('compute', compute, 0, above=True)
+    compute = 10*len(dls.train_ds) if compute is None else compute
     about = describe(dls) | (about or {})
     shares,runs = rounds_of(sum(not is_control(m) for m in methods)),[]
     for i,share in enumerate(shares, 1):
         print(f"Round {i} of {len(shares)}: {len(methods)} methods, of which each computes {share*compute:,.0f} items' worth a run.")
         file = None if path is None else Path(path)/f'round_{i}.csv'
-        runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, about=about, tell_controls=i==1, **kwargs).assign(round=i))
+        runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, about=about, tell_controls=i==1, annealing=annealing, watch=watch).assign(round=i))
         if i<len(shares): methods = {m: methods[m] for m in better_half(last_epochs(runs[-1]), measure_of(runs[-1]), never_selected(runs[-1]))}
     runs = pd.concat(runs, ignore_index=True)
     print(race_verdict(runs))

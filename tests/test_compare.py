@@ -191,6 +191,11 @@ def test_finished_runs_are_not_run_again(tmp_path, monkeypatch):
     for other,match in [(dict(lr=.1),'lr 0.001, wanted 0.1'), (dict(about=dict(data='yours')), 'data mine, wanted yours'), (dict(epochs=3), 'budget 2 epochs, wanted 3 epochs'), (dict(about=dict(data='mine', colour='red')),'colour unknown')]:
         with pytest.raises(ValueError, match=match): compare(**study | other)
 
+def test_methods_have_their_names_however_they_are_given():
+    wanted,own = {'none': 'none', 'top_loss(keep=.5, warmup=0)': 'top_loss(keep=.5, warmup=0)'},dict(none='none', mine='top_loss')
+    assert methods_by_name('none,top_loss(keep=.5, warmup=0)')==methods_by_name(list(wanted))==methods_by_name(tuple(wanted))==wanted
+    assert methods_by_name(own)==own and methods_by_name(own) is not own
+
 def test_methods_are_split_outside_of_brackets():
     assert split_methods('none,top_loss(keep=.5, warmup=0) , random_subset')==['none','top_loss(keep=.5, warmup=0)','random_subset']
 

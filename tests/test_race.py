@@ -131,6 +131,18 @@ def test_what_a_race_needs():
     with pytest.raises(TypeError, match='race: got epochs, wanted compute alone'): race(learner, epochs=3)
     with pytest.raises(TypeError, match="unknown option 'lrs', did you mean lr"): race(learner, compute=100, lrs=3)
 
+@pytest.mark.parametrize('kwargs,error,match', [(dict(plot=False), TypeError, "race: got an unknown option 'plot'. A budget is compute alone; .* else wanted one of get_learner, methods, compute, seeds, lr, path, about, annealing, watch.$"),
+    (dict(tell_controls=True), TypeError, "race: got an unknown option 'tell_controls'"), (dict(anealing='step'), TypeError, "race: got an unknown option 'anealing', did you mean annealing"), (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
+    (dict(methods='favor_hard(beta=-1)'), ValueError, 'beta: got -1'), (dict(seeds=0), ValueError, 'seeds: got 0'), (dict(about=dict(epoch=3)), ValueError, 'about: got epoch')])
+def test_a_race_refuses_before_its_first_round(kwargs, error, match, capsys, tmp_path):
+    "And leaves no folder"
+    with pytest.raises(error, match=match): race(learner, **dict(methods=['favor_hard'], compute=100, path=tmp_path/'race') | kwargs)
+    assert 'Round' not in capsys.readouterr().out and not (tmp_path/'race').exists()
+
+def test_a_race_hands_on_what_it_takes():
+    runs = race(learner, ['top_loss(keep=.5,warmup=0)'], compute=200, seeds=1, annealing='step', watch=lambda learn: dict(steps=7))
+    assert set(runs.annealing)=={'step'} and set(runs.steps)=={7}
+
 def test_a_missing_control_is_said_once(capsys):
     race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=100, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
