@@ -93,7 +93,8 @@ def tally(
         '**Not measured** against plain training of equal cost.')
     wins,losses,diverged,n = *((fair.verdict==v).sum() for v in ('better','worse','diverged')),len(fair)
     if n==1: return Markdown(f"**Measured:** {dict(better='clearly better than', worse='clearly worse than', diverged='diverged, unlike').get(fair.verdict.iloc[0], 'no clear difference from')} plain training of equal cost, in the one comparison made.")
-    where = f"{n} comparisons from {fair['where'].nunique()} studies"
+    k = fair['where'].nunique()
+    where = f"{n} comparisons from {k} stud{'y' if k==1 else 'ies'}"
     said = f'clearly better than plain training of equal cost in {wins} of {where}' if wins else f'never clearly better than plain training of equal cost, in {where}'
     return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}' if losses else '')+(f'; diverged in {diverged}.' if diverged else '.'))
 

@@ -88,7 +88,7 @@ def test_what_diverged_on_any_seed_has_no_difference_and_is_no_win(top, errors):
     assert found.verdict['drop_easy']=='diverged' and found.difference['drop_easy'] is None
     pd.testing.assert_frame_equal(found.drop('drop_easy'), wanted)
     assert tally('drop_easy', top=folder).data=='**Measured:** diverged, unlike plain training of equal cost, in the one comparison made.'
-    assert tally('drop_easy', 'favor_hard', 'favor_harder', top=folder).data=='**Measured:** clearly better than plain training of equal cost in 1 of 3 comparisons; clearly worse in 1; diverged in 1.'
+    assert tally('drop_easy', 'favor_hard', 'favor_harder', top=folder).data=='**Measured:** clearly better than plain training of equal cost in 1 of 3 comparisons from 1 study; clearly worse in 1; diverged in 1.'
     assert '| `drop_easy` | - | - | diverged |' in measured('drop_easy', top=folder).data and gain('CIFAR-10, 20 epochs', 'drop_easy', folder)=='diverged'
 
 def test_nothing_is_better_than_training_that_diverged(top):
