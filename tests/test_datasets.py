@@ -218,7 +218,7 @@ def test_the_learner_of_files_in_the_manual_runs(tmp_path, monkeypatch):
     text = next(o for o in cells if '## A learner of your own' in o)
     code = re.search(r'```python\n(.*?)```', text, re.S)[1]
     assert code.index('unfreeze')<code.index('favor_hard')
-    for a,b in (("'path/to/images'", repr(str(tmp_path))), ('bs=64', 'bs=8'), ('Resize(460)', 'Resize(40)'), ('size=224', 'size=32'), ('resnet34,', 'resnet18, pretrained=False,'), ('fit_one_cycle(10', 'fit_one_cycle(2')):
+    for a,b in (("'path/to/images'", repr(str(tmp_path))), ('bs=64', 'bs=8'), ('Resize(460)', 'Resize(40)'), ('size=224', 'size=32'), ('resnet34,', 'resnet18, pretrained=False,'), ('fit_one_cycle(14', 'fit_one_cycle(2')):
         assert code.count(a)==1, a
         code = code.replace(a, b)
     names = {}
