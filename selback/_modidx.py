@@ -994,7 +994,6 @@ d = { 'settings': { 'branch': 'main',
             'selback.window': { 'selback.window.Window': ('window.html#window', 'selback/window.py'),
                                 'selback.window.Window.__init__': ('window.html#window.__init__', 'selback/window.py'),
                                 'selback.window.Window.is_on': ('window.html#window.is_on', 'selback/window.py'),
-                                'selback.window.Window.never_on': ('window.html#window.never_on', 'selback/window.py'),
                                 'selback.window.check_schedule': ('window.html#check_schedule', 'selback/window.py'),
                                 'selback.window.ends_by': ('window.html#ends_by', 'selback/window.py'),
                                 'selback.window.value_at': ('window.html#value_at', 'selback/window.py')}}}

@@ -105,8 +105,6 @@ def begin_fit(self:EpochSelection):
     measured_on = id(self.learn),id(unwrapped(self.model)),trained,id(dl.dataset),size_of_batch(dl),callback_of(self.learn, MixedPrecision) is None
     workers = getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0)
     self.meter.begin_fit(measured_on, self.device, self.ranks, whole_steps=self.gathers, workers=workers)
-    if self.window.never_on(self.n_epoch, self.epochs_done, self.epoch): self.tell_once('warm-up', 'this fit was all warm-up, on full batches; selection '
-        f'starts after {self.window.warmup} epoch(s), counted over fits (warmup=0 starts at once).')
 
 # %% ../nbs/19_epochs.ipynb #3b47a847
 @patch

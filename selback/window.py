@@ -33,14 +33,6 @@ class Window:
         full = self.interrupt and (batch+1)%self.interrupt==0
         return epochs>=self.warmup and self.start<=pct and (pct<self.end or self.end==1) and not full
 
-    def never_on(self,
-        n_epoch:int, # Epochs of the fit
-        epochs:int=0, # Epochs trained after the callback is attached
-        epoch:int=0, # Epoch in which the fit starts
-    )->bool: # Is the fit over, or the window closed, before the warm-up ends?
-        "Does the warm-up take the whole window of a fit?"
-        return self.warmup-epochs >= self.end*n_epoch-epoch
-
 # %% ../nbs/03_window.ipynb #c7b09b05
 def ends_by(
     share:float, # Of the fit

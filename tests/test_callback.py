@@ -1,5 +1,5 @@
 "What every method has: warm-up, columns, precision, neighbours, errors"
-import functools, pickle, warnings
+import functools, pickle, re, warnings
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException
@@ -76,20 +76,30 @@ def test_selection_among_the_learners_callbacks():
 def test_warm_up_counts_epochs_over_fits_and_fills_no_history(capsys):
     learn = table_learner().selective_backprop(beta=2, warmup=2)
     quiet_fit(learn, 1)
-    assert capsys.readouterr().out.count('this fit was all warm-up')==1 and learn.selection.history.values is None
+    assert capsys.readouterr().out.count('this fit trained on all items')==1 and learn.selection.history.values is None
     quiet_fit(learn, 1)
     quiet_fit(learn, 2)
-    assert 'this fit was all warm-up' not in capsys.readouterr().out
+    assert 'this fit trained on all items' not in capsys.readouterr().out
     stats = learn.selection.stats
     assert [stats[stats.fit==f].scored.all() for f in (1,2,3)]==[False,False,True]
     assert (stats[stats.fit<3].kept==stats[stats.fit<3].seen).all()
+
+@pytest.mark.parametrize('cb,n,says', [(lambda: FavorHardCallback(start=.9), 2, 'warmup=1 epoch(s), counted over fits, and from 90% to 100%'),
+    (InfoBatchCallback, 2, 'from 0% to 88%'), (lambda: TopLossCallback(start=.4, end=.5, interrupt=2), 2, 'from 40% to 50%'), (InfoBatchCallback, 3, None),
+    (FavorHardCallback, 2, None), (lambda: RandomSubsetCallback(.5), 2, None), (ImportanceSamplingCallback, 1, 'warmup=')])
+def test_a_fit_that_chose_nothing_says_so_once(cb, n, says, capsys):
+    learn = quiet_fit(table_learner(cbs=cb()), n)
+    said = capsys.readouterr().out
+    assert (said.count('this fit trained on all items')==1 and says in said) if says else 'all items' not in said
+    quiet_fit(learn, n)
+    assert 'this fit trained' not in capsys.readouterr().out
 
 def test_fine_tune_warms_up_once(capsys):
     learn = table_learner(splitter=lambda m: [list(m[0].parameters()), list(m[1:].parameters())]).batch_loss_filter()
     quiet_fit(learn, 2, 'fine_tune')
     stats = learn.selection.stats
     assert stats.groupby(['fit','epoch']).scored.all().tolist()==[False,True,True]
-    assert capsys.readouterr().out.count('this fit was all warm-up')==1
+    assert capsys.readouterr().out.count('this fit trained on all items')==1
 
 def test_cancelled_epochs_do_not_warm_up():
     learn = quiet_fit(table_learner().top_loss(), 4, start_epoch=2)
@@ -464,11 +474,13 @@ def to_label(i): return i%3
 def test_pickle_and_export(cls, tmp_path, capsys):
     set_seed(0)
     dls = Datasets(list(range(64)), [[to_input], [to_label]], splits=[range(48), range(48, 64)]).dataloaders(bs=16, num_workers=0)
-    learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, cbs=cls(warmup=0)), 1)
+    learn = quiet_fit(Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, cbs=cls(warmup=0)), 3)
     copy = pickle.loads(pickle.dumps(learn))
     assert copy.selection.feed is copy.selection.item_idx is copy.selection.delivery.last is None # no pixels in an exported model
-    quiet_fit(copy, 1)
-    assert type(copy.selection) is cls and copy.selection is not learn.selection and capsys.readouterr().out==''
+    quiet_fit(copy, 3)
+    assert type(copy.selection) is cls and copy.selection is not learn.selection
+    assert set(re.findall('this fit .*? items', said := capsys.readouterr().out))==({'this fit trained on all items'} if cls is ImportanceSamplingCallback else set())
+    assert said.count('\n')==said.count('this fit')
     learn.export('x.pkl')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -579,9 +591,12 @@ def test_what_an_error_kept_from_being_told_is_told_before_the_next_fit(capsys):
     class Fails(Callback):
         order,run_valid = 60,False
         def before_batch(self): raise ZeroDivisionError("no")
-    learn = table_learner(cbs=[TopLossCallback(.5, warmup=3, auto=False), Fails()])
+    def mean_only(pred, y): return torch.nn.functional.cross_entropy(pred, y)
+    learn = table_learner(loss_func=mean_only, cbs=[TopLossCallback(.5, warmup=0, auto=False), Fails()])
     with pytest.raises(ZeroDivisionError): quiet_fit(learn, 1)
-    assert 'warm-up' not in capsys.readouterr().out
+    assert 'unreduced' not in capsys.readouterr().out
     learn.remove_cb(Fails)
-    quiet_fit(learn, 4)
-    assert capsys.readouterr().out.startswith('TopLossCallback: this fit was all warm-up')
+    class Looks(Callback):
+        def before_epoch(self): self.told = capsys.readouterr().out
+    quiet_fit(learn, 1, cbs=(looks := Looks()))
+    assert looks.told.startswith('TopLossCallback: ') and 'no unreduced losses' in looks.told

@@ -149,9 +149,6 @@ def test_window_table():
     w = Window(start=.5, end=.9, warmup=0)
     assert [w.is_on(p) for p in (.49,.5,.89,.9,1.)]==[False,True,True,False,False]
     assert Window(warmup=0).is_on(1.0000001)
-    assert Window(warmup=3).never_on(n_epoch=2) and not Window(warmup=3).never_on(n_epoch=2, epochs=2)
-    assert Window(end=.8, warmup=3).never_on(n_epoch=10, epoch=5) and not Window(end=.8, warmup=2).never_on(n_epoch=10, epoch=5)
-    assert Window(end=.3).never_on(n_epoch=3) and not Window(end=.5).never_on(n_epoch=3)
 
 def test_weighted_gradient_is_that_of_the_weighted_loss():
     F = torch.nn.functional
