@@ -167,10 +167,11 @@ class Difference(NamedTuple):
     high:float # The other end
     better:int # On how many seeds it is lower
     seeds:int # Of how many
+    diverged:int=0 # On how many more one of the two ended at no number: those that went well would flatter it
     @property
     def is_clear(self)->bool:
         "Do all seeds agree, and is zero outside of the interval?"
-        return self.better in (0,self.seeds) and (self.low>0 or self.high<0)
+        return not self.diverged and self.better in (0,self.seeds) and (self.low>0 or self.high<0)
     @property
     def size(self)->str:
         "How much, in words"
@@ -178,8 +179,8 @@ class Difference(NamedTuple):
     @property
     def sure(self)->str:
         "How sure that is, in words"
-        if self.seeds==1: return 'on one seed, which proves little'
-        return f'95 % interval {signed(self.low)} to {signed(self.high)}, better on {self.better} of {self.seeds} seeds'
+        if self.seeds==1: return 'on one seed, which proves little'+(f', diverged on {self.diverged} more' if self.diverged else '')
+        return f'95 % interval {signed(self.low)} to {signed(self.high)}, better on {self.better} of {self.seeds} seeds'+(f', diverged on {self.diverged} more' if self.diverged else '')
     @property
     def brief(self)->str:
         "For a table"
@@ -206,10 +207,11 @@ def paired(
     other:str='none', # Another one
     measure:str='error', # A column: 'valid_loss' or 'error'
 )->Difference: # Over the seeds that both ran; raises a `ValueError` if there are none
-    "What a method's runs end with, against another's"
+    "What a method's runs end with, against another's, on the seeds on which both end at a number"
+    ran = ends[ends.method.isin([method,other])].groupby('seed').method.nunique().eq(len({method,other})).sum()
     by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).replace([np.inf,-np.inf], np.nan).dropna()
     if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
-    return over_seeds(relative(by[method], by[other]))
+    return over_seeds(relative(by[method], by[other]))._replace(diverged=int(ran-len(by)))
 
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(

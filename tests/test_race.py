@@ -15,10 +15,10 @@ def test_a_difference_is_that_of_the_same_seeds():
     d = paired(ends_of(none=[.2,.4,.1], a=[.1,.3,.09]), 'a')
     shares = [-.5,-.25,-.1]
     half = np.std(shares, ddof=1)/3**.5*t.ppf(.975, 2)
-    assert tuple(d[:3])==pytest.approx((np.mean(shares), np.mean(shares)-half, np.mean(shares)+half)) and d[3:]==(3,3)
+    assert tuple(d[:3])==pytest.approx((np.mean(shares), np.mean(shares)-half, np.mean(shares)+half)) and d[3:]==(3,3,0)
     assert not d.is_clear # all seeds agree, but the interval contains zero
     unequal = pd.concat([ends_of(none=[.2,.4,.1], a=[.1,.3]), pd.DataFrame([dict(method='a', seed=2, error=float('nan'))])])
-    assert paired(unequal, 'a').seeds==2
+    assert paired(unequal, 'a')[3:]==(2,2,1) and paired(unequal[:-1], 'a')[3:]==(2,2,0) # it diverged, and was not run
 
 @pytest.mark.parametrize('a,b,clear', [([.1,.11,.12],[.2,.21,.22],True), ([.2,.21,.22],[.1,.11,.12],True), ([.1,.2,.3],[.1,.2,.3],False), ([.1,.2,.3,.4,.1,.1,.1],[.2,.4,.6,.8,.2,.2,.09],False), ([.1],[.5],False)])
 def test_clear_takes_all_seeds_and_the_interval(a, b, clear):
@@ -81,7 +81,13 @@ def test_a_tie_and_a_control_are_no_win():
 def test_losses_may_be_negative():
     d = paired(ends_of(none=[-1.,-1.1,-1.2], a=[-2.,-2.2,-2.4]), 'a')
     assert d.mean==pytest.approx(-1) and d.better==3 and 'lower' in d.size
-    assert paired(ends_of(none=[.3,.3,.3], a=[.1,.1,float('inf')]), 'a').seeds==2
+
+@pytest.mark.parametrize('bad', [float('inf'), float('nan')])
+def test_what_diverged_on_a_seed_is_not_clearly_better(bad):
+    runs = ends_of(none=[.3,.31,.32,.3], a=[.1,.11,.12,bad])
+    d = paired(runs, 'a')
+    assert paired(runs[runs.seed<3], 'a').is_clear and not d.is_clear and d.seeds==3 and 'better on 3 of 3 seeds, diverged on 1 more' in str(d)
+    assert not paired(runs, 'none', 'a').is_clear
 
 def test_a_method_that_never_selected_takes_no_part():
     runs = runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22], idle=[.1,.1,.1]))
