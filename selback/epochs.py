@@ -103,8 +103,7 @@ def begin_fit(self:EpochSelection):
     self.scorer.losses.forget()
     self.report.begin_fit()
     measured_on = id(self.learn),id(unwrapped(self.model)),trained,id(dl.dataset),size_of_batch(dl),callback_of(self.learn, MixedPrecision) is None
-    workers = getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0)
-    self.meter.begin_fit(measured_on, self.device, self.ranks, whole_steps=self.gathers, workers=workers)
+    self.meter.begin_fit(measured_on, self.device, self.ranks, whole_steps=self.gathers, workers=getattr(getattr(self.dl, 'fake_l', self.dl), 'num_workers', 0))
 
 # %% ../nbs/19_epochs.ipynb #3b47a847
 @patch
@@ -181,9 +180,10 @@ def after_step(self:EpochSelection): self.scorer.scoring.step(self.model)
 def after_batch(self:EpochSelection): self.tell_once('cost', self.meter.stepped())
 @patch
 def after_train(self:EpochSelection):
-    trained = self.feed.position>0 # or it was cancelled
-    self.epochs_done += trained
+    self.epochs_done += (trained := self.feed.position>0) # or it was cancelled
     self.report.left += self.delivery.drop() # where the epoch was cancelled
     self.tell_once('cost', self.meter.end_epoch(self.feed.is_done))
     if self.tracker and trained: self.tracker.end_epoch(self.epochs_done)
     self.report.end_epoch(self.meter.saved_secs)
+    if self.epoch==self.n_epoch-1 and not self.report.has_chosen and not self.meter.is_aside: self.tell_once('idle', 'this fit trained on all items. It selects at the earliest '
+        f'after warmup={self.window.warmup} epoch(s), counted over fits, and from {self.window.start:.0%} to {min(self.window.end, getattr(self, "delta", 1.)):.0%} of a fit.')

@@ -211,7 +211,7 @@ def paired(
     ran = ends[ends.method.isin([method,other])].groupby('seed').method.nunique().eq(len({method,other})).sum()
     by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).replace([np.inf,-np.inf], np.nan).dropna()
     if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
-    return over_seeds(relative(by[method], by[other]))._replace(diverged=int(ran-len(by)))
+    return Difference(*over_seeds(relative(by[method], by[other]))[:-1], diverged=int(ran-len(by)))
 
 # %% ../nbs/46_findings.ipynb #28991cc5
 def speedup(

@@ -144,6 +144,10 @@ def stats(self:SelectionReport):
     shares = dict(loss_share=steps.kept_loss/steps.loss, full_loss=steps.loss/steps.known)
     return steps[_columns].assign(**shares)
 @patch(as_prop=True)
+def has_chosen(self:SelectionReport)->bool:
+    "Was anything chosen from in this fit?"
+    return len(self.stats[lambda o: (o.fit==self._fit) & (o.scored | (o.step<0) | (o.kept<o.seen))])>0
+@patch(as_prop=True)
 def samples(self:SelectionReport):
     "A DataFrame with a sample of each epoch's scored items, 2,048 at most: their loss, and whether they were chosen"
     frames = self._samples + ([_sample_frame(*self._rows[0][:2], self._sampled)] if self._sampled else [])
@@ -191,18 +195,14 @@ class SelectionColumns(Callback):
         self._wrote = True
     def after_fit(self):
         if self.learn.lock.locked(): return # of a validation
-        if self.report: self._advise()
+        if self._in_table and self.report: self._advise()
         self._in_table = False
         if self.leaves: self.learn.remove_cb(self)
 
 # %% ../nbs/13_report.ipynb #889c50e3
 @patch
 def _advise(self:SelectionColumns):
-    "Tell what a fit showed, once"
-    selection,window,steps = self.learn.selection,self.learn.selection.window,self.report.stats[lambda o: o.fit==self.report._fit]
-    if not (steps.scored | (steps.step<0) | (steps.kept<steps.seen)).any() and not selection.meter.is_aside: selection.tell_once('idle', 'this fit trained on all '
-        f'items. It selects at the earliest after warmup={window.warmup} epoch(s), counted over fits, and from {window.start:.0%} to {min(window.end, getattr(selection, "delta", 1.)):.0%} of a fit.')
-    if not self._in_table: return
+    "Warn of what a fit's columns show, once"
     rows = [dict(zip(self.recorder.metric_names[1:], row)) for row in self.recorder.values]
     advice = rising_loss(pd.DataFrame(rows, columns=['train_loss','valid_loss','samp_perc','full_loss']).apply(pd.to_numeric, errors='coerce'))
     if advice and not self.report.advice: warnings.warn(advice)
