@@ -111,7 +111,7 @@ def _report(runs, summary, measure, target, title, out):
 
 # %% ../nbs/54_command.ipynb #86c537e0
 def run_study(
-    data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders
+    data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid
     methods:str=None, # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)"; none is plain training; five of those below, or a race's field, if left out
     epochs:int=None, # Epochs of each run; 16, if no other budget is given
     seconds:float=None, # Train each run for so many seconds instead
@@ -125,7 +125,7 @@ def run_study(
     lr:float=1e-3, # The highest learning rate
     annealing:str=None, # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
     target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
-    race:bool=False, # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth if left out), and ever fewer methods; the rounds' runs are written to --out
+    race:bool=False, # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one, are written to --out
     out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image; runs that it has are not run again
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
@@ -145,10 +145,15 @@ def run_study(
 
 # %% ../nbs/54_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):
-    "A race, whose rounds go to a folder"
-    from selback.race import race
-    n = race(get_learner, methods, compute, seeds, lr, out, about)['round'].nunique()
-    print(f"Wrote {n} round{'s' if n>1 else ''} to {out}/.")
+    "A race, whose rounds, last table and verdict go to a folder"
+    from selback.compare import comparable, measure_of
+    from selback.findings import show_table, summarize, to_markdown
+    from selback.race import race, race_verdict
+    runs = race(get_learner, methods, compute, seeds, lr, out, about)
+    n,last = runs['round'].max(),runs[runs['round']==runs['round'].max()]
+    shown = show_table(summarize(last, measure_of(last), equal=comparable(last)))
+    (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{race_verdict(runs)}\n', encoding='utf-8')
+    print(f"Wrote {n} round{'s' if n>1 else ''}, and table.md of the last one, to {out}/.")
 
 def _study(data, names, get_learner, plan, factor, about):
     "All runs, and what they amount to"

@@ -184,6 +184,5 @@ def after_train(self:EpochSelection):
     self.report.left += self.delivery.drop() # where the epoch was cancelled
     self.tell_once('cost', self.meter.end_epoch(self.feed.is_done))
     if self.tracker and trained: self.tracker.end_epoch(self.epochs_done)
-    self.report.end_epoch(self.meter.saved_secs)
-    if self.epoch==self.n_epoch-1 and not self.report.has_chosen and not self.meter.is_aside: self.tell_once('idle', 'this fit trained on all items. It selects at the earliest '
-        f'after warmup={self.window.warmup} epoch(s), counted over fits, and from {self.window.start:.0%} to {min(self.window.end, getattr(self, "delta", 1.)):.0%} of a fit.')
+    self.report.end_epoch(self.meter.saved_secs, self.feed.is_done)
+    if self.epoch==self.n_epoch-1 and not self.report.has_chosen and not self.meter.is_aside: self.tell_once('idle', f'this fit trained on all items. It selects at the earliest {self.window}.')

@@ -33,7 +33,7 @@ def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', 
 
 studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     *(Study(f'{image}.jpg, pixel by pixel', 'experiments/an_image', (f'an_image/{image}_full',)) for image in ('china','flower')),
-    *(Study(f'{image}.jpg, at the best rate', 'experiments/an_image', (f'an_image/{image}_lr_0.016',)) for image in ('china','flower')),
+    *(Study(f'{image}.jpg, at the best rate{how}', 'experiments/an_image', (f'an_image/{image}_{name}',)) for how,name in (('','lr_0.016'),(', equal seconds','seconds')) for image in ('china','flower')),
     *(Study(f'{function}, a table, {how} BatchNorm', 'experiments/an_image', (f'an_image/{function}_{how}_batchnorm',)) for function in ('friedman1','friedman2') for how in ('without','with')),
     *(Study(f'{function}, a table, with BatchNorm, {times} times the rate', 'experiments/an_image', (f'an_image/{function}_with_batchnorm_lr_{lr}',)) for function in ('friedman1','friedman2') for times,lr in (('three',.015),('ten',.05))),
     Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),

@@ -57,9 +57,10 @@ def race(
     check_study(methods, seeds=seeds, lr=lr, compute=1 if compute is None else compute, annealing=annealing, about=about)
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
     dls = get_learner().dls
-    compute = 10*len(dls.train_ds) if compute is None else compute
+    n,shares,runs = len(dls.train_ds),rounds_of(sum(not is_control(m) for m in methods)),[]
+    compute = 10*n if compute is None else compute
+    if shares[0]*compute<2*n: print(f'race: round 1 has {shares[0]*compute/n:.2g} epochs, and most methods choose from the second one on; compute={2*n/shares[0]:.0f} gives it two.')
     about = describe(dls) | (about or {})
-    shares,runs = rounds_of(sum(not is_control(m) for m in methods)),[]
     for i,share in enumerate(shares, 1):
         print(f"Round {i} of {len(shares)}: {len(methods)} methods, of which each computes {share*compute:,.0f} items' worth a run.")
         file = None if path is None else Path(path)/f'round_{i}.csv'
@@ -81,4 +82,4 @@ def race_verdict(
     text = 'Nothing is decided: the budget ended before any method chose.' if all(map(is_control, chose.method)) else standing(last_epochs(chose), measure_of(runs))
     if idle: text += f" Never selected anything within the budget: {', '.join(idle)}."
     gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
-    return text+(f" Left on the way: {', '.join(gone)}." if gone else '')
+    return text+(f" Dropped: {', '.join(gone)}." if gone else '')

@@ -119,7 +119,7 @@ def _collect(self:SelectionReport):
     if self._sampled: self._samples.append(_sample_frame(*self._rows[0][:2], self._sampled))
     self._rows,self._sums,self._sampled,self._n_scored = [],[],[],0
 @patch
-def end_epoch(self:SelectionReport, saved_secs=float('nan')):
+def end_epoch(self:SelectionReport, saved_secs=float('nan'), is_done=True):
     "Sum up an epoch that is done, and warn of what is odd about its losses"
     if not self._rows: return
     self._collect()
@@ -130,7 +130,7 @@ def end_epoch(self:SelectionReport, saved_secs=float('nan')):
         self._said_negative = True
         warnings.warn(f'Epoch {self._epoch}: {negative:.0f} of {n} losses were negative, of which no share can be taken: do not '
             'read loss_perc as one; the batch loss filter trains a batch in full where its losses add up to nothing, importance sampling draws evenly.')
-    if not steps.kept.sum(): warnings.warn(f'Epoch {self._epoch}: no item was chosen.')
+    if is_done and not steps.kept.sum(): warnings.warn(f'Epoch {self._epoch}: no item was chosen.')
     if bad := (steps.bad[~steps.scored]>0).sum(): warnings.warn(f'Epoch {self._epoch}: the training losses were NaN or infinite in {bad} batches.')
     if bad := scored.bad.sum(): warnings.warn(f'Epoch {self._epoch}: {bad:.0f} of {n} losses were NaN or infinite. Where the method has a fixed count they were chosen first, else their whole batch was trained.')
 

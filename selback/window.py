@@ -23,6 +23,9 @@ class Window:
         if interrupt==1: raise ValueError('interrupt: got 1, which makes every batch full; wanted 0 (no interruption) or at least 2.')
         self.start,self.end,self.interrupt = start,end,check_range('interrupt', interrupt, 0, whole=True)
         self.warmup = check_range('warmup', warmup, 0, whole=True)
+        self.also = '' # what else a method asks for, in words
+
+    def __str__(self): return f'after warmup={self.warmup} epoch(s), counted over fits, and from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done

@@ -2,7 +2,7 @@
 import functools, pickle, re, warnings
 
 import numpy as np, pandas as pd, pytest, torch
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.data.core import Datasets
@@ -85,7 +85,7 @@ def test_warm_up_counts_epochs_over_fits_and_fills_no_history(capsys):
     assert (stats[stats.fit<3].kept==stats[stats.fit<3].seen).all()
 
 @pytest.mark.parametrize('cb,n,says', [(lambda: FavorHardCallback(start=.9), 2, 'warmup=1 epoch(s), counted over fits, and from 90% to 100%'),
-    (InfoBatchCallback, 2, 'from 0% to 88%'), (lambda: TopLossCallback(start=.4, end=.5, interrupt=2), 2, 'from 40% to 50%'), (InfoBatchCallback, 3, None),
+    (InfoBatchCallback, 2, 'in epochs that end by delta=87.5% of it'), (lambda: ImportanceSamplingCallback(tau=1e9), 3, 'while the smoothed gain of sampling, tau_now, is above tau=1e+09'), (lambda: TopLossCallback(start=.4, end=.5, interrupt=2), 2, 'from 40% to 50%'), (InfoBatchCallback, 3, None),
     (FavorHardCallback, 2, None), (lambda: RandomSubsetCallback(.5), 2, None), (ImportanceSamplingCallback, 1, 'warmup=')])
 def test_a_fit_that_chose_nothing_says_so_once(cb, n, says, capsys):
     learn = quiet_fit(table_learner(cbs=cb()), n)
@@ -93,6 +93,19 @@ def test_a_fit_that_chose_nothing_says_so_once(cb, n, says, capsys):
     assert (said.count('this fit trained on all items')==1 and says in said) if says else 'all items' not in said
     quiet_fit(learn, n)
     assert 'this fit trained' not in capsys.readouterr().out
+
+@pytest.mark.parametrize('ends_early', [False,True])
+def test_only_a_whole_epoch_without_a_choice_is_warned_of(ends_early):
+    class Nothing(SelectionCallback):
+        def choose(self, scores): return Chosen(torch.arange(0))
+    class Budget(Callback):
+        order,run_valid = -20,False
+        def before_batch(self):
+            if ends_early and self.epoch==1: raise CancelTrainException
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        for cb in ([FavorHardCallback()] if ends_early else [Nothing()]): quiet_fit(table_learner(cbs=[cb,Budget()]), 2)
+    assert sum('Epoch 1: no item was chosen' in str(o.message) for o in said)==(not ends_early)
 
 def test_fine_tune_warms_up_once(capsys):
     learn = table_learner(splitter=lambda m: [list(m[0].parameters()), list(m[1:].parameters())]).batch_loss_filter()

@@ -96,7 +96,7 @@ def test_a_method_that_never_selected_takes_no_part():
 
 def test_who_left_is_named_with_the_round():
     said = race_verdict(runs_of(dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1]), dict(none=[.3,.31], a=[.2,.21], c=[.1,.11]), dict(none=[.3,.31], c=[.1,.11])))
-    assert said.endswith('Left on the way: b (round 1), a (round 2).')
+    assert said.endswith('Dropped: b (round 1), a (round 2).')
 
 def test_few_validation_items_are_compared_by_their_loss():
     runs = runs_of(dict(none=[.3,.31], a=[.2,.21]), n_valid=100)
@@ -126,9 +126,17 @@ def test_the_command(tmp_path, capsys):
     args = dict(race=True, data='digits', n_train=200, n_valid=100, seeds=1, compute=600, methods='top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
     main(**args)
     said = capsys.readouterr().out
-    assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 round to {tmp_path}' in said
+    assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 round, and table.md of the last one, to {tmp_path}' in said
+    table = (tmp_path/'table.md').read_text(encoding='utf-8')
+    assert all(m in table for m in ('none','top_loss(keep=.5)','random_subset(keep=.5)')) and table.splitlines()[-1] in said.splitlines()
     with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
     assert 'race: got --epochs, --seconds,' in capsys.readouterr().err
+
+@pytest.mark.parametrize('epochs,short', [(1.9,True),(2,False)])
+def test_a_race_too_short_to_choose_says_so_first(epochs, short, capsys):
+    n = len(learner().dls.train_ds)
+    race(learner, ['top_loss(keep=.5)','random_subset(keep=.5)'], compute=epochs*n, seeds=1)
+    assert capsys.readouterr().out.startswith(f'race: round 1 has 1.9 epochs, and most methods choose from the second one on; compute={2*n} gives it two.\n')==short
 
 def test_what_a_race_needs():
     with pytest.raises(ValueError, match='wanted one at least that chooses by loss'): race(learner, 'none,random_subset')
