@@ -135,7 +135,7 @@ def test_pages_follow_the_runs(page, tmp_path, monkeypatch):
             exec('\n'.join(lines), names)
             yield eval(last, names).data
     assert list(shown())==stored, f'run nbs/_run.py nbs/{page}.ipynb, and make readme'
-    path = tmp_path/'results/an_image/flower_lr_0.016.csv'
+    path = tmp_path/'results/an_image/china_lr_0.016.csv'
     pd.read_csv(path).assign(error=lambda d: d.error.where(d.method=='none', 2*d.error)).to_csv(path, index=False)
     assert list(shown())!=stored
 
