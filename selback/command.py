@@ -6,7 +6,7 @@
 __all__ = ['methods_written', 'help_parser', 'run_study', 'main']
 
 # %% ../nbs/54_command.ipynb #4e7ceaaa
-import argparse, ast, math, re, sys
+import argparse, ast, math, re, shutil, sys
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -99,7 +99,7 @@ def _show_pictures(data, methods, runs, folder):
     fig.savefig(folder.with_suffix('.png'), dpi=110)
 
 def _report(runs, summary, measure, target, title, out):
-    "Write the table and the plots to a folder; what to print of them"
+    "Write the table and the plots to a folder; what to print of them, in blocks where a terminal is narrower than the table"
     from selback.findings import plot_runs, show_table, to_markdown, verdict
     summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown = show_table(summary, target)
@@ -107,7 +107,7 @@ def _report(runs, summary, measure, target, title, out):
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
     fig = plot_runs(runs, title, measure)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)
-    return shown.to_string(),said
+    return shown.to_string(line_width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None),said
 
 # %% ../nbs/54_command.ipynb #86c537e0
 def run_study(

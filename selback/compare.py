@@ -59,8 +59,6 @@ def methods_by_name(
     "Methods with their names, however they are given"
     if isinstance(methods, str): methods = split_methods(methods)
     return dict(methods) if isinstance(methods, dict) else {m: m for m in methods}
-    if isinstance(methods, str): methods = split_methods(methods)
-    return dict(methods) if isinstance(methods, dict) else {m: m for m in methods}
 
 # %% ../nbs/50_compare.ipynb #b7c5ede3
 _old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept','valid_loss','error','lr','annealing','budget'}

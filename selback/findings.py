@@ -198,8 +198,10 @@ def signed(
 def over_seeds(
     shares, # One for each seed, as `relative` gives them
 )->Difference:
-    "What differences of some seeds amount to"
-    return Difference(*interval(shares), int((np.asarray(shares)<0).sum()), len(shares))
+    "What differences of some seeds amount to: as factors, of which 2 and 1/2 cancel out, where all are positive"
+    shares = np.asarray(shares, float)
+    found = np.expm1(interval(np.log1p(shares))) if (shares>-1).all() else interval(shares)
+    return Difference(*map(float, found), int((shares<0).sum()), len(shares))
 
 def paired(
     ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it

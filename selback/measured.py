@@ -13,40 +13,47 @@ import numpy as np, pandas as pd
 from IPython.display import Markdown
 
 from .experiments import results_folder
-from .findings import is_control, last_epochs, never_selected, paired, signed
+from .findings import is_control, last_epochs, never_selected, paired, signed, words
 
 # %% ../nbs/58_measured.ipynb #3c7eae1f
 class Study(NamedTuple):
     "Runs that differ in the method and the seed alone"
-    where:str # The data and the budget, in words
+    where:str # The data, and after a comma the budget and what else there is, in words
     page:str # The notebook that ran them, below `nbs`
     files:tuple # Below `results`, without the ending
     measure:str='error' # A column: 'valid_loss' or 'error'
     counts_looks:bool=True # Were the budgets equal in cost? False: in back-propagated items
     rivals:tuple=() # Plain trainings on other data, or with another loss
     given:tuple=() # Methods that got something for free, such as a reference that was there already
+    error:str='error' # What the column of that name is, in words
 
 def _cifar(epochs, name): return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others')))
 def _regime(where, name, *parts, **kwargs): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), **kwargs)
 def _faster(where, name, *args): return [Study(f'{where}, {times} times the rate', f'experiments/{name}', (f'{name}/lr_{lr}',), 'valid_loss', *args) for times,lr in (('three',.003),('ten',.01))]
+def _rates(where, name, **kwargs): return [Study(f'{where}, {times} the rate', 'experiments/where_it_pays', (f'where_it_pays/{name}_lr_{lr}',), **kwargs) for times,lr in (('half',.05),('twice',.2))]
+def _squared(where, name): return Study(where, 'experiments/an_image', (f'an_image/{name}',), error='mean squared error')
 def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rivals=('the clean items added','the clean items alone'), given=('reducible loss, a clean reference for free',))
 
 studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
-    *(Study(f'{image}.jpg, pixel by pixel', 'experiments/an_image', (f'an_image/{image}_full',)) for image in ('china','flower')),
-    *(Study(f'{image}.jpg, at the best rate{how}', 'experiments/an_image', (f'an_image/{image}_{name}',)) for how,name in (('','lr_0.016'),(', equal seconds','seconds')) for image in ('china','flower')),
-    *(Study(f'{function}, a table, {how} BatchNorm', 'experiments/an_image', (f'an_image/{function}_{how}_batchnorm',)) for function in ('friedman1','friedman2') for how in ('without','with')),
-    *(Study(f'{function}, a table, with BatchNorm, {times} times the rate', 'experiments/an_image', (f'an_image/{function}_with_batchnorm_lr_{lr}',)) for function in ('friedman1','friedman2') for times,lr in (('three',.015),('ten',.05))),
-    Study('digits, 20 % of the labels wrong', 'experiments/label_noise', ('label_noise/20_flipped',), 'valid_loss', False),
-    Study('digits, half of the labels random', 'experiments/label_noise', ('label_noise/50_random_labels',), 'valid_loss', False),
+    *(_squared(f'{image}.jpg, {how}', f'{image}_{name}') for how,name in {'pixel by pixel': 'full', 'at the best rate': 'lr_0.016', 'at the best rate, equal seconds': 'seconds', 'less compute': 'less',
+        'half the rate': 'lr_0.002', 'twice the rate': 'lr_0.008', 'above the best rate': 'lr_0.03'}.items() for image in ('china','flower')),
+    *(_squared(f'{function}, a table, {how} BatchNorm', f'{function}_{how}_batchnorm') for function in ('friedman1','friedman2') for how in ('without','with')),
+    *(_squared(f'{function}, a table, with BatchNorm, {times} times the rate', f'{function}_with_batchnorm_lr_{lr}') for function in ('friedman1','friedman2') for times,lr in (('three',.015),('ten',.05))),
+    *(Study(f'digits, {damage}', 'experiments/label_noise', (f'label_noise/{name}',), 'valid_loss', False) for damage,name in {'equal items': 'as_it_is', '1 % of the labels wrong': '1_flipped',
+        '10 % of the labels wrong': '10_flipped', '20 % of the labels wrong': '20_flipped', 'a quarter of the labels random': '25_random_labels', 'half of the labels random': '50_random_labels',
+        'a quarter of the images shuffled': '25_shuffled_pixels', 'a quarter of the images random': '25_gaussian_images'}.items()),
     Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
     *_faster('several labels', 'multi_label', False),
     Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'), Study('digits, 8 epochs', 'experiments/forum', ('forum/full_batches',), 'valid_loss'),
-    *_faster('digits, 8 epochs', 'forum'),
+    *_faster('digits, 8 epochs', 'forum'), *(Study(f'digits, 8 epochs, {how}', 'experiments/forum', (f'forum/{name}',), 'valid_loss') for how,name in (('what is left of 64','small_batches'),('batches of 21','batches_of_21'))),
     *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
-    Study('digits as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
-    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',)),
+    *(Study(f'CIFAR-10, 10,000 images, {how}equal items', 'experiments/cifar10', (f'cifar10/{name}',), 'error', False) for how,name in (('','items'),('MixUp, ','mixup'))),
+    Study('digits, as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
+    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',), error='error of the worst kind'),
     _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',)), _regime('10,000 images, 6 epochs', 'little_time'), _regime('20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',))]
+    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',), error='error (1 - mean IoU)'), _regime('CIFAR-10, 10,000 images, 6 epochs', 'little_time'),
+    _regime('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',)), *_rates('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy'),
+    *_rates('a long tail of classes', 'long_tail'), *_rates('rare kinds, hidden', 'hidden_groups', error='error of the worst kind')]
 
 # %% ../nbs/58_measured.ipynb #624856c2
 def _outcome(ends, method, measure):
@@ -62,47 +69,51 @@ def _verdict(difference):
     if not difference.is_clear: return 'no clear difference'
     return 'better' if difference.mean<0 else 'worse'
 
-def _of_study(study, top):
+def _is_of(method, names): return names is None or method in names or method.startswith(tuple(f'{m}(' for m in names))
+
+def _of_study(study, top, names):
     runs = pd.concat([pd.read_csv(f) for f in (top/f'{name}.csv' for name in study.files) if f.exists()] or [pd.DataFrame(columns=['method'])])
     if 'none' not in set(runs.method): return []
     ends,idle = last_epochs(runs),never_selected(runs)
-    found = {m: (None,'never selected') if m in idle and not is_control(m) and m not in study.rivals else _outcome(ends, m, study.measure) for m in ends.method.unique() if m!='none'}
+    found = {m: (None,'never selected') if m in idle and not is_control(m) and m not in study.rivals else _outcome(ends, m, study.measure) for m in ends.method.unique() if m!='none' and _is_of(m, names)}
     looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
+    has_loss = study.measure=='error' and not (ends.error==ends.valid_loss).all()
+    def loss_of(m): return (_outcome(ends, m, 'valid_loss') or [None])[0] if has_loss and m not in study.rivals else None
     def not_counted(m): return 'what it was given' if m in study.given else 'looks' if looks[m] and not study.counts_looks else ''
-    return [dict(where=study.where, page=study.page, method=m, difference=o[0], verdict=o[1], measure=study.measure, not_counted=not_counted(m), equal_cost=not not_counted(m)) for m,o in found.items() if o]
+    measure = study.error if study.measure=='error' else words[study.measure]
+    return [dict(where=study.where, data=study.where.partition(',')[0], page=study.page, method=m, difference=o[0], verdict=o[1], measure=measure, loss=o[0] and loss_of(m), not_counted=not_counted(m), equal_cost=not not_counted(m))
+        for m,o in found.items() if o]
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: found on the way up
-)->pd.DataFrame: # A row for each study and method: where, page, method, difference (a `Difference`, or None), verdict, of which column, what its cost left out, and whether the cost was equal
+    methods=None, # Names of one-liners, or labels; None: all
+    where:str|None=None, # A study, as `studies` names it; None: all
+)->pd.DataFrame: # A row for each study and method: where, on which data, page, method, difference (a `Difference`, or None), verdict, of which measure, the difference of the validation loss if that is another, what its cost left out, and whether the cost was equal
     "What each method was worth against plain training, in each study whose runs are there"
-    return pd.DataFrame([row for study in studies for row in _of_study(study, Path(top or results_folder()))], columns=['where','page','method','difference','verdict','measure','not_counted','equal_cost'])
+    return pd.DataFrame([row for study in studies if where in (None, study.where) for row in _of_study(study, Path(top or results_folder()), methods)], columns=['where','data','page','method','difference','verdict','measure','loss','not_counted','equal_cost'])
 
 # %% ../nbs/58_measured.ipynb #e04f1df1
-def _rows_of(methods, top):
-    df = comparisons(top)
-    return df[df.method.isin(methods) | df.method.str.startswith(tuple(f'{m}(' for m in methods))]
-
 def tally(
     *methods, # Names of one-liners, or labels
     top:Path|str|None=None, # The folder `results`; None: found on the way up
 )->Markdown:
-    "In how many studies a method was better than plain training, in a sentence"
-    df = _rows_of(methods, top)
+    "In how many comparisons, and on how many data sets, a method was better than plain training, in a sentence"
+    df = comparisons(top, methods)
     fair = df[df.equal_cost & (df.verdict!='never selected')]
     if not len(fair): return Markdown('**Measured:** it never found selecting worth its cost, and trained as plain training does.' if (df.verdict=='never selected').any() else
         '**Not measured** against plain training of equal cost.')
     wins,losses,diverged,n = *((fair.verdict==v).sum() for v in ('better','worse','diverged')),len(fair)
     if n==1: return Markdown(f"**Measured:** {dict(better='clearly better than', worse='clearly worse than', diverged='diverged, unlike').get(fair.verdict.iloc[0], 'no clear difference from')} plain training of equal cost, in the one comparison made.")
-    k = fair['where'].nunique()
-    where = f"{n} comparisons from {k} stud{'y' if k==1 else 'ies'}"
-    said = f'clearly better than plain training of equal cost in {wins} of {where}' if wins else f'never clearly better than plain training of equal cost, in {where}'
+    k,won = fair.data.nunique(),fair[fair.verdict=='better'].data.nunique()
+    said = f'clearly better than plain training of equal cost in {wins} of {n} comparisons' if wins else f'never clearly better than plain training of equal cost, in {n} comparisons'
+    if k>1: said += f', on {won} of {k} data sets' if wins else f' on {k} data sets'
     return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}' if losses else '')+(f'; diverged in {diverged}.' if diverged else '.'))
 
 def _row(o, up):
     numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({signed(o.difference.low)} to {signed(o.difference.high)})' if o.difference.seeds>1 else signed(o.difference.mean)
-    notes = (', in validation loss' if o.measure=='valid_loss' else '')+(f', {o.not_counted} not counted' if o.not_counted else '')
+    notes = ('' if o.measure=='error' else f', in {o.measure}')+(f', {o.not_counted} not counted' if o.not_counted else '')
     seeds = '-' if o.difference is None else f'{o.difference.better} of {o.difference.seeds}'
-    return f'| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} |'
+    return f"| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} | {signed(o.loss.mean) if o.loss and o.loss.is_clear else ''} |"
 
 def measured(
     *methods, # Names of one-liners, or labels
@@ -110,8 +121,8 @@ def measured(
     up:str='../', # From the page to `nbs`
 )->Markdown:
     "What a method was worth in each study"
-    head = ['| study | method | against plain training (95 % interval) | seeds better | |', '| --- | --- | --- | --- | --- |']
-    return Markdown('\n'.join([*head, *(_row(o, up) for o in _rows_of(methods, top).itertuples())]))
+    head = ['| study | method | against plain training (95 % interval) | seeds better | | validation loss, where clear |', '| --- | --- | --- | --- | --- | --- |']
+    return Markdown('\n'.join([*head, *(_row(o, up) for o in comparisons(top, methods).itertuples())]))
 
 # %% ../nbs/58_measured.ipynb #2f1850f8
 def gain(
@@ -120,10 +131,13 @@ def gain(
     top:Path|str|None=None, # The folder `results`; None: found on the way up
 )->str: # Raises a `ValueError` if it was not run
     "What a method was worth in a study, in words"
-    df = comparisons(top)
-    found = df[(df['where']==where) & (df.method==method)]
-    if not len(found): raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df[df['where']==where].method) or 'none did'}.")
-    d,loss = found.difference.iloc[0],' validation loss' if found.measure.iloc[0]=='valid_loss' else ''
-    if d is None: return found.verdict.iloc[0]
-    if not d.is_clear: return f'no clear difference ({signed(d.mean)}{loss}, {d.seeds} seeds)' if d.seeds>1 else f'{signed(d.mean)}{loss} {d.sure}'
-    return f"{d.size}{loss} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({signed(d.low)} to {signed(d.high)})"
+    df = comparisons(top, where=where)
+    found = df[df.method==method]
+    if not len(found): raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df.method) or 'none did'}.")
+    d,loss,verdict,measure = found[['difference','loss','verdict','measure']].iloc[0]
+    if d is None: return verdict
+    of,interval = '' if measure=='error' else f' {measure}',f'{signed(d.low)} to {signed(d.high)}'
+    if d.is_clear: said = f"{d.size}{of} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({interval})"
+    else: said = f'no clear difference ({interval}{of})' if d.seeds>1 else f'{signed(d.mean)}{of} {d.sure}'
+    differs = loss and loss.is_clear and not (d.is_clear and (loss.mean<0)==(d.mean<0))
+    return said+(f'; validation loss {loss.size}' if differs else '')

@@ -159,7 +159,7 @@ def camvid_parts():
 
 # %% ../nbs/57_regimes.ipynb #f2d7a3a1
 class SmallUNet(nn.Module):
-    "Three scales and 0.2 million parameters"
+    "Three scales and 0.12 million parameters"
     def __init__(self,
         n_out:int, # Number of classes
         width:int=16, # Channels of the first scale

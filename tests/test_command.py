@@ -42,3 +42,12 @@ def test_an_option_that_is_cut_short_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['selback-compare', '--data', 'digits', '--method', 'none'])
     with pytest.raises(SystemExit): main()
     assert 'unrecognized arguments: --method none' in capsys.readouterr().err
+
+@pytest.mark.parametrize('is_terminal', [False,True])
+def test_a_table_is_no_wider_than_the_terminal(is_terminal, monkeypatch, tmp_path, capsys):
+    "And in one block where the output is a file"
+    monkeypatch.setenv('COLUMNS', '80')
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal)
+    run_study(methods='none,top_loss(keep=.5),random_subset(keep=.5,gather=True)', compute=256, n_train=64, n_valid=32, bs=32, seeds=1, out=tmp_path)
+    table = capsys.readouterr().out.partition('\n\n')[2].partition('\n\nWrote')[0]
+    assert (max(map(len, table.split('\n')))<=80)==is_terminal and all(m in table for m in ('top_loss(keep=.5)','random_subset(keep=.5,gather=True)'))

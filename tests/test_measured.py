@@ -1,5 +1,5 @@
 "What cards and the guide say was measured follows from the runs"
-import shutil
+import re, shutil
 from pathlib import Path
 
 import pandas as pd, pytest
@@ -23,7 +23,7 @@ def top(tmp_path):
 
 def test_differences_are_those_of_the_runs(top):
     df = comparisons(top()).set_index('method')
-    assert df.loc['favor_hard(beta=2)','difference'].mean==pytest.approx(-.1) and df.loc['favor_hard(beta=2)','difference'].better==3
+    assert df.loc['favor_hard(beta=2)','difference'].mean==pytest.approx(-.1, abs=1e-4) and df.loc['favor_hard(beta=2)','difference'].better==3
     assert df.verdict.to_dict()=={'favor_hard(beta=2)': 'better', 'drop_easy': 'no clear difference', 'favor_harder': 'worse'}
     assert set(df['where'])=={'CIFAR-10, 20 epochs'} and 'none' not in df.index
 
@@ -64,11 +64,45 @@ def test_a_gift_wins_nothing(top):
 def test_what_was_measured_is_named(top):
     "The error, unless the study goes by the validation loss"
     folder = top()
-    assert gain('CIFAR-10, 20 epochs', 'favor_hard(beta=2)', folder).startswith('10.0% lower on all of 3 seeds') and 'validation loss' not in measured('drop_easy', top=folder).data
+    assert gain('CIFAR-10, 20 epochs', 'favor_hard(beta=2)', folder).startswith('10.0% lower on all of 3 seeds') and ', in validation loss' not in measured('drop_easy', top=folder).data
     (folder/'digits').mkdir()
     runs_of({'none': [.2,.2,.2], 'drop_easy': [.18,.181,.179], 'info_batch': [.1,.3,.2]}).to_csv(folder/'digits/runs.csv', index=False)
     assert gain('digits, 7 epochs', 'drop_easy', folder).startswith('10.0% lower validation loss on all of 3 seeds')
-    assert gain('digits, 7 epochs', 'info_batch', folder)=='no clear difference (0.0% validation loss, 3 seeds)'
+    assert gain('digits, 7 epochs', 'info_batch', folder).startswith('no clear difference (-') and '% to +' in gain('digits, 7 epochs', 'info_batch', folder) and gain('digits, 7 epochs', 'info_batch', folder).endswith('% validation loss)')
+
+def test_a_loss_that_says_something_else_is_told(top):
+    "Not one that agrees with the error, nor one that is not clear"
+    folder,method = top(),'favor_hard(beta=2)'
+    file = folder/'without_a_look/plain_half.csv'
+    def told(losses, errors=(.18,.181,.179)):
+        runs = runs_of({'none': [.2]*3, method: errors})
+        runs.loc[runs.method==method,'valid_loss'] = losses
+        runs.to_csv(file, index=False)
+        return gain('CIFAR-10, 20 epochs', method, folder).partition(';')[2],measured('favor_hard', top=folder).data.split('|')[-2].strip()
+    assert told([1.8,1.81,1.79])==('','-10.0%') and told([2.2,2.21,2.19])==(' validation loss 10.0% higher','+10.0%') and told([1.,3.,2.])==('','')
+    assert told([1.8,1.81,1.79], [.1,.3,.2])==(' validation loss 10.0% lower','-10.0%')
+
+def test_the_error_is_named_where_it_is_another(top):
+    folder = top()
+    (folder/'where_it_pays').mkdir()
+    runs_of({'none': [.2]*3, 'favor_hard': [.18,.181,.179]}).to_csv(folder/'where_it_pays/hidden_groups_all.csv', index=False)
+    assert gain('rare kinds, hidden', 'favor_hard', folder).startswith('10.0% lower error of the worst kind on all of 3 seeds') and 'rare kinds, hidden](../experiments/where_it_pays.ipynb), in error of the worst kind' in measured('favor_hard', top=folder).data
+
+def test_data_sets_are_counted_apart_from_comparisons(top):
+    "Twenty and forty epochs are of the same data"
+    folder = top()
+    shutil.copy(folder/'without_a_look/plain_half.csv', folder/'without_a_look/plain_once.csv')
+    assert 'in 2 of 2 comparisons.' in tally('favor_hard', top=folder).data
+    (folder/'forum').mkdir()
+    runs_of({'none': [.2]*3, 'favor_hard': [.2,.21,.19]}).to_csv(folder/'forum/full_batches.csv', index=False)
+    assert 'in 2 of 3 comparisons, on 1 of 2 data sets.' in tally('favor_hard', top=folder).data
+
+def test_every_file_of_runs_is_of_a_study():
+    "But searches of settings, other budgets of plain training, races and equal epochs"
+    root,known = Path(__file__).parents[1]/'results',{o for study in studies for o in study.files}
+    others = [str(f.relative_to(root).with_suffix('')) for f in root.rglob('*.csv') if {'method','seed','epoch'}<=set(pd.read_csv(f, nrows=0))]
+    left = {o for o in others if o not in known and not re.search('_settings|search_|fit_|_half|_twice|race/|resized', o)}
+    assert left=={'forum/long','forum/rate'}
 
 def test_every_study_names_a_page_and_its_files():
     root = Path(__file__).parents[1]
@@ -87,7 +121,7 @@ def test_what_diverged_on_any_seed_has_no_difference_and_is_no_win(top, errors):
     assert found.verdict['drop_easy']=='diverged' and found.difference['drop_easy'] is None
     pd.testing.assert_frame_equal(found.drop('drop_easy'), wanted)
     assert tally('drop_easy', top=folder).data=='**Measured:** diverged, unlike plain training of equal cost, in the one comparison made.'
-    assert tally('drop_easy', 'favor_hard', 'favor_harder', top=folder).data=='**Measured:** clearly better than plain training of equal cost in 1 of 3 comparisons from 1 study; clearly worse in 1; diverged in 1.'
+    assert tally('drop_easy', 'favor_hard', 'favor_harder', top=folder).data=='**Measured:** clearly better than plain training of equal cost in 1 of 3 comparisons; clearly worse in 1; diverged in 1.'
     assert '| `drop_easy` | - | - | diverged |' in measured('drop_easy', top=folder).data and gain('CIFAR-10, 20 epochs', 'drop_easy', folder)=='diverged'
 
 def test_nothing_is_better_than_training_that_diverged(top):

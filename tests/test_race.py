@@ -13,9 +13,9 @@ def runs_of(*rounds, n_valid=5000): return pd.concat([ends_of(**of).assign(epoch
 
 def test_a_difference_is_that_of_the_same_seeds():
     d = paired(ends_of(none=[.2,.4,.1], a=[.1,.3,.09]), 'a')
-    shares = [-.5,-.25,-.1]
-    half = np.std(shares, ddof=1)/3**.5*t.ppf(.975, 2)
-    assert tuple(d[:3])==pytest.approx((np.mean(shares), np.mean(shares)-half, np.mean(shares)+half)) and d[3:]==(3,3,0)
+    logs = np.log([.5,.75,.9])
+    half = np.std(logs, ddof=1)/3**.5*t.ppf(.975, 2)
+    assert tuple(d[:3])==pytest.approx(np.exp([np.mean(logs), np.mean(logs)-half, np.mean(logs)+half])-1) and d[3:]==(3,3,0)
     assert not d.is_clear # all seeds agree, but the interval contains zero
     unequal = pd.concat([ends_of(none=[.2,.4,.1], a=[.1,.3]), pd.DataFrame([dict(method='a', seed=2, error=float('nan'))])])
     assert paired(unequal, 'a')[3:]==(2,2,1) and paired(unequal[:-1], 'a')[3:]==(2,2,0) # it diverged, and was not run
@@ -77,6 +77,12 @@ def test_the_words_fit_the_numbers(of, begins, more):
 def test_a_tie_and_a_control_are_no_win():
     assert race_verdict(runs_of(dict(a=[.3,.31], none=[.3,.31]))).startswith('At equal compute plain training has the lowest error, but it is not clearly lower than with a')
     assert race_verdict(runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})).startswith('At equal compute no method that chooses by loss is the best: a random choice')
+
+def test_twice_and_half_cancel_out_and_nothing_falls_by_more_than_all():
+    assert paired(ends_of(none=[.1,.1], a=[.2,.05]), 'a').mean==pytest.approx(0)
+    d = paired(ends_of(none=[.1,.1,.1], a=[.001,.3,.1]), 'a')
+    assert -1<d.low<d.mean<d.high and d.mean==pytest.approx(.03**(1/3)-1)
+    assert paired(ends_of(none=[.1,.1], a=[0.,.1]), 'a').mean==-.5 # a zero has no logarithm
 
 def test_losses_may_be_negative():
     d = paired(ends_of(none=[-1.,-1.1,-1.2], a=[-2.,-2.2,-2.4]), 'a')
