@@ -7,6 +7,7 @@ __all__ = ['Selection', 'NoSelection', 'set_selection']
 
 # %% ../nbs/18_attach.ipynb #14b2d4f4
 import inspect, weakref
+from copy import deepcopy
 from difflib import get_close_matches
 
 from fastai.callback.core import Callback, TrainEvalCallback
@@ -68,14 +69,18 @@ def load_state_dict(self:Selection, state):
     if not isinstance(state, dict) or not {'method','counters','parts'}<=set(state): raise ValueError(f'load_state_dict: got {list(state) if isinstance(state, dict) else type(state).__name__}, wanted what state_dict() of {type(self).__name__} returned.')
     if state['method']!=type(self).__name__: raise ValueError(f"load_state_dict: got the state of {state['method']}, wanted {type(self).__name__}.")
     if self.learn is None: raise ValueError(f'load_state_dict: {type(self).__name__} has no learner yet; attach it first.')
-    for name,part in self.parts.items():
-        if name in state['parts']: part.load_state_dict(state['parts'][name])
+    parts,before = self.parts,deepcopy(self.state_dict()['parts'])
+    try:
+        for name in parts.keys() & state['parts'].keys(): parts[name].load_state_dict(state['parts'][name])
+    except Exception:
+        for name,part in parts.items(): part.load_state_dict(before[name])
+        raise
     self.__dict__.update(state['counters'])
 
 # %% ../nbs/18_attach.ipynb #218a0d0d
 def _set_learn(self, learn):
     old,last = self.learn,self._last_learn
-    if old is not None and not any(isinstance(cb, Selection) and cb is not self for cb in old.cbs): callback_of(old, SelectionColumns).leave()
+    if old is not None and not any(isinstance(cb, Selection) and cb is not self for cb in old.cbs) and (columns := callback_of(old, SelectionColumns)): columns.leave()
     self.report.left += self.delivery.drop()
     self.__dict__.update(learn=learn, is_awake=False)
     if learn is None: return _say(self)
@@ -112,7 +117,7 @@ def _call(self, event_name):
             break
     if begins: # decided for each fit, since one that was interrupted leaves anything behind
         self.run,self.is_new_fit = is_active and not callback_of(learn, LRFinder),True
-        if is_active: callback_of(learn, SelectionColumns).report = self.report if self.run else None
+        if is_active and (columns := callback_of(learn, SelectionColumns)): columns.report = self.report if self.run else None
         others = [type(cb).__name__ for cb in learn.cbs if isinstance(cb, Selection) and cb is not self]
         if self.run and others: self.tell_once('others', f"it was attached last and selects; {', '.join(others)} rest{'s' if len(others)==1 else ''}.")
     if begins or event_name=='after_fit': _say(self)
@@ -121,6 +126,7 @@ def _call(self, event_name):
     if not is_active or not (self.is_awake or begins): return
     res = super(Selection, self).__call__(event_name)
     if begins: self.is_fitting = self.run
+    if event_name=='after_train': self.is_awake = False # fastai fires it for an epoch that was cancelled before ours began, too
     return res
 
 def _setattr(self, name, value):

@@ -22,7 +22,7 @@ from .loader import check_loader, pads
 from .losses import as_tensors, check_range, preserved
 from .policies import Chosen, at_least_two, check_chosen
 from .report import callback_of
-from .scorer import OnePass, Scorer, TwoPasses, detached
+from .scorer import Scorer, detached
 from .scoring import ScoringPass
 
 # %% ../nbs/20_callback.ipynb #c84b8a72
@@ -46,7 +46,7 @@ class SelectionCallback(EpochSelection):
         if passes not in (1, 2): raise ValueError(f'passes: got {passes!r}, wanted 1 or 2.')
         if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
             raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; leave them out.')
-        self.passes,self.gather,self.has_selected = OnePass() if passes==1 else TwoPasses(),gather and passes==2,False
+        self.passes,self.is_due,self.gather,self.has_selected = passes,False,gather and passes==2,False
         self.presample = check_range('presample', presample, 1, whole=True)
         if presample>1 and not self.gather: raise ValueError(f'presample: got {presample} with passes={passes} and gather={gather}, wanted '
             'passes=2 and gather=True: items of several batches must wait.')
@@ -78,11 +78,11 @@ def _before_batch(self):
         self.feed.accept()
         return self.deliver()
     batch = self.read()
-    self.passes.is_due = self.meet(batch)
-    if self.passes.is_due: self.passes.arrived(partial(self.fill, batch))
-    else: self.train_whole(batch)
+    self.is_due = self.meet(batch)
+    if not self.is_due: self.train_whole(batch)
+    elif self.passes==2: self.fill(batch)
 def _after_pred(self):
-    self.passes.predicted(self.narrow)
+    if self.passes==1 and self.is_due: self.narrow()
     super(SelectionCallback, self).after_pred()
 
 SelectionCallback.before_batch,SelectionCallback.after_pred = _before_batch,_after_pred

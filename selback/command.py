@@ -134,14 +134,17 @@ def run_study(
     try:
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train, n_valid=n_valid))
         from selback.compare import check_study
+        from selback.race import check_race
         if race and (epochs or seconds or items or annealing): raise ValueError('race: got --epochs, --seconds, --items or --annealing, wanted --compute alone; a race has a learning rate that ends with each round.')
-        if not race: check_study(names, **plan, about=about)
+        names = names if methods or not race else None
+        if race: check_race(names, compute, seeds, lr, about)
+        else: check_study(names, **plan, about=about)
         out.mkdir(parents=True, exist_ok=True)
-        if race: return _race(get_learner, names if methods else None, compute, seeds, lr, out, about)
     except (OSError, TypeError, ValueError) as e:
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
-    _study(data, names, get_learner, plan, factor, about)
+    if race: _race(get_learner, names, compute, seeds, lr, out, about)
+    else: _study(data, names, get_learner, plan, factor, about)
 
 # %% ../nbs/54_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):

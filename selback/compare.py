@@ -29,7 +29,6 @@ from .all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
 from .findings import is_control, is_random, never_selected, parse_method, plot_runs, show_table, summarize, to_markdown, verdict
 from .losses import check_range
-from .scorer import OnePass
 from .scoring import counting
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
@@ -106,7 +105,7 @@ class CostLog(Callback):
 
 def _looks(selection, stats):
     "How many items were forwarded besides those that trained"
-    if not isinstance(getattr(selection, 'passes', None), OnePass): return stats.seen[stats.scored].sum()
+    if getattr(selection, 'passes', 2)==2: return stats.seen[stats.scored].sum()
     loaded = stats[stats.step>=0]
     return loaded.seen.sum()-loaded.trained.sum()
 
@@ -371,6 +370,8 @@ def compare(
             if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
             if selection is not None: learn.add_cb(selection)
             _train(learn, [log, progress], epochs, budget, lr_at, lr)
+            if budget and log.spent[budget[0]]<budget[1]: raise ValueError(f'{method}, seed {seed}: the fit ended at {log.spent[budget[0]]:,.0f} of {budget[1]:,.15g} {budget[0]}, '
+                'wanted all of its budget, or runs cannot be compared; take off what ends it, such as EarlyStoppingCallback.')
             if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
             is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
             new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])

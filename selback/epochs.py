@@ -6,7 +6,7 @@
 __all__ = ['EpochSelection']
 
 # %% ../nbs/19_epochs.ipynb #3534118c
-from functools import partial
+from functools import cache, partial
 
 import torch
 from fastai.callback.fp16 import MixedPrecision
@@ -38,7 +38,7 @@ class EpochSelection(Selection):
         warmup:int=1, # Epochs of full batches after the callback is attached
         interrupt:int=0, # One full batch in every so many (epochs, for a method that chooses before loading); 0: never
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item, for a loss function that mixes items; None: the learner's loss
-        auto='warn', # 'warn': tell once if selecting saves no time here; True: stand aside then; False: measure nothing
+        auto='warn', # False: measure nothing. Where batches are scored, 'warn': tell once if selecting saves no time here; True: stand aside then
         noise_quantile:float|None=None, # Leave out items whose loss stays above this quantile for three epochs: suspected label errors
         track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
@@ -48,7 +48,7 @@ class EpochSelection(Selection):
         self.window,self.draws = Window(start, end, warmup, interrupt),Draws(seed)
         self.meter = CostMeter(auto, in_parts=False, score_share=0., skips_loading=True)
         self.scorer,self.tracker,self.track_items = Scorer(losses=ItemLosses(item_loss)),ItemTracker(noise_quantile),track_items
-        self.epochs_done,self.is_tried,self.gathers,self.ranks,self.bs = 0,False,False,Ranks(),None
+        self.epochs_done,self.gathers,self.ranks,self.bs = 0,False,Ranks(),None
         self.feed,self.item_idx,self.item_weight,self.is_chosen = None,None,None,False # of the batch that trains
     def __getstate__(self): return super().__getstate__() | dict(feed=None, delivery=Replace(), item_idx=None, item_weight=None)
     @property
@@ -99,7 +99,7 @@ def begin_fit(self:EpochSelection):
     if self.tracker: check_loader(self.dls.train)
     dl,trained = own_loader(self.dls.train),sum(p.numel() for p in self.model.parameters() if p.requires_grad and not is_lazy(p))
     if self.scored: get_score(self.scorer.score, self.scorer.losses.function(base_loss(self.learn)))
-    self.is_new_fit,self.is_tried,self.ranks = False,False,Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
+    self.is_new_fit,self.scorer.is_tried,self.ranks = False,False,Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
     self.scorer.losses.forget()
     self.report.begin_fit()
     measured_on = id(self.learn),id(unwrapped(self.model)),trained,id(dl.dataset),size_of_batch(dl),callback_of(self.learn, MixedPrecision) is None
@@ -135,14 +135,14 @@ def read(self:EpochSelection)->Items:
     self.feed.accept(self.learn.iter)
     self.learn.iter,known = max(0, self.feed.position-1),self.tracker is not None and self.feed.position>0
     batch = Items(self.xb, self.yb, *(self.tracker.of_batch(self.learn.iter, self.bs, n_items(self.xb)) if known else ()))
-    if not self.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
+    if not self.scorer.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
     return batch
 @patch
 def try_first(self:EpochSelection, batch):
     "Try on the first batch of a fit what later ones need"
-    self.is_tried = True
+    self.scorer.is_tried = True
     if not self.scored and not (self.tracker and self.tracker.notes): return check_rows((batch.xb, batch.yb))
-    with muted_hooks(self.learn): self.scorer.try_first(self.model, base_loss(self.learn), batch, autocast_of(self.learn), partial(true_output, self.learn))
+    with muted_hooks(self.learn): self.scorer.try_first(self.model, base_loss(self.learn), batch, autocast_of(self.learn), partial(true_output, self.learn), looks=self.scored)
     self.tell_once('how', self.scorer.losses.slow_way)
 @patch
 def train_whole(self:EpochSelection, batch):
@@ -166,6 +166,7 @@ def after_pred(self:EpochSelection):
 def after_loss(self:EpochSelection):
     if not len(self.yb): return
     loss_func,losses,tracker = base_loss(self.learn),self.scorer.losses,self.tracker
+    @cache
     def trained(): return losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
     self.report.note_loss(lambda: losses.mean(self.loss, loss_func, trained))
     if not tracker or not tracker.notes or self.item_idx is None: return

@@ -223,8 +223,8 @@ def speedup(
 )->pd.DataFrame: # A row for each method: 'speedup', and 'low' and 'high', which are NaN for a single seed
     "How many times less than plain training a method needs, over the seeds that both ran"
     by = summary.pivot(index='seed', columns='method', values=to)
-    logs = np.log(by.rdiv(by['none'], axis=0))
-    rows = {method: np.exp(interval(logs[method], level)) for method in summary.method.unique()}
+    logs,ran = np.log(by.rdiv(by['none'], axis=0)),summary.groupby('method').seed.agg(set)
+    rows = {method: np.exp(interval(logs.loc[sorted(ran[method] & ran['none']),method], level)) for method in summary.method.unique()}
     return pd.DataFrame.from_dict(rows, orient='index', columns=['speedup','low','high']).rename_axis('method')
 
 # %% ../nbs/46_findings.ipynb #2f32c2dd
@@ -273,7 +273,7 @@ def options_of(
     except ValueError: return '-'
     if name not in (known := known_methods()): return '-'
     own = [p for p in inspect.signature(known[name].__init__).parameters.values() if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD]
-    ran = {p.name: p.default for p in own if p.default} | dict(zip([p.name for p in own], args)) | kwargs
+    ran = {p.name: p.default for p in own if p.default and p.default is not p.empty} | dict(zip([p.name for p in own], args)) | kwargs
     return ', '.join(f'{k}={v:g}' if type(v) in (int,float) else f'{k}={v!r}' for k,v in ran.items())
 
 def in_words(

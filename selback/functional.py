@@ -22,7 +22,7 @@ from torch.utils.data import RandomSampler, Sampler
 from .items import ItemPool, Items, join, take
 from .losses import as_tensors, item_losses, n_items, separable_losses, unreduced, weigh_grads
 from .memory import ItemMemory
-from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, cdf_power, importance_sample, include, loss_share,
+from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, cdf_power, check_chosen, importance_sample, include, loss_share,
     mean_inclusion, mid_rank, prioritized, prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up,
     step_inclusion, top_and_bottom, top_k, variance_gain)
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
@@ -71,7 +71,7 @@ def select_batch(
     pred,losses = ScoringPass(scale_factor, precision, scorer)(model, inputs, targets, autocast),None
     if score in ('loss','grad_bound') or hasattr(score, 'of_batch'):
         with guarded(loss_func): losses = separable_losses(loss_func, pred, *targets)
-    chosen = get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, inputs, targets, idx, losses))
+    chosen = check_chosen(get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, inputs, targets, idx, losses)), 'policy')
     return *take((xb, yb), chosen.rows),chosen.weight
 
 # %% ../nbs/07_functional.ipynb #b17421e3

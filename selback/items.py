@@ -88,9 +88,8 @@ class Items:
     def join(self, other):
         "These items, then others"
         xb,yb = join((self.xb, self.yb), (other.xb, other.yb))
-        weights = [o.weight for o in (self,other)]
-        if weights!=[None,None]: weights = [torch.ones(len(o), device=next(w.device for w in weights if w is not None)) if o.weight is None else o.weight for o in (self,other)]
-        return Items(xb, yb, None if self.idx is None or other.idx is None else torch.cat([self.idx, other.idx]), None if weights==[None,None] else torch.cat(weights))
+        weight = None if self.weight is None and other.weight is None else torch.cat([_weights(self), _weights(other)])
+        return Items(xb, yb, None if self.idx is None or other.idx is None else torch.cat([self.idx, other.idx]), weight)
 
 # %% ../nbs/05_items.ipynb #c9adb49d
 class ItemPool:
@@ -116,6 +115,7 @@ def _device_of(items):
     found = []
     map_tensors(lambda t: found.append(t.device), (items.xb, items.yb))
     return found[0]
+def _weights(items): return torch.ones(len(items), device=_device_of(items)) if items.weight is None else items.weight
 
 class Replace:
     "Delivers the chosen items of a batch in its place"
@@ -131,8 +131,6 @@ class Replace:
         "Put the chosen items of a batch aside"
         self.last = batch,chosen,scores,allowed
         if not len(chosen.rows): return
-        if self.waiting.items is not None and (self.waiting.items.weight is None)!=(chosen.weight is None):
-            raise ValueError('choose: got weights for some batches and none for others; with gather=True, wanted either.')
         self.waiting.add(batch.take(chosen.rows, chosen.weight))
     def pass_by(self, batch):
         "Note a batch that is not chosen from"
@@ -170,8 +168,7 @@ class Gather(Replace):
             items = more if items is None else items if more is None else items.join(more)
         if items is None: return _idle(batch)
         if len(items)>1 or len(batch)==1: return items
-        weight = torch.ones(1, device=_device_of(items)) if items.weight is None else items.weight
-        return items.take(slice(0, 1), 2*weight).join(batch.take(slice(0, 1), 0*weight)) # of a mean over two
+        return items.take(slice(0, 1), 2*_weights(items)).join(batch.take(slice(0, 1), 0*weight)) # of a mean over two
     def _hardest_others(self, n):
         "Up to `n` items of the last batch that were not chosen, in its order, or None"
         batch,chosen,scores,allowed = self.last

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .items import take
-from .losses import ItemLoss, as_tensors, check_separable, is_mean, is_sum, item_losses_how, n_items
+from .losses import ItemLoss, as_tensors, check_separable, is_mean, is_sum, item_losses, item_losses_how, n_items
 from .report import callback_of
 from .scoring import guarded
 
@@ -54,8 +54,8 @@ def base_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A loss function
     "The learner's own loss function"
-    mixer = getattr(learn.loss_func, '__self__', None)
-    return mixer.old_lf if isinstance(mixer, MixHandler) else learn.loss_func
+    mixer = _mixer(learn)
+    return learn.loss_func if mixer is None else mixer.old_lf
 def output_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A function of what the model returns, and the targets
@@ -70,6 +70,7 @@ def _mixer(learn):
 # %% ../nbs/14_learner.ipynb #511e05a0
 class ItemLosses:
     "The loss of each item of a batch, by a loss function that is known to treat each by itself"
+    ways = dict(reduction="the loss function's unreduced losses", vmap='all at once (vmap)', loop='one after the other (a loop)', item_loss='your item_loss')
     def __init__(self,
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item; None: by the loss function
     ):
@@ -79,9 +80,7 @@ class ItemLosses:
     @property
     def slow_way(self):
         "What there is to tell of a loss function that has no unreduced losses, or None"
-        ways = dict(vmap='all at once (vmap)', loop='one after the other (a loop)')
-        text = "the loss function has no unreduced losses; each item's is computed by itself, {}. A keyword `reduction` would make it faster."
-        if self.how in ways: return text.format(ways[self.how])
+        if self.how in ('vmap','loop'): return f"the loss function has no unreduced losses; each item's is computed by itself, {self.ways[self.how]}. A keyword `reduction` would make it faster."
     def forget(self):
         "The loss function may be another one"
         self.are_separable,self.are_averaged = False,False
@@ -105,13 +104,14 @@ class ItemLosses:
 @torch.no_grad()
 def trained(self:ItemLosses, loss_func, pred, yb, mixed=None)->Tensor:
     "The losses of the batch that trains"
-    with guarded(self.function(loss_func)):
-        losses = item_losses_how(self.function(loss_func), pred, *as_tensors(yb))[0]
-        return losses if mixed is None else torch.lerp(item_losses_how(self.function(loss_func), pred, *as_tensors(mixed[0]))[0], losses, mixed[1])
+    function = self.function(loss_func)
+    with guarded(function):
+        losses = item_losses(function, pred, *as_tensors(yb))
+        return losses if mixed is None else torch.lerp(item_losses(function, pred, *as_tensors(mixed[0])), losses, mixed[1])
 @patch
 def mean(self:ItemLosses, loss, loss_func, trained)->Tensor:
     "The mean loss of the items that train, in units of `of`"
-    return loss if self.are_averaged or self.how is None and not is_sum(loss_func) else trained().mean()
+    return loss.mean() if self.are_averaged or self.how is None and not is_sum(loss_func) else trained().mean()
 
 def mixed_of(
     learn:Learner, # May be training with MixUp or CutMix

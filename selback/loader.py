@@ -10,6 +10,7 @@ __all__ = ['Feed', 'size_of_batch', 'is_distributed', 'own_loader', 'pads', 'che
 import time
 from contextlib import contextmanager
 from functools import partial
+from types import MethodType
 
 import torch
 from fastai.data.load import DataLoader
@@ -139,9 +140,12 @@ def _copy(dl, **kwargs):
     dl.__dict__.update(dict.fromkeys(unknown))
     try:
         with fixed_random(): new = dl.new(**kwargs)
+    except TypeError as e: raise TypeError(f'{type(dl).__name__}.new: got {e}, wanted a copy of the training loader that leaves items out; give the class a method `new`, or choose within a batch.') from e
     finally:
         for name in unknown: del dl.__dict__[name]
     for name in unknown: new.__dict__.pop(name, None)
+    own = {name: o for name,o in vars(dl).items() if name not in kwargs and name not in ('fake_l','rng','offs') and not isinstance(o, MethodType)}
+    new.__dict__.update(own) # a class's own options, which `new` makes anew
     return new
 def _fixed(dl, idxs):
     "A copy of `dl` for one epoch of the items `idxs`"

@@ -96,15 +96,15 @@ def try_parts(self:CostMeter, n, bs, trial, look, chosen_from, multiple_of=1):
     if n!=bs or self._tried:
         self._tried = False
         return
-    small,start = max(2, round_up(n//3, multiple_of)),clock(self.device)
+    small,start,failed = max(2, round_up(n//3, multiple_of)),clock(self.device),None
     self.can_measure = small<n
     if not self.can_measure: return
     try:
         self.note(small=seconds(lambda: trial(small), self.device), score=seconds(look, self.device))
         if chosen_from: self.note(full=(full := seconds(lambda: trial(n), self.device)), step=full)
-    except RuntimeError as e: # out of memory, or a model that takes no smaller batch: that must not end a training
-        self.can_measure = False
-        return f'what selecting costs could not be measured ({str(e).splitlines()[0]}).'
+    except (RuntimeError,ValueError,IndexError,AssertionError) as e: failed = f'what selecting costs could not be measured ({next(iter(str(e).splitlines()), type(e).__name__)}).' # out of memory, or a model that takes no smaller batch: that must not end a training
+    self.can_measure = bool(self.ranks.lowest(int(failed is None))) # all stop measuring, or one would wait for the others
+    if not self.can_measure: return failed
     self.small_share,self._tried,end = small/n,True,clock(self.device)
     self._epoch_start += end-start # not a part of the epoch
     if not chosen_from: self._started = end

@@ -158,7 +158,7 @@ class Draws:
         if self._generator is None or self._device!=device:
             seed = torch.initial_seed() if self.seed is None else self.seed
             self._generator,self._device = torch.Generator(device).manual_seed(seed ^ 0x5e1bac),device # not the stream that training draws from
-            if self._saved is not None: self._generator.set_state(self._saved)
+            if self._saved is not None and len(self._saved)==len(self._generator.get_state()): self._generator.set_state(self._saved) # that of another kind of device says nothing here
         return self._generator
     def state_dict(self):
         "What to save"
@@ -345,12 +345,13 @@ def seta(
 
 # %% ../nbs/02_policies.ipynb #9ee1ce4f
 def priorities(
-    loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest, a negative one as 0
+    loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest; where some are negative, the lowest counts as 0
     alpha:float=.5, # Exponent of the loss: 0 is uniform
 )->Tensor: # Shape (n,), of sum 1, float64
     "Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
     check_range('alpha', alpha, 0)
-    known,loss = loss.isfinite(),loss.to(sum_dtype(loss)).clamp(min=0)
+    known,loss = loss.isfinite(),loss.to(sum_dtype(loss))
+    if len(loss): loss = loss-torch.where(known, loss, 0).amin().clamp(max=0)
     highest = torch.where(known, loss, 0).amax() if len(loss) else loss.sum()
     weight = (torch.where(known, loss, highest)/torch.where(highest>0, highest, 1.))**alpha # of at most 1
     total = weight.sum()

@@ -155,7 +155,8 @@ def camvid_parts():
         files = [f for f in sorted((path/'images').iterdir()) if (f.name in held_out)==is_valid]
         masks = [read(path/'labels'/f'{f.stem}_P.png', Image.Resampling.NEAREST).long() for f in files]
         return torch.stack([read(f, Image.Resampling.BILINEAR).permute(2,0,1) for f in files]).contiguous(),torch.stack(masks)
-    return part(False),part(True),codes.index('Void')
+    if codes[-1]!='Void': raise ValueError(f'CamVid: got {len(codes)} classes, the last one {codes[-1]}, wanted the eleven classes of Badrinarayanan et al. (2017) and then Void, in {path}.')
+    return part(False),part(True),len(codes)-1
 
 # %% ../nbs/57_regimes.ipynb #f2d7a3a1
 class SmallUNet(nn.Module):

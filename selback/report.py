@@ -27,14 +27,14 @@ class SelectionReport:
     "Counts what a selection keeps: a row for each batch and step, a sample of each epoch's losses, a line for the training table"
     columns,sample_size = L('samp_perc', 'loss_perc', 'full_loss', 'saved_secs'),2048
     def __init__(self):
-        self.left,self.log,self.advice = 0,None,None # items that waited in vain for their epoch to go on; the last epoch's columns; what a fit showed
+        self.left,self.log,self.advice,self.has_chosen = 0,None,None,False # items that waited in vain for their epoch to go on; the last epoch's columns; what a fit showed; was anything chosen from in it?
         self._fit,self._epoch,self._n_batches,self._said_negative = 0,0,1,False
         self._rows,self._sums,self._frames = [],[],[]
         self._samples,self._sampled,self._n_scored,self._every = [],[],0,1
     def begin_fit(self):
         "A new fit has begun"
         self._collect()
-        self._fit += 1
+        self._fit,self.has_chosen = self._fit+1,False
     def begin_epoch(self, epoch, n_batches=1):
         "A new epoch has begun"
         self._collect() # one that was interrupted
@@ -42,6 +42,7 @@ class SelectionReport:
     def step(self, i, seen, kept, trained=0, losses=None, rows=None):
         "Note a batch that was chosen from, or a training step"
         self._rows.append([self._fit, self._epoch, i, seen, kept, trained, losses is not None])
+        self.has_chosen |= losses is not None or kept<seen
         if losses is None: return self._sums.append(None)
         self._sample(losses, rows, self._n_batches)
         known = losses.isfinite()
@@ -62,6 +63,7 @@ def more(self:SelectionReport, n):
 def left_out(self:SelectionReport, losses, drawn, rows):
     "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
     self._rows.append([self._fit, self._epoch, -1, len(losses), 0, 0, False])
+    self.has_chosen = True
     self._sample(drawn, rows)
     known = drawn.isfinite().sum() # an item that never trained has no share
     total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
@@ -138,15 +140,11 @@ def end_epoch(self:SelectionReport, saved_secs=float('nan'), is_done=True):
 @patch(as_prop=True)
 def stats(self:SelectionReport):
     "A DataFrame with a row for each batch and each step since the selection was attached"
-    frames = self._frames + ([_frame(self._rows, self._sums)] if self._rows else [])
-    if not frames: return pd.DataFrame(columns=_columns+['loss_share','full_loss'])
+    if len(self._frames)>1: self._frames = [pd.concat(self._frames, ignore_index=True)] # or a question after each epoch would join them all again
+    if not (frames := self._frames + ([_frame(self._rows, self._sums)] if self._rows else [])): return pd.DataFrame(columns=_columns+['loss_share','full_loss'])
     steps = pd.concat(frames, ignore_index=True)
     shares = dict(loss_share=steps.kept_loss/steps.loss, full_loss=steps.loss/steps.known)
     return steps[_columns].assign(**shares)
-@patch(as_prop=True)
-def has_chosen(self:SelectionReport)->bool:
-    "Was anything chosen from in this fit?"
-    return len(self.stats[lambda o: (o.fit==self._fit) & (o.scored | (o.step<0) | (o.kept<o.seen))])>0
 @patch(as_prop=True)
 def samples(self:SelectionReport):
     "A DataFrame with a sample of each epoch's scored items, 2,048 at most: their loss, and whether they were chosen"

@@ -84,6 +84,12 @@ def _changed(now, was, version):
     try: return not torch.equal(now, was) and not bool(((now==was) | (now!=now) & (was!=was)).all())
     except RuntimeError: return True # of a kind that can't be compared
 
+def _has_other(now, was): return now.keys()!=was.keys() or any(now[k] is not o for k,o in was.items())
+
+def _is_settling(m):
+    "Is a module scripted, or one whose first pass makes its parameters?"
+    return not isinstance(m._buffers, dict) or any(is_lazy(o) for own in (m._parameters, m._buffers) for o in own.values() if o is not None)
+
 def _set_buffers(m, buffers):
     if not isinstance(m._buffers, dict): # of a scripted module
         for k,b in buffers.items(): setattr(m, k, b)
@@ -93,26 +99,31 @@ def _set_buffers(m, buffers):
 
 # %% ../nbs/04_scoring.ipynb #25d3e522
 @contextmanager
-def _buffers_kept(modules, ask=True):
-    "Puts the buffers of `modules` back; gives a list, which ends as the places of those with changes, or of all if it is not to `ask`"
+def _state_kept(modules, ask=True):
+    "Puts the buffers and attributes of `modules` back; gives a list, which ends as the places of those with changes, or of all if it is not to `ask`"
     before,changed = [dict(m._buffers.items()) if m._buffers else {} for m in modules],[]
+    owned = [None if _is_settling(m) else dict(vars(m)) for m in modules]
     kept = [[(b, b.clone(), _version(b)) for b in own.values() if b is not None and not is_lazy(b)] for own in before]
     try: yield changed
     finally:
         for place,(m,own) in enumerate(zip(modules, before)):
-            if not own and not m._buffers: continue
+            strayed = owned[place] is not None and _has_other(vars(m), owned[place])
+            if strayed:
+                vars(m).clear()
+                vars(m).update(owned[place])
+            if not own and not m._buffers and not strayed: continue
             written = [o for o in kept[place] if not ask or _changed(*o)]
             for b,value,_ in written: (b if b.shape==value.shape else b.resize_(value.shape)).copy_(value)
             now = dict(m._buffers.items())
-            moved = now.keys()!=own.keys() or any(now[k] is not b for k,b in own.items())
+            moved = _has_other(now, own)
             if moved: _set_buffers(m, own)
-            if written or moved: changed.append(place)
+            if written or moved or strayed: changed.append(place)
 
 # %% ../nbs/04_scoring.ipynb #b1e11427
 class _Habits(NamedTuple):
     "What the first look at a model has shown"
     modules:tuple # Whose habits these are: the modules' ids; with others it is another model
-    buffers:list # Places of the modules that change their buffers
+    changing:list # Places of the modules that change their buffers or attributes
     inputs:bool # Does it change its inputs?
 
 _seen = weakref.WeakKeyDictionary() # the habits of models
@@ -124,7 +135,7 @@ def _habits(model, modules):
 
 def _keep(modules, habits):
     "A context that keeps the buffers which a model with such habits may change"
-    return _buffers_kept(modules) if habits is None else _buffers_kept([modules[i] for i in habits.buffers], ask=False)
+    return _state_kept(modules) if habits is None else _state_kept([modules[i] for i in habits.changing], ask=False)
 
 # %% ../nbs/04_scoring.ipynb #d50a95f0
 def _handed(xb, copy):

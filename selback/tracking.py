@@ -72,7 +72,7 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     if chosen is None: return None,None
     allowed = ~self.memory.suspects[idxs]
     rows,weights = check_chosen(chosen, 'choose_items')
-    if weights is not None: weights = torch.ones(len(self.memory), device=idxs.device).index_copy_(0, idxs[rows], weights)
+    if weights is not None: weights = torch.ones(len(self.memory), dtype=weights.dtype, device=idxs.device).index_copy_(0, idxs[rows], weights)
     if self.noise_quantile is not None and not keeps_suspects: rows = rows[allowed[rows]]
     rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator)
     if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs): rows = rows[:len(rows)//dl.bs*dl.bs] # the loader drops the others

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .epochs import EpochSelection
 from .losses import check_range
-from .scorer import OnePass, Scorer, TwoPasses
+from .scorer import Scorer
 from .window import Window
 
 # %% ../nbs/22_views.ipynb #33159c63
@@ -114,8 +114,6 @@ def selection_figure(
     return fig
 
 # %% ../nbs/22_views.ipynb #e3362e78
-_how = dict(reduction="the loss function's unreduced losses", vmap='all at once (vmap)', loop='one after the other (a loop)', item_loss='your item_loss')
-
 def _option(o): return getattr(o, '__name__', type(o).__name__) if callable(o) or hasattr(o, 'of_batch') or ' object at 0x' in repr(o) else repr(o)
 def _options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
@@ -124,9 +122,9 @@ def _options(cb):
     code,found = vars(type(cb)).get('__init__', type(cb).__init__).__code__,{}
     own = code.co_varnames[:code.co_argcount]
     for name,p in inspect.signature(type(cb)).parameters.items():
-        known = [o[name] for o in parts if name in o and not isinstance(o[name], (Window,Scorer,TwoPasses))]
+        known = [o[name] for o in parts if name in o and not isinstance(o[name], (Window,Scorer))]
         if known and known[0] is not None and (name in own or _option(known[0])!=_option(p.default)): found[name] = known[0]
-    return found | (dict(passes=1) if isinstance(vars(cb).get('passes'), OnePass) else {})
+    return found
 @patch
 def __repr__(self:EpochSelection): return f"{type(self).__name__}({', '.join(f'{name}={_option(o)}' for name,o in _options(self).items())})"
 @patch(as_prop=True)
@@ -136,11 +134,11 @@ def card(self:EpochSelection):
     kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epoch(s), those of the warm-up included' if len(stats) else 'nothing yet'
     by_both = f'{meter.in_words}; by the clock, {meter.saved_in_words}' if meter.is_on and meter.in_parts else meter.saved_in_words
     cost = by_both if self.epochs_done else meter.in_words
-    passes = ' It chooses by the training pass.' if isinstance(vars(self).get('passes'), OnePass) else ''
-    state = ', '.join(f'{k}={float(o):.4g}' for k in self.counters[2:] if (o := getattr(self, k)) is not None)
+    passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
+    state = ', '.join(f'{k}={float(o):.4g}' for k in self.counters if k not in ('epochs_done','has_selected') and (o := getattr(self, k)) is not None)
     return '\n'.join([f"{self!r}{state and f', {state} now'}", f"score: {_option(self.scorer.score).strip(chr(39)) if self.scored else 'none; it chooses before loading'}",
-        f"loss of an item: {_how.get(self.scorer.losses.how, 'not asked for yet')}", f'kept: {kept}',
-        f'selects: after {w.warmup} epoch(s) of warm-up, from {w.start:.0%} to {min(w.end, getattr(self, "delta", 1.)):.0%} of a fit',
+        f"loss of an item: {self.scorer.losses.ways.get(self.scorer.losses.how, 'not asked for yet')}", f'kept: {kept}',
+        f'selects: after {w.warmup} epoch(s) of warm-up, from {w.start:.0%} to {w.end:.0%} of a fit{w.also}',
         f"cost: {cost}.{' It stands aside now.' if meter.is_aside else ''}{passes}", *([f'note: {self.report.advice}'] if self.report.advice else [])])
 
 # %% ../nbs/22_views.ipynb #a061e2c8
@@ -178,7 +176,7 @@ def target_of(
         tls = ds.tls[ds.n_inp:]
         return lambda i: tls[0].decode(tls[0][i]) if tls else None
     if hasattr(ds, 'y_names'):
-        vocab,codes = getattr(ds, 'vocab', None),ds.items[ds.y_names[0]].tolist() if len(ds.y_names)==1 else [None]
-        return (lambda i: codes[i]) if vocab is None or len(codes)<len(ds) else lambda i: vocab[int(codes[i])]
+        vocab,codes = (getattr(ds, 'vocab', None),ds.items[ds.y_names[0]].tolist()) if len(ds.y_names)==1 else (None,[None]*len(ds))
+        return (lambda i: codes[i]) if vocab is None else lambda i: vocab[int(codes[i])]
     known = next((o for name in ('targets','labels') if hasattr(o := getattr(ds, name, None), '__getitem__') and len(o)==len(ds)), None)
     return (lambda i: ds[i][-1]) if known is None else lambda i: known[i]

@@ -236,11 +236,11 @@ def test_a_first_batch_that_tells_nothing_is_no_proof():
     pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
     pred[0,0] = math.nan
     assert not check_separable(normalised, item_losses(normalised, pred, y), pred, y)
+    looks = []
     class NaNFirst(nn.Linear):
-        seen = False
         def forward(self, x):
-            first = not self.training and not self.seen
-            self.seen |= not self.training
+            first = not self.training and not looks
+            if not self.training: looks.append(1)
             return super().forward(x)*torch.where(torch.arange(len(x))>0, 1., math.nan if first else 1.)[:,None]
     learn = table_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
     learn.model = NaNFirst(4, 3)
@@ -561,3 +561,178 @@ def test_what_trains_with_a_broken_loss_is_told(cls, bad):
     learn = table_learner(loss_func=lambda p, y, reduction='mean': F.cross_entropy(p, y, reduction=reduction)*bad, cbs=cls(warmup=9))
     with pytest.warns(UserWarning, match='NaN or infinite'): quiet_fit(learn, 1)
     assert math.isnan(learn.selection.report.log[2])
+
+# what others leave behind, and what we do
+class Remembers(nn.Module):
+    "Makes its weights from a parameter once a step, and keeps them until a callback clears them"
+    def __init__(self): super().__init__(); self.net,self.w,self.made,self.calls = mlp(),nn.Parameter(torch.ones(4)),None,0
+    def forward(self, x):
+        self.calls += 1
+        if self.made is None: self.made = torch.tanh(self.w)*2
+        return self.net(x*self.made)
+
+@pytest.mark.parametrize('attach', [lambda l: l.top_loss(.5, warmup=0, auto=False), lambda l: l.selective_backprop(warmup=0, auto=False), lambda l: l.favor_hard()])
+def test_a_look_leaves_the_attributes_of_a_model_alone(attach):
+    "Each training step finds what the last one left, so that the parameter trains"
+    found = []
+    class Clears(Callback):
+        def after_backward(self): found.append((self.model.calls, self.model.w.grad is not None))
+        def after_batch(self): self.model.made = None
+    set_seed(0)
+    learn = Learner(dls_of(*class_data()), Remembers(), CrossEntropyLossFlat(), cbs=Clears())
+    learn._do_epoch_validate = lambda *args: None
+    quiet_fit(attach(learn), 2)
+    assert found==[(i+1, True) for i in range(len(found))] and len(found)>4
+
+class Shifted(TfmdDL):
+    "A loader with an option of its own"
+    def __init__(self, dataset, shift=0., **kwargs): super().__init__(dataset, **kwargs); self.shift = shift
+    def create_batch(self, b): x,y = super().create_batch(b); return x+self.shift,y
+
+class Needy(Shifted):
+    def __init__(self, dataset, shift, **kwargs): super().__init__(dataset, shift, **kwargs)
+
+@every_method
+def test_a_loader_keeps_its_own_options(cls):
+    set_seed(0)
+    (x,y),seen = class_data(96),[]
+    class Seen(Callback):
+        def after_pred(self): seen.append(self.x.mean().item())
+    for loader in Shifted,Needy:
+        dls = DataLoaders(loader(TensorDataset(x, y), shift=100., bs=16, shuffle=True, num_workers=0), TfmdDL(TensorDataset(x, y), bs=16, num_workers=0))
+        learn = Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(),cls(warmup=0, auto=False)])
+        learn._do_epoch_validate = lambda *args: None
+        if loader is Shifted: quiet_fit(learn, 3)
+        elif learn.selection.tracker:
+            with pytest.raises(TypeError, match='Needy.new: got .*missing 1 required positional argument'): quiet_fit(learn, 1)
+    assert seen and min(seen)>90
+
+def test_callbacks_may_all_be_taken_off():
+    learn = table_learner().selective_backprop()
+    with learn.removed_cbs(list(learn.cbs)): pass
+    learn.remove_cb(learn.selection_columns)
+    quiet_fit(learn, 2)
+    learn.remove_cbs(list(learn.cbs))
+    assert not learn.selection
+
+def test_an_epoch_cancelled_before_ours_began_is_not_counted():
+    class Cancels(Callback):
+        order = -20
+        def before_train(self):
+            if self.epoch==1: raise CancelTrainException
+    learn = table_learner(cbs=[Cancels(),FavorHardCallback()])
+    quiet_fit(learn, 3)
+    assert learn.selection.epochs_done==2
+    scored = []
+    class Notes(Callback):
+        def before_train(self): scored.append(self.learn.selection.epochs_since_scored)
+    learn = table_learner(cbs=[Cancels(),StaleLossCallback(n=2),Notes()])
+    quiet_fit(learn, 5)
+    assert scored==[None,1,2,1] # epoch 1 is cancelled before `Notes` is asked
+
+def test_a_state_that_is_refused_changes_nothing():
+    state = quiet_fit(table_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2).selection.state_dict()
+    learn = quiet_fit(table_learner(seed=1, cbs=SelectiveBackpropCallback(track_items=True, hist_size=5)), 2)
+    before = learn.selection.memory.loss.clone()
+    with pytest.raises(ValueError, match='hist_size'): learn.selection.load_state_dict(state)
+    assert torch.equal(learn.selection.memory.loss, before) and not torch.equal(before, state['parts']['tracker']['memory']['loss'])
+
+def test_draws_of_another_kind_of_device_begin_anew():
+    "A generator on a GPU has a state of 16 bytes"
+    from selback.policies import Draws
+    draws = Draws(3)
+    draws.load_state_dict(dict(state=torch.zeros(16, dtype=torch.uint8)))
+    assert torch.rand(1, generator=draws.on('cpu')).item()==torch.rand(1, generator=Draws(3).on('cpu')).item()
+
+class Slope(nn.Module):
+    "Its output is a derivative by its input"
+    def __init__(self): super().__init__(); self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.net(x).square().sum(), x, create_graph=True)[0][:,:3]
+
+def test_a_model_that_takes_derivatives_trains_by_memory_and_is_refused_by_a_look():
+    def learner(cbs):
+        set_seed(0)
+        learn = Learner(dls_of(*class_data()), Slope(), CrossEntropyLossFlat(), cbs=cbs)
+        learn._do_epoch_validate = lambda *args: None
+        return learn
+    learn = quiet_fit(learner(FavorHardCallback()), 2)
+    assert learn.selection.memory.loss.isfinite().all() and learn.selection.stats.kept.sum()<200
+    with pytest.raises(ValueError, match='it takes derivatives, of which a scoring pass has none; use a method without one, such as favor_hard'): quiet_fit(learner(TopLossCallback()), 1)
+
+def test_a_score_without_labels_needs_a_tensor():
+    class Named(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x): return dict(out=self.net(x))
+    learn = Learner(dls_of(*class_data()), Named(), lambda pred, y, reduction='mean': F.cross_entropy(pred['out'], y, reduction=reduction), cbs=TopLossCallback(score='entropy'))
+    with pytest.raises(ValueError, match="its output is no tensor; use the score 'loss'"): quiet_fit(learn, 1)
+
+@pytest.mark.measured
+@pytest.mark.parametrize('error', [AssertionError, ValueError, IndexError])
+def test_a_trial_step_that_fails_ends_no_training(error, capsys):
+    class Fixed(nn.Module):
+        def __init__(self): super().__init__(); self.net = mlp()
+        def forward(self, x):
+            if self.training and len(x)!=16: raise error('the batch size is fixed')
+            return self.net(x)
+    learn = Learner(dls_of(*class_data(32+96)), Fixed(), CrossEntropyLossFlat(), cbs=SelectiveBackpropCallback(beta=1))
+    learn.dls.loaders[0] = learn.dls.train.new(drop_last=True)
+    quiet_fit(learn, 1)
+    assert 'what selecting costs could not be measured (the batch size is fixed)' in capsys.readouterr().out
+
+def test_losses_of_trained_items_are_computed_once_a_batch():
+    calls = []
+    def summed(pred, y, reduction='sum'):
+        calls.append(torch.is_grad_enabled())
+        return F.cross_entropy(pred, y, reduction=reduction)
+    learn = trained_only(table_learner(loss_func=summed, cbs=FavorHardCallback(auto=False)), 1)
+    first = len(calls)
+    trained_only(learn, 1)
+    steps = int((learn.selection.stats.step>=0).sum())
+    assert sum(calls)==steps and len(calls)-sum(calls)<=steps+4 # those without gradients; the first batch is tried
+
+def test_weights_under_another_default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        for cb in FavorHardCallback(correct=1.),PrioritizedSamplingCallback(correct=1.),InfoBatchCallback(): assert quiet_fit(table_learner(cbs=cb), 3).selection.memory.loss.isfinite().all()
+    finally: torch.set_default_dtype(torch.float32)
+
+def test_a_loss_that_a_callback_averages():
+    class Averages(Callback):
+        order = -2
+        def after_loss(self):
+            if self.loss_grad.ndim: self.learn.loss_grad = self.loss_grad.mean(); self.learn.loss = self.loss_grad.clone()
+    for cb in FavorHardCallback(),SelectiveBackpropCallback(),RandomSubsetCallback():
+        learn = quiet_fit(table_learner(loss_func=CrossEntropyLossFlat(reduction='none'), cbs=[Averages(),cb]), 2)
+        assert learn.selection.report.log[2]==learn.selection.report.log[2]
+
+def test_negative_losses_are_drawn_by_what_they_are_above_the_lowest():
+    from selback.policies import priorities
+    torch.testing.assert_close(priorities(torch.tensor([-4.,-3.,0.]), 1.), torch.tensor([0.,.2,.8], dtype=torch.float64))
+    torch.testing.assert_close(priorities(torch.tensor([1.,3.]), 1.), torch.tensor([.25,.75], dtype=torch.float64))
+
+def test_texts_have_a_reducible_loss():
+    from matrix import text
+    a,b = text(),text()
+    quiet_fit(a, 1)
+    losses = reducible_loss(a, b.dls, n_epoch=0).holdout
+    assert len(losses)==len(b.dls.train_ds) and losses.isfinite().all()
+
+def test_a_plain_loop_is_told_what_a_policy_returns():
+    from selback.functional import select_batch
+    x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
+    for policy,got in (lambda s: s.argsort()[:5], 'a tensor'),(lambda s: (torch.arange(3), None), 'tuple'),(lambda s: Chosen(s>0), 'Chosen with rows of torch.bool'):
+        with pytest.raises(TypeError, match=f'policy: got {got}.*wanted Chosen'): select_batch(nn.Linear(4,3), F.cross_entropy, x, y, policy=policy)
+
+def test_stats_are_joined_once(monkeypatch):
+    "Asked after each epoch, as `compare` does, they are not all joined again"
+    import selback.report as r
+    joined,concat = [],r.pd.concat
+    learn = quiet_fit(table_learner(cbs=SelectiveBackpropCallback(auto=False)), 3)
+    before = learn.selection.stats
+    quiet_fit(learn, 2)
+    monkeypatch.setattr(r.pd, 'concat', lambda frames, **kwargs: (joined.append(len(frames)), concat(frames, **kwargs))[1])
+    after = learn.selection.stats
+    learn.selection.stats
+    assert joined==[3,1,1] and after.iloc[:len(before)].equals(before) and after.fit.max()==2 and (after.groupby(['fit','epoch']).seen.sum()==100).all()

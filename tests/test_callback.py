@@ -389,10 +389,18 @@ def test_weighted_company_adds_no_gradient():
     wanted, = torch.autograd.grad(3*losses.max(), w) # the other's weight is 0
     torch.testing.assert_close(grad, wanted)
 
-def test_weights_for_some_batches_only_are_refused_when_gathering():
+def test_no_weight_counts_as_a_weight_of_1_where_batches_wait_together():
+    "As when a schedule of `correct` passes 0"
     class Some(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(3), torch.ones(3) if self.iter%2 else None)
-    with pytest.raises(ValueError, match='weights for some batches'): quiet_fit(table_learner(cbs=Some(gather=True, warmup=0)), 1)
+        def choose(self, scores): return Chosen(torch.arange(3), torch.full((3,), 5.) if self.iter%2 else None)
+    seen = []
+    class Weights(Callback):
+        def after_pred(self): seen.extend([] if self.learn.selection.item_weight is None else self.learn.selection.item_weight.tolist())
+    quiet_fit(table_learner(cbs=[Some(gather=True, warmup=0),Weights()], n=32+96), 1)
+    assert set(seen)=={1.,5.}
+    learn = table_learner(n=352)
+    learn.importance_sampling(correct=lambda p: float(p<.6), tau=0, warmup=0, auto=False, seed=0, noise_quantile=.8)
+    quiet_fit(learn, 8)
 
 def test_stats_may_be_read_at_any_time():
     rows = []

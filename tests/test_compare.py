@@ -163,6 +163,16 @@ def test_a_budget_of_seconds_ends_a_run(monkeypatch):
     runs = compare(learner_of, ['none'], seconds=40, seeds=1, plot=False)
     assert 40<=runs.seconds.iloc[-1]<43 and (runs.seconds.iloc[:-1]<40).all()
 
+@pytest.mark.parametrize('budget', [dict(items=960), dict(compute=960)])
+def test_a_run_that_ends_before_its_budget_is_refused(budget, tmp_path):
+    "It can't be compared with one that used all of it; a budget of epochs may end early"
+    from fastai.callback.tracker import EarlyStoppingCallback
+    def stopping(): return learner_of(cbs=[EarlyStoppingCallback(patience=1, min_delta=9)])
+    with pytest.raises(ValueError, match=r'none, seed 0: the fit ended at \d+ of 960 (items|compute), wanted all of its budget, .*EarlyStoppingCallback'):
+        compare(stopping, ['none'], seeds=1, plot=False, path=tmp_path/'runs.csv', **budget)
+    assert not (tmp_path/'runs.csv').exists()
+    assert compare(stopping, ['none'], epochs=9, seeds=1, plot=False).epoch.max()<9
+
 def test_a_selection_follows_the_budget():
     learn = learner_of(cbs=[CostLog(), TopLossCallback(.25, start=.5, warmup=0)])
     with learn.no_bar(),learn.no_logging(): learn.fit(10**4, cbs=Budget('items', 960))

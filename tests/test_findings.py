@@ -83,3 +83,12 @@ def test_stored_runs_are_read(name):
 def test_the_stored_summary_is_read():
     summary = pd.read_csv('results/digits/summary.csv')
     assert verdict(summary).startswith('At equal compute favor_hard ') and show_table(summary).index[:2].tolist()==['vs plain, equal compute','vs random, equal compute']
+
+def test_a_speedup_is_of_the_seeds_that_both_ran():
+    "A seed that missed the target stays a gap"
+    summary = pd.DataFrame([dict(method=m, seed=s, **{'time to 1.2x': t}) for m,ts in dict(none=[8.,8.,8.], fewer=[4.,4.], missed=[4.,4.,float('nan')]).items() for s,t in enumerate(ts)])
+    found = speedup(summary).speedup
+    assert found['fewer']==pytest.approx(2) and pd.isna(found['missed'])
+
+def test_a_method_that_needs_an_object_has_no_options_of_its_own():
+    assert options_of('replay_choices')==''

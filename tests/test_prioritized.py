@@ -15,9 +15,10 @@ from torch.nn import functional as F
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 def shares(losses, alpha):
-    "p_i = l_i^alpha over their sum: what is not finite counts as the highest finite loss, what is negative as 0; if nothing counts all are alike"
-    highest = max((l for l in losses if math.isfinite(l)), default=0.)
-    powers = [max(0., l if math.isfinite(l) else highest)**alpha for l in losses]
+    "p_i = l_i^alpha over their sum: what is not finite counts as the highest finite loss; where some are negative, the lowest counts as 0; if nothing counts all are alike"
+    known = [l for l in losses if math.isfinite(l)]
+    highest,lowest = max(known, default=0.),min([0., *known])
+    powers = [((l if math.isfinite(l) else highest)-lowest)**alpha for l in losses]
     return [w/sum(powers) if sum(powers) else 1/len(losses) for w in powers]
 
 def is_own(j, u): return (j+1)*u//1>j*u//1 # of a Fraction
@@ -114,8 +115,8 @@ def test_items_that_never_trained_or_have_no_finite_loss_count_as_the_hardest():
         def after_train(self): self.learn.selection.memory.loss[odd] = torch.tensor([math.nan,math.inf,-math.inf,-3.])
     learn.add_cb(Forget())
     wanted = loss.index_fill(0, odd, loss[~torch.isin(torch.arange(100), odd)].max())
-    wanted[99] = 0.
-    p = wanted/wanted.sum()
+    wanted[99] = -3.
+    p = (wanted+3)/(wanted+3).sum()
     drawn = torch.bincount(torch.tensor(sum(map(items_of, trained_only(learn, 51, lr=0.).diary.epochs[1:]), [])), minlength=100)
     assert drawn[99]==0 and ((drawn/5000-p).abs()<=4*(p*(1-p)/5000).sqrt()).all()
 

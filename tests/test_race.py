@@ -178,3 +178,12 @@ def test_a_race_wants_a_function(got):
 
 def test_plain_training_has_its_name_to_itself():
     with pytest.raises(ValueError, match="methods: got 'favor_hard' by the name 'none'"): race(learner, {'none': 'favor_hard', 'a': 'info_batch'})
+
+def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
+    "Only what the line itself has wrong is told in a line"
+    import selback.race as r
+    def fails(*args, **kwargs): raise TypeError('deep inside a training')
+    monkeypatch.setattr(r, 'race', fails)
+    with pytest.raises(TypeError, match='deep inside a training'): main(race=True, compute=200, seeds=1, n_train=64, n_valid=32, out=tmp_path)
+    with pytest.raises(SystemExit): main(race=True, methods='none', n_train=64, n_valid=32, out=tmp_path/'no')
+    assert not (tmp_path/'no').exists()

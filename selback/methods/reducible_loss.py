@@ -12,7 +12,7 @@ import pandas as pd, torch
 from fastai.learner import Learner
 from torch.utils.data import Subset
 
-from ..learner import base_loss
+from ..learner import base_loss, true_output
 from ..loader import loader_of, unaugmented
 from ..losses import ItemLoss, as_tensors, separable_losses
 from ..scoring import ReducibleLoss, ScoringPass
@@ -49,5 +49,5 @@ def reducible_loss(
         for batch in loader_of(dls.train, list(range(len(ds)))):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = as_tensors(holdout_learn._set_device(batch))
-            losses.append(separable_losses(loss_func, ScoringPass()(model, batch[:n_inp]), *batch[n_inp:]))
+            losses.append(separable_losses(loss_func, true_output(holdout_learn, ScoringPass()(model, batch[:n_inp])), *batch[n_inp:]))
     return ReducibleLoss(torch.cat(losses))

@@ -51,7 +51,9 @@ class StaleLossCallback(SelectiveBackpropCallback):
         super().before_train()
 
     def after_train(self):
+        before = self.epochs_done
         super().after_train()
+        if self.epochs_done==before: return # cancelled at its start: nothing was scored
         left_alone = self.tracker.chosen or self.meter.is_aside # trained by stored losses, or would have been
         self.epochs_since_scored = self.epochs_since_scored+1 if left_alone and self.epochs_since_scored else 1
 
