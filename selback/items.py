@@ -71,6 +71,12 @@ def _rows_of_tensors(xb, yb, rows):
         if not isinstance(t, Tensor) or t.layout!=torch.strided or not t.ndim or n not in (None, n := len(t)): return
     return tuple([t[rows] for t in xb]),tuple([t[rows] for t in yb])
 
+def _device_of(items):
+    found = []
+    map_tensors(lambda t: found.append(t.device), (items.xb, items.yb))
+    return found[0]
+def _weights(items): return torch.ones(len(items), device=_device_of(items)) if items.weight is None else items.weight
+
 class Items:
     "Items of a batch, with their dataset indices and weights where these are known"
     def __init__(self,
@@ -111,11 +117,6 @@ def _idle(batch):
     "Two items of weight 0: a step must be made, and there is nothing to train"
     items = batch.take(slice(0, 2))
     return Items(items.xb, items.yb, None, torch.zeros(len(items), device=_device_of(items)))
-def _device_of(items):
-    found = []
-    map_tensors(lambda t: found.append(t.device), (items.xb, items.yb))
-    return found[0]
-def _weights(items): return torch.ones(len(items), device=_device_of(items)) if items.weight is None else items.weight
 
 class Replace:
     "Delivers the chosen items of a batch in its place"
@@ -168,7 +169,7 @@ class Gather(Replace):
             items = more if items is None else items if more is None else items.join(more)
         if items is None: return _idle(batch)
         if len(items)>1 or len(batch)==1: return items
-        return items.take(slice(0, 1), 2*_weights(items)).join(batch.take(slice(0, 1), 0*weight)) # of a mean over two
+        return items.take(slice(0, 1), 2*_weights(items)).join(batch.take(slice(0, 1), 0*_weights(items))) # of a mean over two
     def _hardest_others(self, n):
         "Up to `n` items of the last batch that were not chosen, in its order, or None"
         batch,chosen,scores,allowed = self.last
