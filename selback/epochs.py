@@ -6,7 +6,7 @@
 __all__ = ['EpochSelection']
 
 # %% ../nbs/19_epochs.ipynb #3534118c
-from functools import cache, partial
+from functools import partial
 
 import torch
 from fastai.callback.fp16 import MixedPrecision
@@ -166,8 +166,9 @@ def after_pred(self:EpochSelection):
 def after_loss(self:EpochSelection):
     if not len(self.yb): return
     loss_func,losses,tracker = base_loss(self.learn),self.scorer.losses,self.tracker
-    @cache
-    def trained(): return losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
+    def trained(found=[]):
+        if not found: found.append(losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn)))
+        return found[0]
     self.report.note_loss(lambda: losses.mean(self.loss, loss_func, trained))
     if not tracker or not tracker.notes or self.item_idx is None: return
     tracker.note(self.item_idx, trained(), fresh=not (self.is_chosen or tracker.chosen), picked=True, again=self.is_chosen and self.scored)

@@ -54,8 +54,8 @@ def base_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A loss function
     "The learner's own loss function"
-    mixer = _mixer(learn)
-    return learn.loss_func if mixer is None else mixer.old_lf
+    mixer = getattr(learn.loss_func, '__self__', None)
+    return mixer.old_lf if isinstance(mixer, MixHandler) else learn.loss_func
 def output_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A function of what the model returns, and the targets

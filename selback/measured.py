@@ -51,7 +51,7 @@ studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
     Study('digits, as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
     _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',), error='error of the worst kind'),
     _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',), error='error (1 - mean IoU)'), _regime('CIFAR-10, 10,000 images, 6 epochs', 'little_time'),
+    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',), error='mean IoU error'), _regime('CIFAR-10, 10,000 images, 6 epochs', 'little_time'),
     _regime('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',)), *_rates('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy'),
     *_rates('a long tail of classes', 'long_tail'), *_rates('rare kinds, hidden', 'hidden_groups', error='error of the worst kind')]
 
@@ -138,6 +138,6 @@ def gain(
     if d is None: return verdict
     of,interval = '' if measure=='error' else f' {measure}',f'{signed(d.low)} to {signed(d.high)}'
     if d.is_clear: said = f"{d.size}{of} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({interval})"
-    else: said = f'no clear difference ({interval}{of})' if d.seeds>1 else f'{signed(d.mean)}{of} {d.sure}'
+    else: said = f"no clear difference{of and f' in{of}'} ({interval})" if d.seeds>1 else f'{signed(d.mean)}{of} {d.sure}'
     differs = loss and loss.is_clear and not (d.is_clear and (loss.mean<0)==(d.mean<0))
     return said+(f'; validation loss {loss.size}' if differs else '')
