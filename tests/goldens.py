@@ -37,7 +37,7 @@ BEFORE = *BY_MEMORY,'random_before' # they choose before loading only
 
 def takes(method, variant):
     "Is there such a case?"
-    if variant=='gather': return method not in (*WAIT, 'composer', 'stale_batchwise', *BY_MEMORY) # with `gather=True` they are among the others
+    if variant=='gather': return method not in (*WAIT, 'composer', 'stale_batchwise', *BEFORE) # with `gather=True` they are among the others
     if variant=='one_pass': return method not in (*BEFORE, 'importance_sampling')
     return True
 
