@@ -177,10 +177,14 @@ class Difference(NamedTuple):
         "How much, in words"
         return f"{abs(self.mean):.1%} {'lower' if self.mean<0 else 'higher'}"
     @property
+    def span(self)->str:
+        "The interval, such as '-7.6% to +0.5%'"
+        return f'{signed(self.low)} to {signed(self.high)}'
+    @property
     def sure(self)->str:
         "How sure that is, in words"
         if self.seeds==1: return 'on one seed, which proves little'+(f', diverged on {self.diverged} more' if self.diverged else '')
-        return f'95 % interval {signed(self.low)} to {signed(self.high)}, better on {self.better} of {self.seeds} seeds'+(f', diverged on {self.diverged} more' if self.diverged else '')
+        return f'95 % interval {self.span}, better on {self.better} of {self.seeds} seeds'+(f', diverged on {self.diverged} more' if self.diverged else '')
     @property
     def brief(self)->str:
         "For a table"

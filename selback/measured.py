@@ -110,7 +110,7 @@ def tally(
     return Markdown(f"**Measured:** {said}"+(f'; clearly worse in {losses}' if losses else '')+(f'; diverged in {diverged}.' if diverged else '.'))
 
 def _row(o, up):
-    numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({signed(o.difference.low)} to {signed(o.difference.high)})' if o.difference.seeds>1 else signed(o.difference.mean)
+    numbers = '-' if o.difference is None else f'{signed(o.difference.mean)} ({o.difference.span})' if o.difference.seeds>1 else signed(o.difference.mean)
     notes = ('' if o.measure=='error' else f', in {o.measure}')+(f', {o.not_counted} not counted' if o.not_counted else '')
     seeds = '-' if o.difference is None else f'{o.difference.better} of {o.difference.seeds}'
     return f"| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} | {signed(o.loss.mean) if o.loss and o.loss.is_clear else ''} |"
@@ -136,8 +136,8 @@ def gain(
     if not len(found): raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df.method) or 'none did'}.")
     d,loss,verdict,measure = found[['difference','loss','verdict','measure']].iloc[0]
     if d is None: return verdict
-    of,interval = '' if measure=='error' else f' {measure}',f'{signed(d.low)} to {signed(d.high)}'
-    if d.is_clear: said = f"{d.size}{of} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({interval})"
-    else: said = f"no clear difference{of and f' in{of}'} ({interval})" if d.seeds>1 else f'{signed(d.mean)}{of} {d.sure}'
+    of = '' if measure=='error' else f' {measure}'
+    if d.is_clear: said = f"{d.size}{of} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({d.span})"
+    else: said = f"no clear difference{of and f' in{of}'} ({d.span})" if d.seeds>1 else f'{signed(d.mean)}{of} {d.sure}'
     differs = loss and loss.is_clear and not (d.is_clear and (loss.mean<0)==(d.mean<0))
     return said+(f'; validation loss {loss.size}' if differs else '')

@@ -687,7 +687,6 @@ def test_losses_of_trained_items_are_computed_once_a_batch():
         calls.append(torch.is_grad_enabled())
         return F.cross_entropy(pred, y, reduction=reduction)
     learn = trained_only(table_learner(loss_func=summed, cbs=FavorHardCallback(auto=False)), 1)
-    first = len(calls)
     trained_only(learn, 1)
     steps = int((learn.selection.stats.step>=0).sum())
     assert sum(calls)==steps and len(calls)-sum(calls)<=steps+4 # those without gradients; the first batch is tried
