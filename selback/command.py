@@ -7,6 +7,7 @@ __all__ = ['methods_written', 'help_parser', 'run_study', 'main']
 
 # %% ../nbs/54_command.ipynb #4e7ceaaa
 import argparse, ast, math, re, shutil, sys
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -36,7 +37,7 @@ _default = 'none,favor_hard,prioritized_sampling,selective_backprop,random_subse
 _examples = """examples:
   selback-compare --data digits --compute 10000
   selback-compare --data my_folder --arch resnet18 --seconds 600 --methods "none,favor_hard(beta=2),random_subset(keep=.5,gather=True)"
-  selback-compare --race --data my_folder --compute 500000"""
+  selback-compare --race --data my_folder --compute 500000 --lr 0.001,0.003,0.01"""
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     "Shows no default of a flag"
@@ -59,6 +60,19 @@ def _factor(target):
     from selback.losses import check_range
     try: return check_range('target_error', float(str(target).removesuffix('x')), 1)
     except ValueError as e: raise ValueError(f"target_error: got {target!r}, wanted a multiple of plain training's best, at least 1, such as 1.2x.") from e
+
+def _rates(lr):
+    "The numbers in '0.001,0.01'"
+    try: return [float(o) for o in str(lr).split(',')]
+    except ValueError as e: raise ValueError(f'lr: got {lr!r}, wanted a learning rate, or several with commas between them, such as 0.001,0.01.') from e
+
+@contextmanager
+def _refused():
+    "What the user got wrong is told in a line"
+    try: yield
+    except (OSError, TypeError, ValueError) as e:
+        print(f'selback-compare: error: {e}', file=sys.stderr)
+        sys.exit(2)
 
 def _prepare(data, methods, arch, bs, cut):
     "Names of methods, a function that makes learners, and what tells the study from others"
@@ -122,7 +136,7 @@ def run_study(
     bs:int=64, # Batch size
     n_train:int=None, # Train on so many items only, chosen at random; all if left out
     n_valid:int=None, # Validate on so many items only; all if left out
-    lr:float=1e-3, # The highest learning rate
+    lr:str='0.001', # The highest learning rate, or several with commas between them, of which the one is taken at which plain training ends best
     annealing:str=None, # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
     target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
     race:bool=False, # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one, are written to --out
@@ -130,21 +144,21 @@ def run_study(
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out)
-    plan = dict(epochs=epochs, seeds=seeds, lr=lr, seconds=seconds, items=items, compute=compute, annealing=annealing, path=out/'runs.csv')
-    try:
+    plan = dict(epochs=epochs, seeds=seeds, seconds=seconds, items=items, compute=compute, annealing=annealing)
+    with _refused():
         factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train, n_valid=n_valid))
         from selback.compare import check_study
-        from selback.race import check_race
+        from selback.race import best_rate, check_race, check_rates
         if race and (epochs or seconds or items or annealing): raise ValueError('race: got --epochs, --seconds, --items or --annealing, wanted --compute alone; a race has a learning rate that ends with each round.')
         names = names if methods or not race else None
-        if race: check_race(names, compute, seeds, lr, about)
-        else: check_study(names, **plan, about=about)
+        rates = check_rates(_rates(lr))
+        if race: check_race(names, compute, seeds, rates, about)
+        else: check_study(names, **plan, lr=rates[0], path=out/'runs.csv' if len(rates)==1 else None, about=about)
         out.mkdir(parents=True, exist_ok=True)
-    except (OSError, TypeError, ValueError) as e:
-        print(f'selback-compare: error: {e}', file=sys.stderr)
-        sys.exit(2)
-    if race: _race(get_learner, names, compute, seeds, lr, out, about)
-    else: _study(data, names, get_learner, plan, factor, about)
+    if race: return _race(get_learner, names, compute, seeds, rates, out, about)
+    plan['lr'] = best_rate(get_learner, rates, out, about=about, **plan)
+    with _refused(): check_study(names, **plan, path=out/'runs.csv', about=about)
+    _study(data, names, get_learner, plan | dict(path=out/'runs.csv'), factor, about)
 
 # %% ../nbs/54_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):

@@ -5,8 +5,9 @@ import numpy as np, pandas as pd, pytest
 from helpers import *
 from scipy.stats import t
 from selback.command import main
+from selback.compare import describe
 from selback.findings import paired, signed
-from selback.race import better_half, field, race, race_verdict, rounds_of
+from selback.race import best_rate, better_half, field, race, race_verdict, rounds_of
 
 def ends_of(measure='error', **values): return pd.DataFrame([dict(method=m, seed=s, **{measure: v}) for m,vs in values.items() for s,v in enumerate(vs)])
 def runs_of(*rounds, n_valid=5000): return pd.concat([ends_of(**of).assign(epoch=1, n_valid=n_valid, valid_loss=1., round=i) for i,of in enumerate(rounds, 1)])
@@ -187,3 +188,40 @@ def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     with pytest.raises(TypeError, match='deep inside a training'): main(race=True, compute=200, seeds=1, n_train=64, n_valid=32, out=tmp_path)
     with pytest.raises(SystemExit): main(race=True, methods='none', n_train=64, n_valid=32, out=tmp_path/'no')
     assert not (tmp_path/'no').exists()
+
+@pytest.mark.parametrize('errors,best,says', [
+    ({.001: [.3,.4], .01: [.1,.2], .1: [.2,.3]}, .01, 'Plain training ends best at a learning rate of 0.01: error 0.15 (0.001: 0.35, 0.1: 0.25).\n'),
+    ({.1: [.1,.2], .01: [.05,.4]}, .1, 'error 0.15 (0.01: 0.225). It is the highest; a higher one may be better.\n'),
+    ({.1: [.01,float('nan')], .01: [.3,.4]}, .01, 'error 0.35 (0.1: diverged). It is the lowest; a lower one may be better.\n')])
+def test_the_best_rate_is_that_of_plain_training(errors, best, says, monkeypatch, capsys, tmp_path):
+    "By the mean over its seeds; one that diverged on a seed is out, whatever its error says"
+    asked = []
+    def runs_at(get_learner, methods, lr, path, plot, **kwargs):
+        asked.append((methods, path, kwargs))
+        return pd.DataFrame([dict(method='none', seed=s, epoch=e, lr=lr, n_valid=5000, valid_loss=o, error=0. if o!=o or not e else o) for s,o in enumerate(errors[lr]) for e in (0,1)])
+    monkeypatch.setattr('selback.race.compare', runs_at)
+    about = describe(learner().dls)
+    assert best_rate(learner, [*errors, *errors], tmp_path, epochs=3)==best
+    assert capsys.readouterr().out.endswith(says) and asked==[('none', tmp_path/f'lr_{o:g}.csv', dict(epochs=3, about=about)) for o in sorted(errors)]
+    assert best_rate(learner, .3)==best_rate(learner, [.3])==.3 and len(asked)==len(errors) # nothing to search
+
+def test_a_rate_that_is_none(monkeypatch):
+    for got,error in ([], ValueError),([.1,-1], ValueError),('0.1', TypeError):
+        with pytest.raises(error, match='lr: got'): best_rate(learner, got)
+    monkeypatch.setattr('selback.race.compare', lambda *args, lr, **kwargs: runs_of(dict(none=[float('inf')])).assign(lr=lr, valid_loss=float('nan')))
+    with pytest.raises(ValueError, match='lr: got 0.1, 10, at each of which plain training diverged, wanted a lower one'): best_rate(learner, (10,.1))
+
+def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):
+    runs = race(learner, ['top_loss(keep=.5)'], compute=200, seeds=2, path=tmp_path, lr=[1e-9,.01])
+    ends = pd.concat([pd.read_csv(tmp_path/f'lr_{o}.csv') for o in ('1e-09','0.01')]).groupby(['lr','seed']).tail(1)
+    assert set(runs.lr)=={.01} and ends.groupby('lr').valid_loss.mean().idxmin()==.01 and len(ends)==4 and (ends.compute>=200).all() and set(ends.method)=={'none'}
+    said = capsys.readouterr().out
+    assert said.index('plain training at 1e-09.')<said.index('plain training at 0.01.')<said.index('learning rate of 0.01')<said.index('Round 1')
+
+def test_the_command_searches_the_rate(tmp_path, capsys):
+    args = dict(data='digits', n_train=128, n_valid=64, bs=16, seeds=1, compute=512, methods='none,top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
+    main(lr='0.003,9', **args)
+    assert set(pd.read_csv(tmp_path/'runs.csv').lr)=={.003} and 'Plain training ends best at a learning rate of 0.003' in capsys.readouterr().out
+    for lr,match in ('fast', "lr: got 'fast', wanted a learning rate, or several"),('0.1,-1', 'lr: got -1'),('0.1', 'lr'): # the last is not that of the runs
+        with pytest.raises(SystemExit): main(lr=lr, **args)
+        assert match in capsys.readouterr().err
