@@ -22,7 +22,7 @@ bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
-	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race or forum)).ipynb
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, forum or noise_cifar10)).ipynb
 
 regime: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m selback.regimes $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))

@@ -24,7 +24,7 @@ def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
         try: exec(compile(code, fn, 'exec'), dict(__name__='__main__', display=print))
         finally: plt.close('all')
 
-@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays','race','forum'])
+@pytest.mark.parametrize('name', ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays','race','forum','noise_cifar10'])
 def test_stored_runs_are_whole(name):
     files = sorted((root/'results'/name).rglob('*.csv'))
     assert files
