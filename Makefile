@@ -1,13 +1,21 @@
-# make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits. make test: all tests. make bench: costs, as ratios.
-# make experiment name=cifar10: run a notebook of nbs/experiments again. make notebooks: all of them. make regime name=long_tail: a part of where_it_pays.
-# make docs: the site, in _docs. All set up .venv first.
+# make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits.
+# make test: the package and its notebooks, without a network and without data. make test-studies: the studies, at a tiny scale.
+# make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
+# make regime name=long_tail: a part of where_it_pays. make comparisons: what all runs amount to, for cards, guide and README.
+# make notebooks: execute all of them. make docs: the site, in _docs. All set up .venv first, as make setup does.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
+# no network, and no data that lie on this machine: what passes here passes anywhere; small networks gain little from two threads
+TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
+STUDIES := experiments
+COVERAGE ?=
 
-.PHONY: demo test bench experiment regime notebooks docs readme clean
+.PHONY: setup demo test test-studies bench experiment regime comparisons notebooks docs readme clean
 
-# small networks gain little from two threads, and lose much beside other work
+setup: $(BIN)/.installed
+
+# small networks lose much from two threads beside other work
 demo: export OMP_NUM_THREADS = 1
 demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data china --bs 1024 --lr .004 --compute 1200000 --seeds 2 --out runs/china \
@@ -15,17 +23,24 @@ demo: $(BIN)/.installed
 	$(BIN)/selback-compare --data digits --compute 10000 --out runs/digits
 
 test: $(BIN)/.installed
-	$(BIN)/nbdev-test --n-workers 2
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^$(STUDIES)$$'
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
+
+test-studies: $(BIN)/.installed
+	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
 
 bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
-	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/experiments/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, forum or noise_cifar10)).ipynb
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, forum or noise_cifar10)).ipynb
+	$(MAKE) comparisons
 
 regime: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m selback.regimes $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.regimes $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
+
+comparisons: $(BIN)/.installed
+	$(BIN)/python -m studies.measured
 
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py
@@ -39,9 +54,12 @@ readme: $(BIN)/.installed
 clean:
 	rm -rf .venv runs _proc _docs build *.egg-info
 
-$(BIN)/.installed: settings.ini setup.py pyproject.toml
+# The folders of the checkout on the path of its Python, for the studies and what notebooks read, and `_offline` where a process asks for it
+$(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' || $(BIN)/pip install --quiet -e '.[dev]'
+	printf '%s\n' '$(CURDIR)' '$(CURDIR)/nbs' 'import os; os.environ.get("SELBACK_OFFLINE") and __import__("_offline")' \
+		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
 	touch $@
 
 $(BIN)/.docs: $(BIN)/.installed

@@ -9,7 +9,8 @@ from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from selback.all import BatchLossFilterCallback, InfoBatchCallback, RandomSubsetCallback, SelectiveBackpropCallback, TopLossCallback
+from selback.all import (BatchLossFilterCallback, InfoBatchCallback, RandomSubsetCallback, SelectiveBackpropCallback,
+    TopLossCallback)
 from torch import nn
 
 BS,N,SKIPPED = 128,80,20 # batch size; batches of an epoch, and how many of them are not timed

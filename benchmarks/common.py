@@ -8,11 +8,11 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from greenlet import getcurrent, greenlet
+from selback.core.batches import Items, take
+from selback.callback.meter import clock
 from selback.all import *
-from selback.compare import get_model, machine
-from selback.cost import clock
-from selback.datasets import cifar_resnet18
-from selback.items import Items, take
+from selback.bench.datasets import cifar_resnet18
+from selback.bench.compare import get_model, machine
 from torch import nn
 
 MALLOC = dict(MALLOC_MMAP_THRESHOLD_=str(2**25), MALLOC_TRIM_THRESHOLD_=str(2**30)) # bytes; glibc takes no larger first one

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
-from selback import cost, meter
+from selback.callback import meter
 from common import *
 
 class Jpegs:

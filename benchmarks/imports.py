@@ -1,4 +1,4 @@
-"Time to import `selback.functional`, which needs no fastai, beside PyTorch alone, each in a new process"
+"Time to import `selback.core.functional`, which needs no fastai, beside PyTorch alone, each in a new process"
 import subprocess, sys, time
 from common import *
 
@@ -10,7 +10,7 @@ def seconds(code):
 def main():
     args,rows = arguments(__doc__),[]
     for r in range(-1, args.repeats): # the first fills the disk's cache
-        nothing,torch_,again,ours = map(seconds, ('pass', 'import torch', 'import torch', 'import selback.functional'))
+        nothing,torch_,again,ours = map(seconds, ('pass', 'import torch', 'import torch', 'import selback.core.functional'))
         if r>=0: rows.append(dict(repeat=r, torch_seconds=torch_-nothing, torch_again=(again-nothing)/(torch_-nothing), functional=(ours-nothing)/(torch_-nothing)))
     df = save(rows, 'imports', args)
     print(df[['torch_seconds','torch_again','functional']].median().round(3).to_string())

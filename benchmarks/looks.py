@@ -2,9 +2,9 @@
 import warnings
 
 from fastai.optimizer import Adam
-from selback.datasets import get_dls
-from selback.policies import top_k
-from selback.scoring import ScoringPass
+from selback.core.policies import top_k
+from selback.core.scoring import ScoringPass
+from selback.bench.datasets import get_dls
 from common import *
 
 def timing(args):
@@ -20,9 +20,6 @@ def timing(args):
             learn.opt.step()
             learn.opt.zero_grad()
         looks = {name: (lambda p=p: p(learn.model, (x,), (y,))) for name,p in LOOKS.items()}
-        if args.device=='cpu':
-            looks['int8'] = lambda p=ScoringPass(scorer=Int8Copy()): p(learn.model, (x,), (y,))
-            looks['int8, converting'] = lambda: ScoringPass(scorer=Int8Copy())(learn.model, (x,), (y,))
         kinds = dict(plain=step, plain_again=step, **looks)
         for r in range(-1, args.repeats):
             for name,f in kinds.items():
@@ -42,7 +39,6 @@ class Agreement(Callback):
     def before_fit(self):
         self.at = {0, self.n_epoch*len(self.dls.train)//4, self.n_epoch*len(self.dls.train)//2, self.n_epoch*len(self.dls.train)-1}
         self.copies = {f'{every} steps old': ModelCopy(every) for every in (10, 100)} | {'average of the past': ModelCopy(1, .99)}
-        if str(self.dls.device)=='cpu': self.copies['int8'] = Int8Copy(1)
         for c in self.copies.values(): c.of(self.model, self.batches[0][:1])
     def before_batch(self):
         if self.training and self.train_iter in self.at: self.compare()

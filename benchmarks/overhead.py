@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import numpy as np
 from scipy.stats import percentileofscore
-from selback.losses import as_tensors
-from selback.memory import ItemMemory
-from selback.policies import cdf_power
+from selback.core.batches import as_tensors
+from selback.core.policies import cdf_power
+from selback.core.memory import ItemMemory
 from common import *
 
 SIZES = {'cpu': (32, 128, 512, 2048, 4096), 'cuda': (32, 128, 512, 2048, 4096)}

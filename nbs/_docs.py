@@ -21,14 +21,14 @@ top,out = nbs.parent,nbs.parent/'_docs'
 sections = {'start': 'Start here', 'tutorials': 'Guides', 'methods': 'Methods', 'experiments': 'Experiments', 'called': 'API: what you call', 'inside': 'API: inside', 'project': 'Project'}
 # what comes first in a section, in this order
 first = dict(start='installation get_started how_it_works what_it_takes questions migrate', tutorials='choosing demo cost saving setups targets noisy_labels',
-    called='all views pictures figures gradients callback scoring compare race command findings datasets functional')
+    called='all views pictures gradients batch scoring compare race command findings datasets functional')
 first = {folder: names.split() for folder,names in first.items()}
 # what people search for, and the page that tells
 words = {'what_it_takes': 'requirements, options, supported tasks, loss functions', 'installation': 'installation, GPU, CUDA, CPU', 'saving': 'checkpoint, resume, export, save, load', 'questions': 'FAQ, warnings, error messages, active learning',
     'migrate': 'Composer, MosaicML, tsai, fastai v1', 'noisy_labels': 'noisy labels, label errors, label noise', 'papers': 'Jiang 2019, Hu 2021, published results',
     'setups': 'mixed precision, distributed training, gradient accumulation', 'targets': 'multi-label, segmentation, regression', 'plain_pytorch': 'PyTorch',
-    '27_seta': 'curriculum, curriculum learning', '31_selective_backprop': 'selective backpropagation, biggest losers', '32_stale_loss': 'stale, stale losses', '33_top_loss': 'OHEM, hard example mining, random subset',
-    '34_importance_sampling': 'importance sampling', '35_info_batch': 'InfoBatch, data pruning', '36_reducible_loss': 'RHO-LOSS, noise guard', '37_proxy': 'proxy model', '39_prioritized_sampling': 'prioritized experience replay'}
+    '04_seta': 'curriculum, curriculum learning', '05_selective_backprop': 'selective backpropagation, biggest losers', '07_stale_loss': 'stale, stale losses', '08_top_loss': 'OHEM, hard example mining, random subset',
+    '09_importance_sampling': 'importance sampling', '03_info_batch': 'InfoBatch, data pruning', '10_reducible_loss': 'RHO-LOSS, noise guard', '11_proxy': 'proxy model', '02_prioritized_sampling': 'prioritized experience replay'}
 lookup = NbdevLookup()
 
 def is_name(text):
@@ -106,7 +106,7 @@ def linked(md, names, labels):
 def folder_of(path):
     "The section of a notebook"
     folder = path.parent.as_posix()
-    return folder if folder!='.' else 'called' if path.stem[3:] in first['called'] else 'inside'
+    return folder if folder in sections else 'called' if path.stem[3:] in first['called'] else 'inside'
 
 def in_order(folder, names):
     "The pages of a section, with those that come first at its beginning"

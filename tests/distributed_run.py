@@ -1,8 +1,4 @@
-"Run by `test_distributed.py`: two processes train together, and save what happened"
-import os, sys
-from datetime import timedelta
-from pathlib import Path
-
+"What each of two processes does that `test_distributed.py` has train together"
 import torch
 from torch import distributed as dist
 
@@ -20,7 +16,7 @@ def on_cpu(self, t, rank):
     orders.append(t.tolist())
     return t.tolist()
 orders = [] # that rank 0 has told of; in each epoch its own comes first
-DistributedDL._broadcast = on_cpu
+DistributedDL._broadcast = on_cpu # fastai's needs a GPU
 
 class Witness(Callback):
     "Which items train, and with which weights; who hands out the batches; an epoch's own order, and what is remembered before it"
@@ -85,13 +81,5 @@ def train(name):
     res = dict(steps=witness.steps, weights=weights(learn), loaders=witness.loaders, lengths=witness.lengths, orders=witness.orders, memories=witness.memories)
     return res if cb is None else dict(res, memory=None if cb.memory is None else cb.memory.state_dict(), stats=cb.stats, left=cb.report.left, waiting=len(cb.delivery))
 
-if __name__=='__main__':
-    out = Path(sys.argv[1])
-    child = os.fork() # all is imported, once
-    rank = int(not child)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
-    torch.set_num_threads(1)
-    dist.init_process_group('gloo', init_method=f'file://{out}/store', rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    for name in sys.argv[2:] or CASES: torch.save(train(name), out/f'{name}_{rank}.pt')
-    dist.destroy_process_group()
-    if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def train_all(out, rank):
+    for name in CASES: torch.save(train(name), out/f'{name}_{rank}.pt')

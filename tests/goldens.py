@@ -1,7 +1,6 @@
 "What training does with each method, step by step: `python tests/goldens.py` writes `goldens.json.gz`, and `test_goldens.py` compares"
-import gzip, hashlib, io, json, math, os, re, subprocess, sys, tempfile
+import gzip, hashlib, io, json, math, re, tempfile
 from contextlib import contextmanager, redirect_stdout
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from fastai.callback.mixup import MixUp
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
-from helpers import CPUMixedPrecision, class_data, dls_of, mlp
+from helpers import CPUMixedPrecision, class_data, dls_of, mlp, on_two_ranks
 from selback.all import (BatchLossFilterCallback, DropEasyCallback, FavorHardCallback, ImportanceSamplingCallback, InfoBatchCallback, PrioritizedSamplingCallback, RandomSubsetCallback,
     SelectiveBackpropCallback, SeTaCallback, StaleLossCallback, TopLossCallback)
 from torch import distributed as dist, nn
-from torch.multiprocessing import start_processes
 
 here = Path(__file__).parent
 file = here/'goldens.json.gz'
@@ -150,16 +148,13 @@ def run(method, variant):
         size=size_of(learns[-1].model), text=re.sub(r'\d+', '#', said.getvalue()))
 
 def run_on_ranks():
-    "What happens in each case in each of two processes, by case; more than 3 minutes are a deadlock"
-    with tempfile.TemporaryDirectory() as out:
-        path = os.pathsep.join([str(here), str(here.parent)])
-        env = dict(os.environ, ACCELERATE_USE_CPU='1', OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='', PYTHONPATH=path)
-        done = subprocess.run([sys.executable, here/'goldens.py', out], env=env, capture_output=True, text=True, timeout=180)
-        assert not done.returncode, done.stderr[-4000:]
-        ranks = [json.loads((Path(out)/f'{rank}.json').read_text()) for rank in range(2)]
+    "What happens in each case in each of two processes, by case"
+    with tempfile.TemporaryDirectory() as folder:
+        on_two_ranks(partial(run_as_rank, out := Path(folder)), out)
+        ranks = [json.loads((out/f'{rank}.json').read_text()) for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
-def as_rank(rank, out):
+def run_as_rank(out, rank):
     "Train all cases of two processes in one of them"
     from fastai.distributed import DistributedDL
     def on_cpu(self, t, rank):
@@ -167,11 +162,8 @@ def as_rank(rank, out):
         dist.broadcast(t, rank)
         return t.tolist()
     DistributedDL._broadcast = on_cpu # fastai's needs a GPU
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='0')
-    dist.init_process_group('gloo', init_method=f'file://{out}/store', rank=rank, world_size=2, timeout=timedelta(seconds=60))
     cases = {name_of(*case): run(*case) for case in CASES if case[1]=='ranks'}
-    (Path(out)/f'{rank}.json').write_text(json.dumps(cases))
-    dist.destroy_process_group()
+    (out/f'{rank}.json').write_text(json.dumps(cases))
 
 def environment():
     "What the last bits of a loss may depend on"
@@ -194,6 +186,4 @@ def read():
     saved = json.loads(gzip.decompress(file.read_bytes()))
     return saved['environment'],saved['cases']
 
-if __name__=='__main__':
-    if sys.argv[1:]: start_processes(as_rank, sys.argv[1:], nprocs=2, start_method='fork') # what is imported is there already
-    else: write()
+if __name__=='__main__': write()

@@ -1,6 +1,7 @@
 "Small learners that train in milliseconds, and the methods under test"
-import inspect, random, warnings
+import inspect, os, random, signal, sys, time, traceback, warnings
 from collections import Counter
+from datetime import timedelta
 from functools import partial
 
 import numpy as np, torch
@@ -10,17 +11,26 @@ from fastai.callback.mixup import MixUp
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
-from fastai.torch_core import TensorCategory, TensorImage, set_seed
+from fastai.torch_core import TensorCategory, TensorImage, default_device, set_seed
 from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
+from selback.core.batches import as_tensors, map_tensors
+from selback.callback.selection import known_methods
 from selback.all import *
-from selback.callback import known_methods
-from selback.datasets import TensorItems
-from selback.experiments import CPUMixedPrecision
-from selback.losses import as_tensors, map_tensors
-from torch import nn
+from selback.bench.datasets import TensorItems
+from torch import distributed as dist, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+
+class CPUMixedPrecision(MixedPrecision):
+    "fastai's mixed precision in bf16, which works on GPUs only, on a CPU"
+    name = 'mixed_precision'
+    def __init__(self): super().__init__('bf16')
+    def before_fit(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore') # that there is no GPU
+            super().before_fit()
+        self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
 
 def methods():
     "Every method of the package that needs nothing to choose by"
@@ -134,12 +144,46 @@ def image_learner(seed=0, cbs=None, n=52, **kwargs):
 def regression_learner(seed=0):
     from fastai.test_utils import synth_learner
     set_seed(seed)
-    return synth_learner()
+    return synth_learner(n_trn=5, n_val=1)
 
 LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, regression=regression_learner)
 
 def weights(learn): return {k: v.clone() for k,v in learn.model.state_dict().items()}
 
-def random_states(): return random.getstate(),np.random.get_state()[1].tolist(),torch.get_rng_state().tolist()
+def random_states():
+    _,key,*more = np.random.get_state()
+    return random.getstate(),key.tobytes(),more,torch.get_rng_state().numpy().tobytes()
 
 def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+# Two processes
+def on_two_ranks(work, out, seconds=180):
+    "Call `work(rank)` in two forks of this process, which has imported all there is; what takes longer is a deadlock"
+    children = [os.fork() or as_rank(work, rank, out) for rank in range(2)]
+    until,open_ones = time.time()+seconds,set(children)
+    while open_ones and time.time()<until:
+        done = [child for child in open_ones if os.waitpid(child, os.WNOHANG)[0]]
+        open_ones -= set(done)
+        if not done: time.sleep(.02)
+    for child in open_ones:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    ends = [(out/f'rank_{rank}.txt').read_text() if (out/f'rank_{rank}.txt').exists() else 'died' for rank in range(2)]
+    assert not open_ones and ends==['done']*2, f'{len(open_ones)} of 2 processes hang: {ends}'
+
+def as_rank(work, rank, out):
+    "Be one of two processes that train together, and nothing else after it"
+    said = 'done'
+    try:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='0', ACCELERATE_USE_CPU='1')
+        default_device(False)
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo', init_method=f'file://{out}/store', rank=rank, world_size=2, timeout=timedelta(seconds=60))
+        work(rank)
+        dist.destroy_process_group()
+    except BaseException: said = traceback.format_exc()
+    finally:
+        (out/f'rank_{rank}.txt').write_text(said)
+        measured = sys.modules['coverage'].Coverage.current() if 'coverage' in sys.modules else None
+        if measured: measured.save()
+        os._exit(0)

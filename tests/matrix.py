@@ -15,7 +15,7 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_clas_config
 from helpers import *
 from torch.nn import functional as F
 
-N,BS,CLASSES = 72,16,3 # the last batch of an epoch has 8 items
+N,BS,CLASSES = 56,16,3 # the last batch of an epoch has 8 items
 
 # Tasks
 WEIGHT = torch.tensor([.5,1.,2.])

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
-from selback.items import Items, take
-from selback.learner import ItemLoss
-from selback.losses import check_separable
-from selback.memory import ItemMemory
-from selback.scoring import fixed_random
+from selback.core.batches import Items, take
+from selback.core.losses import check_separable
+from selback.core.memory import ItemMemory
+from selback.core.untouched import fixed_random
+from selback.core.losses import ItemLoss
 from torch.nn import functional as F
 
 def name_of(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else str(v)
@@ -497,7 +497,7 @@ def test_chosen_sequences_stay_sorted_by_length():
             self.learn.seen = True
     for cls in methods():
         if cls is ImportanceSamplingCallback: continue
-        learn = quiet_fit(matrix.text(cbs=[cls(warmup=0), Ahead()]), 4)
+        learn = quiet_fit(matrix.text(cbs=[cls(warmup=0), Ahead()]), 3)
         assert learn.seen
 
 def test_gathered_items_of_other_shapes_are_refused():
@@ -533,7 +533,7 @@ def test_usual_fits_are_not_warned_of(cls):
 
 def test_what_counts_as_rising():
     import pandas as pd
-    from selback.report import rising_loss
+    from selback.callback.report import rising_loss
     def told(train, full, valid=(.5,)*7, kept=(1,)+(.3,)*6): return rising_loss(pd.DataFrame(dict(train_loss=train, full_loss=full, valid_loss=valid, samp_perc=kept)))
     falls,rises,nan = [1,.9,.8,.7,.6,.5,.4],[.4,.4,.5,.6,.7,.7,.7],[float('nan')]*7
     assert 'full_loss rises while train_loss falls: from 0.4 to 0.7 since epoch 1' in told(falls, rises)
@@ -545,9 +545,9 @@ def test_what_counts_as_rising():
 @pytest.mark.parametrize('cls', [SelectiveBackpropCallback, BatchLossFilterCallback], ids=one_liner)
 def test_the_digits_are_not_warned_of(cls):
     from fastai.layers import SimpleCNN
-    from selback.datasets import get_dls
+    from selback.bench.datasets import get_dls
     set_seed(0)
-    learn = Learner(get_dls('digits'), nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10)), loss_func=CrossEntropyLossFlat(), cbs=cls(auto=False))
+    learn = Learner(get_dls('digits', n_train=640, n_valid=160), nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10)), loss_func=CrossEntropyLossFlat(), cbs=cls(auto=False))
     assert quiet_fit(learn, 6, lr=1e-2).selection.report.advice is None
 
 @pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback])
@@ -639,7 +639,7 @@ def test_a_state_that_is_refused_changes_nothing():
 
 def test_draws_of_another_kind_of_device_begin_anew():
     "A generator on a GPU has a state of 16 bytes"
-    from selback.policies import Draws
+    from selback.core.policies import Draws
     draws = Draws(3)
     draws.load_state_dict(dict(state=torch.zeros(16, dtype=torch.uint8)))
     assert torch.rand(1, generator=draws.on('cpu')).item()==torch.rand(1, generator=Draws(3).on('cpu')).item()
@@ -707,7 +707,7 @@ def test_a_loss_that_a_callback_averages():
         assert learn.selection.report.log[2]==learn.selection.report.log[2]
 
 def test_negative_losses_are_drawn_by_what_they_are_above_the_lowest():
-    from selback.policies import priorities
+    from selback.core.policies import priorities
     torch.testing.assert_close(priorities(torch.tensor([-4.,-3.,0.]), 1.), torch.tensor([0.,.2,.8], dtype=torch.float64))
     torch.testing.assert_close(priorities(torch.tensor([1.,3.]), 1.), torch.tensor([.25,.75], dtype=torch.float64))
 
@@ -719,14 +719,14 @@ def test_texts_have_a_reducible_loss():
     assert len(losses)==len(b.dls.train_ds) and losses.isfinite().all()
 
 def test_a_plain_loop_is_told_what_a_policy_returns():
-    from selback.functional import select_batch
+    from selback.core.functional import select_batch
     x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
     for policy,got in (lambda s: s.argsort()[:5], 'a tensor'),(lambda s: (torch.arange(3), None), 'tuple'),(lambda s: Chosen(s>0), 'Chosen with rows of torch.bool'):
         with pytest.raises(TypeError, match=f'policy: got {got}.*wanted Chosen'): select_batch(nn.Linear(4,3), F.cross_entropy, x, y, policy=policy)
 
 def test_stats_are_joined_once(monkeypatch):
     "Asked after each epoch, as `compare` does, they are not all joined again"
-    import selback.report as r
+    import selback.callback.report as r
     joined,concat = [],r.pd.concat
     learn = quiet_fit(table_learner(cbs=SelectiveBackpropCallback(auto=False)), 3)
     before = learn.selection.stats

@@ -10,7 +10,7 @@ from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner, load_learner
 from helpers import *
-from selback.report import SelectionColumns
+from selback.callback.report import SelectionColumns
 
 def steps(learn, **where):
     stats = learn.selection.stats
@@ -252,7 +252,7 @@ def test_scores_have_the_precision_of_training():
     quiet_fit(learn, 1)
     assert set(learn.model.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
 
-@pytest.mark.parametrize('kwargs,wanted', [(dict(), 1), (dict(multiple_of=4), 4), (dict(mixed_precision_batch=True), 8), (dict(mixed_precision_batch=False), 1)])
+@pytest.mark.parametrize('kwargs,wanted', [(dict(), 1), (dict(multiple_of=4), 4), (dict(multiple_of=8), 8), (dict(multiple_of=1), 1)])
 def test_multiple_of(kwargs, wanted):
     learn = table_learner().batch_loss_filter(.01, **kwargs)
     assert learn.selection.round_to==wanted
@@ -442,7 +442,7 @@ def test_where_nothing_is_chosen_an_epoch_makes_a_step_without_a_gradient():
 
 @pytest.mark.parametrize('call', [lambda l: l.top_loss(keep=0), lambda l: l.top_loss(keep=2), lambda l: l.random_subset(keep=-.1),
     lambda l: l.batch_loss_filter(0), lambda l: l.batch_loss_filter(1.2), lambda l: l.batch_loss_filter(min_sample_perc=-1),
-    lambda l: l.batch_loss_filter(mixed_precision_batch=True, multiple_of=8), lambda l: l.selective_backprop(beta=-1), lambda l: l.selective_backprop(keep=0),
+    lambda l: l.selective_backprop(beta=-1), lambda l: l.selective_backprop(keep=0),
     lambda l: l.selective_backprop(beta=1, keep=.25), lambda l: l.selective_backprop(hist_size=0), lambda l: l.selective_backprop(interrupt=1),
     lambda l: l.selective_backprop(start=.9, end=.5), lambda l: l.selective_backprop(warmup=-1), lambda l: l.top_loss(scale_factor=0),
     lambda l: l.top_loss(scale_factor=1.5), lambda l: l.top_loss(score='luck'), lambda l: l.top_loss(multiple_of=0), lambda l: l.top_loss(seed=-1)])

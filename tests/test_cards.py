@@ -4,23 +4,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import selback.measured
-from selback.measured import measured, studies, tally
+from _measured import comparisons, measured, tally
 
 root = Path(__file__).parents[1]
-results = root/'results'
 each_card = pytest.mark.parametrize('card', sorted(o.stem for o in (root/'nbs/methods').glob('*.ipynb')))
-NO_METHOD = '26_scale_lr', # a helper: it selects nothing, so that there is nothing to compare
-PARTS = [r'\A# .+\n\n> .+\n', r'#\| default_exp', r'#\| hide_input\nfrom selback\.measured import \*\ntally\(', r'\*\*Use it\*\*\n\n```python\n', *(rf'\*\*{o}\.\*\* ' for o in
+NO_METHOD = '13_scale_lr', # a helper: it selects nothing, so that there is nothing to compare
+PARTS = [r'\A# .+\n\n> .+\n', r'#\| default_exp', r'#\| hide_input\nfrom _measured import measured, tally\ntally\(', r'\*\*Use it\*\*\n\n```python\n', *(rf'\*\*{o}\.\*\* ' for o in
     ('What it does','Suggested values','Cost','When','When not','Goes with')), r'#\| export', r'\*\*An example\*\*', r'## Measured\n', r'## Messages and remedies\n', r'\*\*Source\.\*\* ']
 MEASURED = re.compile(r'\d\s*(%|×|x\b|dB\b|points?\b|per ?cent|times\b|-?fold\b)')
 
-@pytest.fixture(scope='module', autouse=True)
-def comparisons():
-    "Read the runs once"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selback.measured, 'comparisons', lru_cache(selback.measured.comparisons))
-        yield selback.measured.comparisons
+@lru_cache
+def all_comparisons(): return comparisons()
 
 @lru_cache
 def cells(card): return json.loads((root/f'nbs/methods/{card}.ipynb').read_text(encoding='utf-8'))['cells']
@@ -32,7 +26,7 @@ def paragraph(card, name): return re.search(rf'\*\*{name}\.\*\* (.+)', markdown(
 def prose(md): return re.sub(r'```.*?```|`[^`\n]*`|\]\([^)]*\)', ' ', md, flags=re.S)
 
 def calls(card, name):
-    "The cells that call a function of `selback.measured`, and with what"
+    "The cells that call a function of `_measured`, and with what"
     for c in cells(card):
         if c['cell_type']=='code' and (found := re.search(rf'^{name}\(.*\)$', source(c), re.M)): yield c,[o.value for o in ast.parse(found[0]).body[0].value.args]
 
@@ -96,19 +90,19 @@ def test_each_quoted_message_is_raised(card):
     assert quoted(card) or 'It raises nothing of its own.' in markdown(card)
     assert not set(quoted(card))-set(hidden)
 
-def study_pages(text): return {page for page in re.findall(r'\]\(\.\./([^)#]+)\.ipynb\)', text) if page in {o.page for o in studies}}
+def study_pages(text): return {page for page in re.findall(r'\]\(\.\./([^)#]+)\.ipynb\)', text) if page in set(all_comparisons().page)}
 
 @each_card
-def test_what_did_not_win_is_not_recommended_for_winning(card, comparisons):
+def test_what_did_not_win_is_not_recommended_for_winning(card):
     "And what did is recommended for what it won at"
     when = paragraph(card, 'When')
     disclaims = re.match('Nowhere that we measured|Not measured here|Not for a better network', when)
     if card in NO_METHOD: assert disclaims; return
     names = next(calls(card, 'tally'))[1]
-    df = comparisons(results)
+    df = all_comparisons()
     df = df[(df.method.isin(names) | df.method.str.startswith(tuple(f'{o}(' for o in names))) & (df.verdict=='better')]
-    won = '**Measured:** clearly better' in tally(*names, top=results).data
-    assert won==df.equal_cost.any() and won!=bool(disclaims), f"{tally(*names, top=results).data} Rewrite its \"When\"."
+    won = '**Measured:** clearly better' in tally(*names).data
+    assert won==df.equal_cost.any() and won!=bool(disclaims), f"{tally(*names).data} Rewrite its \"When\"."
     wins = set(df.page[df.equal_cost]) if won else set(df.page)
     assert study_pages(when)<=wins, f'recommended for {study_pages(when)-wins}, where it was not clearly better'
     if won: assert study_pages(when), f'it won at {wins}, which its "When" names none of'
@@ -122,10 +116,11 @@ def test_what_is_shown_is_what_was_measured(card):
         assert found or card in NO_METHOD
         for cell,names in found:
             shown = [''.join(o['data']['text/markdown']) for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
-            assert shown==[f(*names, top=results).data], f'run `.venv/bin/python nbs/_run.py nbs/methods/{card}.ipynb`'
+            assert shown==[f(*names).data], f'run `.venv/bin/python nbs/_run.py nbs/methods/{card}.ipynb`'
 
-def test_each_method_has_a_card(comparisons):
+def test_each_method_has_a_card():
     "And each comparison of a method shows on one"
     shown = {name for card in (o.stem for o in (root/'nbs/methods').glob('*.ipynb')) for _,names in calls(card, 'measured') for name in names}
-    no_methods = {r for o in studies for r in o.rivals} | {'class-balanced and prioritized','easiest first'} # what methods are compared with
-    assert set(comparisons(results).method.str.replace(r'\(.*', '', regex=True))-no_methods<=shown
+    no_methods = {'class-balanced and prioritized','easiest first'} # what methods are compared with
+    methods = all_comparisons().query('~is_rival').method
+    assert set(methods.str.replace(r'\(.*', '', regex=True))-no_methods<=shown

@@ -8,8 +8,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
-from selback.compare import compare
 from selback.methods.replay_choices import Choices, fingerprint, record_choices
+from selback.bench.compare import compare
 from torch.nn import functional as F
 
 def linear(): return nn.Linear(4, 3)

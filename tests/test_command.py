@@ -3,7 +3,7 @@ import inspect, re, subprocess, sys
 
 import pytest
 from helpers import *
-from selback.command import help_parser, main, methods_written, run_study
+from selback.bench.command import help_parser, main, methods_written, run_study
 
 HELP = help_parser(run_study).format_help()
 
@@ -26,11 +26,11 @@ def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     assert len(args)==3 and args[0].compute==10_000 and args[1].methods.startswith('none,favor_hard') and args[2].race
 
 def test_help_imports_no_torch():
-    code = "import sys; sys.argv = ['selback-compare','--help']\nfrom selback.command import main\ntry: main()\nexcept SystemExit: pass\nprint([m for m in ('torch','fastai','pandas','matplotlib','sklearn') if m in sys.modules])"
+    code = "import sys; sys.argv = ['selback-compare','--help']\nfrom selback.bench.command import main\ntry: main()\nexcept SystemExit: pass\nprint([m for m in ('torch','fastai','pandas','matplotlib','sklearn') if m in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.endswith('[]\n')
 
 def test_a_line_reaches_the_study(monkeypatch):
-    import selback.command as c
+    import selback.bench.command as c
     asked = []
     monkeypatch.setattr(c, 'run_study', c.delegates(run_study)(lambda **kwargs: asked.append(kwargs)))
     monkeypatch.setattr(c, 'help_parser', lambda func: help_parser(run_study))
@@ -44,7 +44,7 @@ def test_an_option_that_is_cut_short_is_refused(monkeypatch, capsys):
     assert 'unrecognized arguments: --method none' in capsys.readouterr().err
 
 @pytest.mark.parametrize('is_terminal', [False,True])
-def test_a_table_is_no_wider_than_the_terminal(is_terminal, monkeypatch, tmp_path, capsys):
+def test_a_table_is_no_wider_than_the_terminal(is_terminal, monkeypatch, tmp_path, capsys, tiny_network):
     "And in one block where the output is a file"
     monkeypatch.setenv('COLUMNS', '80')
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal)

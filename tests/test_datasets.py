@@ -13,8 +13,8 @@ from fastai.vision.core import PILImage, TensorImage, TensorMask
 from PIL import Image
 from torch import nn
 
-import selback.datasets as d
-from selback.datasets import Cutout, PadCrop, TensorItems, damage, get_dls, get_model, tensor_dls
+import selback.bench.datasets as d
+from selback.bench.datasets import Cutout, PadCrop, TensorItems, damage, get_dls, get_model, tensor_dls
 
 matplotlib.use('Agg')
 root = Path(__file__).parents[1]

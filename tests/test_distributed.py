@@ -1,20 +1,18 @@
 "Two processes that train together: as many steps in each, one memory, the dataset's own indices"
-import math, os, subprocess, sys
-from pathlib import Path
+import math
+from functools import partial
 
 import pytest, torch
-from distributed_run import CASES, data
-from helpers import same
+from distributed_run import CASES, data, train_all
+from helpers import on_two_ranks, same
 
 BS = 8
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    "What each of two processes has saved, by case; more than 3 minutes are a deadlock"
-    out,here = tmp_path_factory.mktemp('ranks'),Path(__file__).parent
-    env = dict(os.environ, ACCELERATE_USE_CPU='1', OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='', PYTHONPATH=os.pathsep.join([str(here), str(here.parent)]))
-    done = subprocess.run([sys.executable, here/'distributed_run.py', out], env=env, capture_output=True, text=True, timeout=180)
-    assert not done.returncode, done.stderr[-4000:]
+    "What each of two processes has saved, by case"
+    out = tmp_path_factory.mktemp('ranks')
+    on_two_ranks(partial(train_all, out), out)
     return {name: [torch.load(out/f'{name}_{rank}.pt', weights_only=False) for rank in range(2)] for name in CASES}
 
 def equal(a, b): return a.keys()==b.keys() and all(torch.equal(a[k].nan_to_num(-1.), b[k].nan_to_num(-1.)) for k in a)

@@ -105,7 +105,7 @@ def test_the_api_begins_with_what_is_called(tab):
     parts = {name.lower(): pages for name,pages in parts}
     called,inside = parts['api: what you call'],parts['api: inside']
     assert list(parts).index('api: what you call')<list(parts).index('api: inside')
-    assert called[0]=='all.html' and {'views.html','callback.html','compare.html','command.html'}<=set(called) and {'loader.html','meter.html','attach.html'}<=set(inside)
+    assert called[0]=='all.html' and {'views/views.html','callback/batch.html','bench/compare.html','bench/command.html'}<=set(called) and {'callback/loader.html','callback/meter.html','callback/selection.html'}<=set(inside)
     assert parts['start here'][0]=='installation.html'
 
 def test_version_and_repository(tab):
@@ -117,7 +117,7 @@ def test_version_and_repository(tab):
     links = page.evaluate("[...document.querySelectorAll('a[rel=edit], a.colab, a.source')].map(o => o.href)")
     if conf.repository is None: assert not links and not page.locator(f'a[href*="{conf.cfg.git_url}"]').count()
     else:
-        assert f'{conf.repository}/edit/{conf.cfg.branch}/nbs/methods/31_selective_backprop.ipynb' in links and any('colab' in o for o in links)
+        assert f'{conf.repository}/edit/{conf.cfg.branch}/nbs/methods/05_selective_backprop.ipynb' in links and any('colab' in o for o in links)
         assert page.locator(f'.sidebar-tree a[href="{conf.repository}"]').count()==1
 
 def builders():
@@ -174,7 +174,7 @@ def test_dark_pages_are_dark_and_readable(tab, name):
     for picture in page.locator('article .cell_output img').all(): assert picture.evaluate('o => getComputedStyle(o).backgroundColor')=='rgb(255, 255, 255)'
 
 def test_names_are_shown_with_parameters_and_links(tab):
-    page = tab.go('policies.html')
+    page = tab.go('core/policies.html')
     name = page.locator('section:has(> h2:text("loss_share"), > h3:text("loss_share"))').last
     if builders()[0].repository: assert '/selback/policies.py#L' in name.locator('a.source').get_attribute('href')
     assert name.locator('table tbody tr').count()==4 and 'Share of the summed loss' in name.locator('table').inner_text()

@@ -3,8 +3,7 @@ import inspect
 
 import numpy as np, pandas as pd, pytest
 from helpers import *
-from selback.experiments import end_table, styled
-from selback.findings import *
+from selback.bench.findings import *
 
 def run(method, seed, losses, seconds, **more):
     n = len(losses)
@@ -32,7 +31,7 @@ def test_the_pieces_of_a_difference_agree():
     runs = pd.concat([run(m, s, [l], [1.], annealing='one_cycle', budget='1 seconds', kept=.5) for m,ls in losses.items() for s,l in enumerate(ls)])
     d = paired(last_epochs(runs), 'top_loss', 'none', 'valid_loss')
     summary = summarize(runs, equal=('time',))
-    assert differences(summary).loc['top_loss','vs plain, equal time']==pytest.approx(d) and end_table(runs).loc['top_loss','vs plain, equal time']==pytest.approx(d)
+    assert differences(summary).loc['top_loss','vs plain, equal time']==pytest.approx(d)
     assert f'{d.size} than with plain training ({d.sure})' in verdict(summary) and show_table(summary).loc['vs plain, equal time','top_loss']==d.brief==signed(d.mean)
     assert against(runs[(runs.method=='top_loss') & (runs.seed==0)], runs[(runs.method=='none') & (runs.seed==0)], 'seconds')==pytest.approx(-.2)
 
@@ -42,19 +41,16 @@ def test_negative_losses_keep_their_order():
 def test_a_method_that_never_selected_gets_a_dash():
     runs = pd.concat([run(m, s, [1.,l-.01*s], [1.,2.], selected=n) for s in (0,1) for m,l,n in (('none',.5,0), ('top_loss',.4,3), ('stale_loss(warmup=9)',.3,0))])
     summary = summarize(runs)
-    shown,ends = show_table(summary),end_table(runs)
+    shown = show_table(summary)
     rows = [r for r in shown.index if r.startswith(('vs','times less'))]
     assert rows and (shown.loc[rows,'stale_loss(warmup=9)']=='-').all() and (shown.loc[rows,'top_loss']!='-').any()
-    assert summary[summary.method=='stale_loss(warmup=9)'].filter(regex='^vs').isna().all(axis=None) and ends.loc['stale_loss(warmup=9)'].filter(regex='^vs').isna().all()
-    assert 'stale_loss' not in verdict(summary) and '>-<' in styled(ends).to_html()
+    assert summary[summary.method=='stale_loss(warmup=9)'].filter(regex='^vs').isna().all(axis=None)
+    assert 'stale_loss' not in verdict(summary)
 
 def test_tables_lead_with_the_measure_and_the_difference_and_show_options():
     runs = pd.concat([run(m, s, [1.,l], [1.,2.], error=[.5,.1]) for s in (0,1) for m,l in (('none',.5), ('selective_backprop(1)',.4), ('by hand',.3))])
     shown = show_table(summarize(runs))
     assert shown.index[:2].tolist()==['validation loss, equal time','vs plain, equal time'] and shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
-    ends = end_table(runs)
-    assert ends.columns[:2].tolist()==['valid_loss','vs plain, equal time'] and ends.options['selective_backprop(1)']=='beta=1, hist_size=1024, gather=True'
-    assert end_table(runs.assign(n_valid=5000)).columns[0]=='error' and 'no clear difference' in styled(end_table(runs[runs.seed==0])).to_html()
 
 def test_options_are_those_that_run():
     for name,c in known_methods().items():
@@ -74,11 +70,11 @@ def test_numbers_are_written_for_readers(text, said): assert in_words(text)==sai
 
 @pytest.mark.parametrize('name', ['digits/runs','an_image/china_full','cifar10/time','label_noise/as_it_is'])
 def test_stored_runs_are_read(name):
-    from selback.compare import comparable, measure_of
+    from selback.bench.compare import comparable, measure_of
     runs = pd.read_csv(f'results/{name}.csv')
     if 'n_valid' not in runs: runs['n_valid'] = 360
     summary = summarize(runs, measure_of(runs), equal=comparable(runs))
-    assert verdict(summary, measure_of(runs)).startswith('At equal ') and len(show_table(summary)) and len(end_table(runs))
+    assert verdict(summary, measure_of(runs)).startswith('At equal ') and len(show_table(summary))
 
 def test_the_stored_summary_is_read():
     summary = pd.read_csv('results/digits/summary.csv')
@@ -92,3 +88,14 @@ def test_a_speedup_is_of_the_seeds_that_both_ran():
 
 def test_a_method_that_needs_an_object_has_no_options_of_its_own():
     assert options_of('replay_choices')==''
+
+def test_a_terminal_shows_eight_rows():
+    "At the moment of equal cost: what is compared, against whom, with which options, and what it took"
+    methods = {'none': .2, 'favor_hard': .1, 'random_subset(keep=.5)': .3}
+    rows = [dict(method=method, seed=seed, epoch=1, seconds=1., cpu_seconds=1., forwarded=90, backpropagated=80, compute=100.,
+        selected=0 if method=='none' else 1, kept=.5, valid_loss=error+.01*seed, error=2*error)
+        for method,error in methods.items() for seed in range(3)]
+    table = brief(show_table(summarize(pd.DataFrame(rows), equal=('compute',))))
+    assert table.index.tolist()==['validation loss, equal compute','vs plain, equal compute','vs random, equal compute','options',
+        'seconds','items','share kept','best on the way']
+    assert table.loc['items'].tolist()==['80']*3 and float(table.favor_hard['best on the way'])==pytest.approx(.11, abs=.001)

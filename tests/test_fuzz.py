@@ -3,9 +3,9 @@ import math
 
 import pytest, torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
-from selback.functional import *
-from selback.items import Items
-from selback.losses import item_losses_how
+from selback.core.batches import Items
+from selback.core.losses import item_losses_how
+from selback.core.functional import *
 from torch import nn
 from torch.nn import functional as F
 

@@ -5,7 +5,7 @@ import pytest, torch
 from fastai.callback.schedule import combined_cos
 from fastai.optimizer import SGD
 from goldens import *
-from selback.policies import History, cdf_power, top_k
+from selback.core.policies import History, cdf_power, top_k
 from torch.nn import functional as F
 
 # Deliberate changes: a pattern of case ids -> why, in a sentence, and the fields that it exempts

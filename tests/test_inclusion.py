@@ -7,7 +7,7 @@ import pytest, torch
 from fastai.callback.core import Callback
 from fastai.optimizer import SGD
 from helpers import *
-from selback.policies import include, mean_inclusion, rank_inclusion, step_inclusion
+from selback.core.policies import include, mean_inclusion, rank_inclusion, step_inclusion
 from torch.nn import functional as F
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ LOSSES = dict(distinct=torch.rand(37, generator=gen())**2, ties=torch.tensor([1.
 def test_as_many_as_the_probabilities_sum_to_and_each_as_often_as_its_own(shape, losses):
     "The sum is rounded at random; items of probability 1 are always there, of 0 never, all others within 4 sigma"
     inclusion,formula,kwargs = SHAPES[shape]
-    p,n,generator = torch.tensor(chances(losses.tolist(), partial(formula, **kwargs))).double(),800,gen(1)
+    p,n,generator = torch.tensor(chances(losses.tolist(), partial(formula, **kwargs))).double(),300,gen(1)
     drawn = torch.stack([torch.zeros(len(p)).index_fill_(0, include(losses, partial(inclusion, **kwargs), 0., generator).rows, 1.) for _ in range(n)]).double()
     counts,total = drawn.sum(1),p.sum().item()
     assert set(counts.tolist())<={math.floor(total+1e-5),math.ceil(total-1e-5)}
@@ -44,7 +44,7 @@ def test_as_many_as_the_probabilities_sum_to_and_each_as_often_as_its_own(shape,
 
 def test_items_alike_come_together_as_often_as_any_two():
     "Ten of twenty: a pair in 9/38 of the draws"
-    n,together,generator = 4000,torch.zeros(20, 20),gen()
+    n,together,generator = 1500,torch.zeros(20, 20),gen()
     for _ in range(n):
         drawn = torch.zeros(20).index_fill_(0, include(torch.zeros(20), lambda loss: torch.full((20,), .5), 0., generator).rows, 1.)
         together += drawn[:,None]*drawn
@@ -65,8 +65,8 @@ def test_weights_are_powers_of_the_probabilities(correct):
 def test_the_weighted_sum_is_that_of_all_items_on_average(shape):
     inclusion,_,kwargs = SHAPES[shape]
     generator,losses,x = gen(2),torch.rand(60, generator=gen(3)),torch.randn(60, generator=gen(4))
-    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in (include(losses, partial(inclusion, **kwargs), 1., generator) for _ in range(3000))])
-    assert abs(sums.mean()-x.sum())<4*sums.std()/3000**.5 and sums.std()>.1
+    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in (include(losses, partial(inclusion, **kwargs), 1., generator) for _ in range(1000))])
+    assert abs(sums.mean()-x.sum())<4*sums.std()/1000**.5 and sums.std()>.1
 
 # in training
 METHODS = dict(favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, beta=2)), drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
@@ -75,7 +75,10 @@ METHODS = dict(favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, 
 def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
 def epochs_of(cb, n_epoch, bs=16, net=None, drop_last=False, num_workers=0, **kwargs):
     return trained_only(learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers), n_epoch, **kwargs).diary.epochs
-def linear(): return nn.Linear(4, 3)
+def linear():
+    "The same weights in whatever order tests run"
+    set_seed(0)
+    return nn.Linear(4, 3)
 def losses_of(learn):
     "Of all items, by hand"
     x,y = learn.dls.train.dataset.tensors

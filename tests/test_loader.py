@@ -9,7 +9,7 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
 from fastai.text.data import LMDataLoader, SortedDL
 from helpers import *
-from selback.loader import check_loader, epoch_items
+from selback.callback.loader import check_loader, epoch_items
 
 class Numbered:
     "Each item says its own number; reads are counted"

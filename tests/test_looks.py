@@ -4,7 +4,7 @@ import copy
 import pytest, torch
 from fastai.callback.core import Callback
 from helpers import *
-from selback.scoring import fixed_random
+from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
 class Looks(nn.Module):
@@ -37,7 +37,7 @@ def test_a_proxy_scores_and_the_model_does_not():
     for x,y,s in chosen: torch.testing.assert_close(s, F.cross_entropy(proxy.net(x), y, reduction='none').detach())
 
 def test_errors_name_the_scorer():
-    with pytest.raises(TypeError, match='scorer: got the class Int8Copy, wanted a module'): TopLossCallback(scorer=Int8Copy)
+    with pytest.raises(TypeError, match='scorer: got the class ModelCopy, wanted a module'): TopLossCallback(scorer=ModelCopy)
     with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(table_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3))), 1)
     for bad in dict(n_epoch=0),dict(lr=-1.):
         with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(table_learner(), mlp(), **bad)
@@ -74,45 +74,13 @@ def test_a_copy_follows_the_model_every_k_steps(decay):
     learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0, scorer=ModelCopy(every=3, decay=decay)), Follow()]), 2)
     assert learn.follow.n>9
 
-def test_an_int8_copy_scores_nearly_alike_and_is_converted_when_due():
-    copies,errors = [],[]
-    class Spy(TopLossCallback):
-        def score(self, batch):
-            scores,losses = super().score(batch)
-            copies.append(copy_of(self).model)
-            exact = F.cross_entropy(ScoringPass()(self.model, as_tensors(batch.xb)), as_tensors(batch.yb)[0], reduction='none')
-            errors.append(float((losses-exact).abs().max()))
-            return scores,losses
-    learn = image_learner(cbs=Spy(.5, warmup=0, scorer=Int8Copy(every=3)), n=16+56)
-    before = weights(learn)
-    quiet_fit(learn, 1)
-    assert max(errors)<.15 and max(errors)>0 and not same(before, weights(learn))
-    changes = [i for i in range(1, len(copies)) if copies[i] is not copies[i-1]]
-    assert changes==[3,6] and len(copies)==7 and not any(isinstance(m, torch.nn.quantized.Conv2d) for m in learn.model.modules())
-
-def test_a_model_that_cannot_be_converted_is_refused_before_training():
-    class Branches(nn.Module):
-        def __init__(self): super().__init__(); self.net = mlp()
-        def forward(self, x): return self.net(x) if x.sum()>0 else self.net(-x)
-    learn = learner_with(Branches(), TopLossCallback(scorer=Int8Copy()))
-    before = weights(learn)
-    with pytest.raises(ValueError, match="Int8Copy: the model can't be converted.*use precision='bf16' instead"): quiet_fit(learn, 1)
-    assert same(before, weights(learn))
-
 def learner_with(model, cb):
     learn = table_learner(cbs=cb)
     learn.model = model
     return learn
 
-def test_networks_that_do_not_survive_int8_are_refused():
-    from fastai.tabular.model import TabularModel
-    set_seed(0)
-    batch = torch.randint(0, 4, (64, 1)),torch.randn(64, 2)
-    with pytest.raises(ValueError, match='Int8Copy: got predictions that correlate by 0.*use precision'): Int8Copy().of(TabularModel([(4,3)], 2, 2, [200,100]).eval(), batch)
-
-@pytest.mark.parametrize('make', [lambda: ModelCopy(every=1000), lambda: Int8Copy(every=1000)], ids=['copy','int8'])
-def test_a_copy_is_of_the_model_that_trains(make):
-    copied,x = make(),torch.randn(8, 4)
+def test_a_copy_is_of_the_model_that_trains():
+    copied,x = ModelCopy(every=1000),torch.randn(8, 4)
     first,second = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
     for model in first,second,first:
         got,wanted = copied.of(model, (x,))(x),model(x)

@@ -4,8 +4,9 @@ from functools import partial
 import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from selback.losses import item_losses, item_losses_how, n_items, separable_losses, unreduced
-from selback.scores import entropy_score, get_score
+from selback.core.batches import n_items
+from selback.core.losses import item_losses, item_losses_how, separable_losses, unreduced
+from selback.core.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F
 

@@ -2,7 +2,7 @@
 import math
 
 import pytest, torch
-from selback.memory import ItemMemory
+from selback.core.memory import ItemMemory
 
 class Table:
     "What a memory holds, by hand"

@@ -2,13 +2,16 @@
 import math, re, time
 from decimal import Decimal
 
-import pytest, selback.callback, selback.cost, selback.meter, torch
+import pytest
+import selback.callback.batch
+import selback.callback.meter
+import selback.callback.meter
+import torch
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.training import GradientAccumulation
 from helpers import *
-from selback.cost import cost_parts, relative_cost, trial_step
-from selback.meter import CostMeter
-from selback.ranks import Ranks
+from selback.callback.ranks import Ranks
+from selback.callback.meter import CostMeter, cost_parts, relative_cost, trial_step
 from torch.nn import functional as F
 
 def name_of(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else str(v)
@@ -69,7 +72,7 @@ class Time:
     "Time that passes as it is told to"
     def __init__(self, monkeypatch):
         self.t = 0.
-        for module in selback.cost,selback.meter: monkeypatch.setattr(module, 'clock', lambda device='cpu': self.t)
+        for module in selback.callback.meter,selback.callback.meter: monkeypatch.setattr(module, 'clock', lambda device='cpu': self.t)
     def tick(self, dt): self.t += dt
 
 BS = 9 # a third of it is 3
@@ -287,18 +290,30 @@ def test_the_clock_is_believed_more_than_a_prediction(monkeypatch):
     assert s.meter.in_words==f'a selecting epoch takes {s.meter.cost:.2f} of a plain one, by the clock'
 
 def test_what_cannot_be_measured_is_told_once(monkeypatch):
-    for fault in RuntimeError('one batch size only\nat line 3'),torch.cuda.OutOfMemoryError('one batch size only'):
+    said = 'one batch size only'
+    faults = RuntimeError(f'{said}\nat line 3'),torch.cuda.OutOfMemoryError(said),TypeError(said),KeyError(said),Exception(said)
+    for fault in faults:
         s = Steps(monkeypatch)
         def fails(n): raise fault
         s.trial = fails
         s.begin_fit()
         s.epoch()
-        assert s.said==['what selecting costs could not be measured (one batch size only).'] and not s.meter.can_measure and not s.meter.is_measuring
-    def bug(n): raise ZeroDivisionError
-    s = Steps(monkeypatch)
-    s.trial = bug
-    s.begin_fit()
-    with pytest.raises(ZeroDivisionError): s.epoch()
+        why = f"'{said}'" if isinstance(fault, KeyError) else said
+        assert s.said==[f'what selecting costs could not be measured ({why}).'] and not s.meter.can_measure and not s.meter.is_measuring
+
+@pytest.mark.measured
+def test_a_trial_never_ends_a_fit(capsys):
+    "As with a loss function that plain training never calls: another callback has the loss"
+    def never_called(pred, y): raise TypeError('no such argument')
+    class HasTheLoss(Callback):
+        def after_pred(self): self.learn.loss_func = CrossEntropyLossFlat()
+        def after_batch(self): self.learn.loss_func = never_called
+    never_called.reduction = 'mean'
+    learn = table_learner(loss_func=never_called, cbs=[HasTheLoss(), RandomSubsetCallback(.5, warmup=0)])
+    learn._do_epoch_validate = lambda *args: None
+    quiet_fit(learn, 2)
+    assert capsys.readouterr().out.count('what selecting costs could not be measured (no such argument).')==1
+    assert len(learn.recorder.losses)>7 and learn.selection.stats.trained.sum()>0
 
 def test_parts_are_a_multiple_and_smaller_than_a_batch(monkeypatch):
     for bs,multiple,small in (64,1,21),(64,8,24),(3,1,2),(2,1,None),(16,16,None):
@@ -339,7 +354,7 @@ SETTINGS = dict(plain=(lambda: [], 0), resting=(lambda: [], 1), amp=(lambda: [CP
 def test_measuring_leaves_no_trace(cls, setting):
     cbs,warmup = SETTINGS[setting]
     kwargs = dict(warmup=warmup, seed=0) | {ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback: dict(min_loss_perc=.5), InfoBatchCallback: dict(delta=1.)}.get(cls, {})
-    def run(auto): return quiet_fit(table_learner(n=32+128, cbs=[*cbs(), cls(auto=auto, **kwargs)]), 2)
+    def run(auto): return quiet_fit(table_learner(n=32+80, cbs=[*cbs(), cls(auto=auto, **kwargs)]), 2)
     ours,plain = run('warn'),run(False)
     assert (ours.selection.stats.kept<ours.selection.stats.seen).any()==leaves_out(cls)
     assert same(weights(ours), weights(plain)) and [v[:2] for v in ours.recorder.values]==[v[:2] for v in plain.recorder.values]
@@ -357,7 +372,7 @@ class Clock(Time):
             self.trials += 1
             self.tick(self.small if len(yb[0])<16 else step)
         monkeypatch.setattr(SelectionCallback, 'score', takes_time)
-        monkeypatch.setattr(selback.callback, 'trial_step', trial)
+        monkeypatch.setattr(selback.callback.batch, 'trial_step', trial)
     def callback(clock):
         class Ticks(Callback):
             order,run_valid = 0,False

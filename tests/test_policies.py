@@ -3,9 +3,9 @@ import math
 
 import pytest, torch
 from scipy import stats
-from selback.losses import weigh_grads
-from selback.policies import *
-from selback.window import Window
+from selback.core.losses import weigh_grads
+from selback.core.policies import *
+from selback.core.schedules import Window
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 def ids(chosen): return chosen.rows.tolist()
@@ -93,7 +93,7 @@ def test_history_is_a_ring_of_the_last_scores():
 def test_rank_sample_is_composers_draw():
     "Without replacement, p ~ ((i+.5)/N)^(1/keep-1): inclusion rates against NumPy's `choice`"
     import numpy as np
-    n,keep,draws = 16,.25,4000
+    n,keep,draws = 16,.25,1500
     p = ((np.arange(n)+.5)/n)**(1/keep-1)
     rng,wanted,got,generator = np.random.default_rng(0),np.zeros(n),torch.zeros(n),gen()
     for _ in range(draws):
@@ -198,7 +198,7 @@ def test_a_whole_number_of_easy_items_is_kept_exactly(prune, n_easy):
 def test_the_rounding_of_a_share_is_right_on_average(n_easy, prune, unknown):
     "The number of easy items that are kept, the sum of the weights, and each item's chance, within 5 sigma"
     scores = torch.cat([torch.full((unknown,), math.nan), torch.ones(20), torch.arange(n_easy)/100])
-    easy,generator,draws,share = torch.arange(n_easy)+unknown+20,gen(n_easy),4000,(1-prune)*n_easy
+    easy,generator,draws,share = torch.arange(n_easy)+unknown+20,gen(n_easy),1200,(1-prune)*n_easy
     kept,sums,states = torch.zeros(len(scores)),[],[]
     for _ in range(draws):
         chosen = prune_easy(scores, prune, generator)

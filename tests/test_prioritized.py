@@ -9,7 +9,7 @@ from fastai.callback.core import Callback
 from fastai.callback.data import WeightedDL
 from fastai.optimizer import SGD
 from helpers import *
-from selback.policies import own_positions, priorities, prioritized, prioritized_epoch
+from selback.core.policies import own_positions, priorities, prioritized, prioritized_epoch
 from torch.nn import functional as F
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
@@ -59,7 +59,10 @@ def test_an_item_without_probability_is_never_drawn(u, monkeypatch):
 @pytest.mark.parametrize('u', [0., .1, .3, .5, .7, .9, .123, 1.])
 def test_positions_keep_their_own_item_where_a_multiple_of_the_share_is_passed(u):
     for n in 0,1,7,10,1000,30_000: assert own_positions(n, u).tolist()==mixed(n, u)
-    for a,b in (1,3),(2,3),(1,7),(29,30): assert own_positions(9000, a/b).tolist()==[is_own(j, Fraction(a, b)) for j in range(9000)]
+
+@pytest.mark.parametrize('a,b', [(1,3), (2,3), (1,7), (29,30)])
+def test_shares_that_no_float_is_are_exact(a, b):
+    assert own_positions(9000, a/b).tolist()==[is_own(j, Fraction(a, b)) for j in range(9000)]
 
 @pytest.mark.parametrize('u', [.1, .3, .5, .7])
 @pytest.mark.parametrize('bs', [1, 4, 16, 30])
@@ -70,7 +73,10 @@ def test_any_batch_is_mixed_alike(u, bs):
     assert set(counts.tolist())<={math.floor(Fraction(str(u))*bs),math.ceil(Fraction(str(u))*bs)} and own.sum()==math.floor(Fraction(str(u))*200)
 
 def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
-def linear(): return nn.Linear(4, 3)
+def linear():
+    "The same weights in whatever order tests run"
+    set_seed(0)
+    return nn.Linear(4, 3)
 
 def losses_of(learn):
     "Of all items, by hand"
@@ -117,8 +123,8 @@ def test_items_that_never_trained_or_have_no_finite_loss_count_as_the_hardest():
     wanted = loss.index_fill(0, odd, loss[~torch.isin(torch.arange(100), odd)].max())
     wanted[99] = -3.
     p = (wanted+3)/(wanted+3).sum()
-    drawn = torch.bincount(torch.tensor(sum(map(items_of, trained_only(learn, 51, lr=0.).diary.epochs[1:]), [])), minlength=100)
-    assert drawn[99]==0 and ((drawn/5000-p).abs()<=4*(p*(1-p)/5000).sqrt()).all()
+    drawn = torch.bincount(torch.tensor(sum(map(items_of, trained_only(learn, 26, lr=0.).diary.epochs[1:]), [])), minlength=100)
+    assert drawn[99]==0 and ((drawn/2500-p).abs()<=4*(p*(1-p)/2500).sqrt()).all()
 
 def test_what_the_loader_draws_more_often_is_drawn_more_often_here():
     "In an epoch of a `WeightedDL` an item stands several times, or never; of weight 0 it never comes"
@@ -155,12 +161,12 @@ def test_weights_are_powers_of_how_often_an_item_comes_of_mean_1(u, alpha, corre
 def test_the_mean_over_a_corrected_epoch_is_that_of_all_items():
     loss,x,generator = torch.rand(60, generator=gen(1))**2,torch.randn(60, generator=gen(2)),gen(3)
     means = []
-    for _ in range(3000):
+    for _ in range(1000):
         order = torch.randperm(60, generator=generator)
         rows,weight = prioritized_epoch(loss[order], 1., .5, 1., generator)
         means.append((x[order][rows]*weight).mean())
     means = torch.stack(means)
-    assert abs(means.mean()-x.mean())<4*means.std()/3000**.5 and means.std()>.01
+    assert abs(means.mean()-x.mean())<4*means.std()/1000**.5 and means.std()>.01
 
 def test_corrected_gradients_are_unbiased():
     "On average over the draws an epoch's gradient is that of all items"
@@ -171,9 +177,9 @@ def test_corrected_gradients_are_unbiased():
         def after_backward(self): self.total = self.total+torch.cat([p.grad.flatten() for p in self.model.parameters()])
         def after_train(self): sums.append(self.total/2)
     learn.add_cb(Sum())
-    trained_only(learn, 121, lr=0.)
+    trained_only(learn, 61, lr=0.)
     full,draws = sums[0],torch.stack(sums[1:])
-    assert draws.std(0).min()>.001 and ((draws.mean(0)-full).abs()<4*draws.std(0)/120**.5).all()
+    assert draws.std(0).min()>.001 and ((draws.mean(0)-full).abs()<4*draws.std(0)/60**.5).all()
 
 def test_in_training_weights_go_with_their_items():
     learn = learner(PrioritizedSamplingCallback(.5, uniform=.4, correct=1., warmup=1), linear())

@@ -3,15 +3,16 @@ import functools, multiprocessing
 from collections import Counter
 
 import pandas as pd, pytest, torch
-from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException
+from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException,
+    CancelTrainException)
 from fastai.callback.data import CollectDataCallback
 from fastai.callback.hook import ActivationStats, HookCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.data.load import DataLoader
 from helpers import *
-from selback.items import Gather, Items, Replace
-from selback.loader import Feed, is_distributed, own_loader
-from selback.scoring import fixed_random
+from selback.core.batches import Gather, Items, Replace
+from selback.core.untouched import fixed_random
+from selback.callback.loader import Feed, is_distributed, own_loader
 from test_loader import OnCpu
 from torch.nn import functional as F
 

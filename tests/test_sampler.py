@@ -3,8 +3,8 @@ import random
 
 import numpy as np, pytest, torch
 from helpers import quiet_fit, table_learner
-from selback.functional import *
-from selback.policies import Draws
+from selback.core.policies import Draws
+from selback.core.functional import *
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset

@@ -4,9 +4,10 @@ from functools import partial
 
 import numpy as np, pytest, torch
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat
-from selback.functional import select_batch
-from selback.losses import has_side_effects, item_losses, separable_losses
-from selback.scoring import ScoringPass, batch_scores, fixed_random, untouched
+from selback.core.losses import has_side_effects, item_losses, separable_losses
+from selback.core.untouched import fixed_random, untouched
+from selback.core.scoring import ScoringPass, batch_scores
+from selback.core.functional import select_batch
 from torch import nn
 from torch.nn import functional as F
 

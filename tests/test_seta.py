@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest, torch
 from helpers import *
-from selback.policies import loss_groups, seta
+from selback.core.policies import loss_groups, seta
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 

@@ -6,7 +6,7 @@ from fastai.callback.core import Callback
 from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from helpers import *
-from selback.items import ItemPool, Items, join, take
+from selback.core.batches import ItemPool, Items, join, take
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -9,8 +9,8 @@ from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
 from helpers import *
-from selback.datasets import get_dls, small_resnet
-from selback.report import SelectionReport
+from selback.callback.report import SelectionReport
+from selback.bench.datasets import get_dls, small_resnet
 from torch.nn import functional as F
 
 @pytest.fixture(autouse=True)
@@ -385,7 +385,7 @@ def datasets_learner(y_tfms, loss_func=None, n_out=2, **kwargs):
 
 def test_items_that_are_the_data_themselves_are_no_column():
     "A path or a row says where an item comes from; a tensor in a table says nothing"
-    learn = quiet_fit(Learner(get_dls('digits', 32, 64, 32), small_resnet(10, 4), CrossEntropyLossFlat()).top_loss(track_items=True), 1)
+    learn = quiet_fit(Learner(get_dls('digits', 32, 64, 32), small_resnet(10, .125), CrossEntropyLossFlat()).top_loss(track_items=True), 1)
     assert list(learn.selection.items())==['loss','ewma','age','rested','seen','picked','label']
 
 def test_labels_and_items_of_datasets():
@@ -516,7 +516,7 @@ def test_tables_show(monkeypatch):
     monkeypatch.setattr('fastai.tabular.core.display_df', drawn.append)
     learn.selection.show_hardest(3)
     assert drawn[0].age.round().tolist()==hardest # an item's age is its number
-    monkeypatch.setattr('selback.pictures.display_df', drawn.append)
+    monkeypatch.setattr('selback.views.pictures.display_df', drawn.append)
     learn.selection.show_hardest(3)
     facts = drawn[-1]
     assert facts.item.tolist()==hardest and facts.target.tolist()==items.label[hardest].tolist() and facts.predicted.isin(['yes','no']).all()

@@ -1,0 +1,32 @@
+"Nothing is measured but in tests of that; what the test command says at its end"
+import pytest
+
+def pytest_configure(config): config.addinivalue_line('markers', 'measured: what selecting costs is measured, as by default')
+
+@pytest.fixture(autouse=True)
+def unmeasured(request, monkeypatch):
+    from selback.callback.meter import CostMeter
+    if not request.node.get_closest_marker('measured'): monkeypatch.setattr(CostMeter, 'is_on', False)
+
+@pytest.fixture(autouse=True)
+def no_autocast():
+    yield
+    import torch
+    while torch.is_autocast_enabled('cpu'): # left on by a test that fails in mixed precision
+        torch.set_autocast_enabled('cpu', False)
+        torch.autocast_decrement_nesting()
+
+@pytest.fixture
+def tiny_network(monkeypatch):
+    "The command's network is a convolution with a head: what a study does does not depend on it, and test_compute.py has the real one"
+    from selback.bench import datasets
+    from torch import nn
+    def tiny(n_out): return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, n_out))
+    monkeypatch.setitem(datasets.networks, 'small_resnet', tiny)
+
+def pytest_terminal_summary(terminalreporter):
+    done = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, 'when', None)=='call']
+    n = sum('test_matrix.py::test_' in r.nodeid and '[' in r.nodeid for r in done)
+    if not n: return
+    from test_matrix import ALL, METHODS, OTHERS, TASKS
+    terminalreporter.write_line(f'matrix: {n} of {len(ALL)} cases ({len(METHODS)} methods x {len(TASKS)} tasks and losses x {len(OTHERS)} callbacks)')

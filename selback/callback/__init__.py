@@ -1,0 +1,1 @@
+from selback.callback.batch import SelectionCallback
