@@ -222,62 +222,87 @@ def _some_images(n):
     rows = torch.randperm(len(cifar_parts()[0][1]), generator=_generator())[:n]
     return [o[rows] for o in cifar_parts()[0]]
 
+# Each situation says how its data are made, and leaves that to the first run that is not stored.
+
 def _with_duplicates():
-    *data,of = near_duplicates()
-    own = torch.arange(int(of.max())+1) # the first of each is the image itself
-    return Regime(dict(all=(lambda: image_learner(data), ['none',look_free,'prioritized_sampling','info_batch','seta']),
-        deduplicated=(lambda: image_learner([o[own] for o in data]), {'deduplicated': 'none'})), 200_000)
+    made = lru_cache(near_duplicates)
+    def copied(): return image_learner(made())
+    def deduplicated():
+        *data,of = made()
+        n_images = int(of.max())+1 # the first of each is the image itself
+        return image_learner([o[:n_images] for o in data])
+    methods = ['none',look_free,'prioritized_sampling','info_batch','seta']
+    return Regime(dict(all=(copied, methods), deduplicated=(deduplicated, {'deduplicated': 'none'})), 200_000)
 
 def _with_long_tail():
-    data = long_tail()
-    weights = balanced(data[1])
-    return Regime(dict(all=(lambda: image_learner(data), ['none',look_free,'prioritized_sampling','prioritized_sampling(alpha=1)','selective_backprop(start=.5)']),
-        balanced=(lambda: image_learner(data, weights=weights), {'class-balanced': 'none', 'class-balanced and prioritized': 'prioritized_sampling'})), 150_000)
+    made = lru_cache(long_tail)
+    def plain(): return image_learner(made())
+    def class_balanced(): return image_learner(made(), weights=balanced(made()[1]))
+    methods = ['none',look_free,'prioritized_sampling','prioritized_sampling(alpha=1)','selective_backprop(start=.5)']
+    weighted = {'class-balanced': 'none', 'class-balanced and prioritized': 'prioritized_sampling'}
+    return Regime(dict(all=(plain, methods), balanced=(class_balanced, weighted)), 150_000)
 
 def _with_hidden_groups():
-    train,valid = hidden_groups()
-    weights = balanced(train[2])
-    def learner(**kwargs): return image_learner(train, valid, metric=worst_of(valid[2]), **kwargs)
-    return Regime(dict(all=(learner, ['none',look_free,'prioritized_sampling','batch_loss_filter']), balanced=(partial(learner, weights=weights), {'kinds known and balanced': 'none'})), 150_000)
+    made = lru_cache(hidden_groups)
+    def learner(is_balanced=False):
+        train,valid = made()
+        return image_learner(train, valid, balanced(train[2]) if is_balanced else None, worst_of(valid[2]))
+    methods = ['none',look_free,'prioritized_sampling','batch_loss_filter']
+    known = {'kinds known and balanced': 'none'}
+    return Regime(dict(all=(learner, methods), balanced=(partial(learner, is_balanced=True), known)), 150_000)
 
 def _with_noise(column, guard):
     "10,000 items are held out, for a reference or as more to train on"
-    labels,(images,truth) = human_labels(column),cifar_parts()[0]
-    order = torch.randperm(len(labels), generator=_generator())
-    n = len(order)//5
-    data,held_out,mended = (images[order[n:]],labels[order[n:]]),(images[order[:n]],labels[order[:n]]),(images[order[:n]],truth[order[:n]])
-    both = [torch.cat(o) for o in zip(data, mended)]
+    @lru_cache
+    def made():
+        labels,(images,truth) = human_labels(column),cifar_parts()[0]
+        order = torch.randperm(len(labels), generator=_generator())
+        n = len(order)//5
+        held_out,rest = order[:n],order[n:]
+        return dict(data=(images[rest],labels[rest]), held_out=(images[held_out],labels[held_out]), mended=(images[held_out],truth[held_out]))
+    def learner_of(*names): return image_learner([torch.cat(o) for o in zip(*(made()[name] for name in names))])
     def reducible(learn):
-        reference = image_learner(held_out)
-        with reference.no_bar(),reference.no_logging(): return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=5, lr=.02), auto=False)
+        reference = learner_of('held_out')
+        with reference.no_bar(),reference.no_logging():
+            return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=5, lr=.02), auto=False)
     def clean(learn):
-        reference = image_learner(mended)
+        reference = learner_of('mended')
         with reference.no_bar(),reference.no_logging(),counting(None): # a gift
             reference.fit_one_cycle(1 if scale()=='tiny' else 15, .1)
             return SelectiveBackpropCallback(score=reducible_loss(reference, learn.dls, n_epoch=0), auto=False)
     guarded = f'noise_quantile={guard}'
-    methods = {m: m for m in ('none',look_free,f'{look_free}({guarded})',f'prioritized_sampling({guarded})','info_batch',"selective_backprop(score='entropy')")}
-    return Regime(dict(all=(lambda: image_learner(data), methods | {'reducible loss': reducible}), clean=(lambda: image_learner(data), {'reducible loss, a clean reference for free': clean}),
-        added=(lambda: image_learner(both), {'the clean items added': 'none'}), alone=(lambda: image_learner(mended), {'the clean items alone': 'none'})), 200_000)
+    names = ('none',look_free,f'{look_free}({guarded})',f'prioritized_sampling({guarded})','info_batch',"selective_backprop(score='entropy')")
+    return Regime(dict(
+        all=(partial(learner_of, 'data'), {name: name for name in names} | {'reducible loss': reducible}),
+        clean=(partial(learner_of, 'data'), {'reducible loss, a clean reference for free': clean}),
+        added=(partial(learner_of, 'data', 'mended'), {'the clean items added': 'none'}),
+        alone=(partial(learner_of, 'mended'), {'the clean items alone': 'none'})), 200_000)
 
-def _with_files(): return Regime(dict(all=(file_learner, ['none',look_free,'selective_backprop','random_subset(keep=.5,before_loading=True)'])), seconds=60)
+def _with_files():
+    methods = ['none',look_free,'selective_backprop','random_subset(keep=.5,before_loading=True)']
+    return Regime(dict(all=(file_learner, methods)), seconds=60)
 
 def _with_segments():
     methods = ['none',look_free,'prioritized_sampling','selective_backprop(start=.5)','batch_loss_filter']
-    return Regime(dict(all=(segmentation_learner, methods), weighted=(partial(segmentation_learner, True), {'weights in the loss': 'none'})), 9_000, lr=.02)
+    weighted = partial(segmentation_learner, weighted=True)
+    return Regime(dict(all=(segmentation_learner, methods), weighted=(weighted, {'weights in the loss': 'none'})), 9_000, lr=.02)
 
 def _with_little_time():
-    data = _some_images(10_000)
-    return Regime(dict(all=(lambda: image_learner(data), {'none': 'none', 'hardest first': 'favor_hard(end=.5)', 'hardest always': look_free, 'easiest first': lambda: EasiestFirst(auto=False)})), 60_000)
+    methods = {'none': 'none', 'hardest first': 'favor_hard(end=.5)', 'hardest always': look_free,
+        'easiest first': lambda: EasiestFirst(auto=False)}
+    return Regime(dict(all=(lambda: image_learner(_some_images(10_000)), methods)), 60_000)
 
 def _with_a_proxy():
-    data,compute = _some_images(20_000),200 if scale()=='tiny' else 100_000
-    def large(): return image_learner(data, widen=2.)
-    def record(learn): return record_choices(learn, small_convnet(10, .5), lambda small: small.fit_one_cycle(max(1, 2*compute//len(data[1])), .1))
+    compute = 200 if scale()=='tiny' else 100_000
+    def large(): return image_learner(_some_images(20_000), widen=2.)
+    def record(learn):
+        n_epoch = max(1, 2*compute//len(learn.dls.train_ds))
+        return record_choices(learn, small_convnet(10, .5), lambda small: small.fit_one_cycle(n_epoch, .1))
     def replayed(learn): return ReplayChoicesCallback(record(learn), auto=False)
-    def swept(learn):
-        with counting(None): return ReplayChoicesCallback(record(learn), auto=False) # other trainings have paid for it
-    return Regime(dict(all=(large, {'none': 'none', look_free: look_free, 'a proxy, paid for': replayed, 'a proxy, already paid': swept})), compute)
+    def swept(learn): # other trainings have paid for it
+        with counting(None): return ReplayChoicesCallback(record(learn), auto=False)
+    methods = {'none': 'none', look_free: look_free, 'a proxy, paid for': replayed, 'a proxy, already paid': swept}
+    return Regime(dict(all=(large, methods)), compute)
 
 regimes = dict(near_duplicates=_with_duplicates, long_tail=_with_long_tail, hidden_groups=_with_hidden_groups, noise_9=partial(_with_noise, 'aggregate', .9),
     noise_40=partial(_with_noise, 'worst', .6), files=_with_files, segmentation=_with_segments, little_time=_with_little_time, proxy=_with_a_proxy)

@@ -258,7 +258,7 @@ def test_the_command(folder, capsys, tiny_network):
     out = folder/'out'
     main(data=str(folder), methods='none,top_loss(keep=.5,warmup=0),random_subset(keep=.5,warmup=0)', epochs=1, seeds=1, bs=8, out=str(out))
     said = capsys.readouterr().out
-    assert 'backpropagated' in said and said.strip().splitlines()[-1].endswith('.')
+    assert all(row in said for row in ('\nitems ','\nshare kept ','\noptions ')) and said.strip().splitlines()[-1].endswith('.')
     runs,summary = pd.read_csv(out/'runs.csv'),pd.read_csv(out/'summary.csv')
     assert len(runs)==3 and {'arch','device','torch','fastai','lr','bs'}<=set(runs.columns) and len(summary)==3
     assert (out/'compare.png').stat().st_size>10000 and '<svg' in (out/'compare.svg').read_text() and '| `none` |' in (out/'table.md').read_text()
