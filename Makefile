@@ -27,6 +27,7 @@ test: $(BIN)/.installed
 	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
 
 test-studies: $(BIN)/.installed
+	$(TESTING) $(BIN)/nbdev-test nbs/$(STUDIES) --n-workers 2
 	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
 
 bench: $(BIN)/.installed
