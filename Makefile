@@ -1,17 +1,19 @@
 # make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits.
 # make test: the package and its notebooks, without a network and without data. make test-studies: the studies, at a tiny scale.
+# make test-release: the wheel, in an empty folder; it needs the package index.
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays. make comparisons: what all runs amount to, for cards, guide and README.
 # make notebooks: execute all of them. make docs: the site, in _docs. All set up .venv first, as make setup does.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
+unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports, for eight seconds
 # no network, and no data that lie on this machine: what passes here passes anywhere; small networks gain little from two threads
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
 COVERAGE ?=
 
-.PHONY: setup demo test test-studies bench experiment regime comparisons notebooks docs readme clean
+.PHONY: setup demo test test-studies test-release bench experiment regime comparisons notebooks docs readme clean
 
 setup: $(BIN)/.installed
 
@@ -29,6 +31,9 @@ test: $(BIN)/.installed
 test-studies: $(BIN)/.installed
 	$(TESTING) $(BIN)/nbdev-test nbs/$(STUDIES) --n-workers 2
 	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
+
+test-release: $(BIN)/.installed
+	$(BIN)/python -m pytest release
 
 bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done

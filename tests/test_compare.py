@@ -444,7 +444,7 @@ def test_what_cannot_be_compared_is_refused_at_once(tmp_path, monkeypatch):
     refuses('wanted a name with', methods=[TopLossCallback()], error=TypeError)
     refuses('got epoch, which it writes itself', about=dict(epoch=3))
     refuses('about: got 3, wanted a dict', about=3, error=TypeError)
-    for name,meant in dict(n_epoch='epochs', n_epochs='epochs', n_seeds='seeds', computes='compute').items(): refuses(f"unknown option '{name}', did you mean {meant}", error=TypeError, **{name: 3})
+    for name,meant in dict(n_epoch='epochs', n_epochs='epochs', n_seeds='seeds', computes='compute').items(): refuses(f"unknown option '{name}', wanted '{meant}'", error=TypeError, **{name: 3})
     refuses(r'A budget is epochs, seconds, items or compute; .* about=dict\(budget=...\)', error=TypeError, budget=3)
     for metric in (accuracy, F1Score(), partial(top_k_accuracy, k=2), R2Score()): refuses('of which more is better, wanted an error', lambda: learner_with(metric))
     refuses('watch: got 3', watch=3, error=TypeError)

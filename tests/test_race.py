@@ -150,10 +150,10 @@ def test_what_a_race_needs():
     with pytest.raises(ValueError, match="method: got 'nonsense'"): race(learner, 'nonsense', compute=100)
     with pytest.raises(ValueError, match='compute: got 0'): race(learner, compute=0)
     with pytest.raises(TypeError, match='race: got epochs, wanted compute alone'): race(learner, epochs=3)
-    with pytest.raises(TypeError, match="unknown option 'lrs', did you mean lr"): race(learner, compute=100, lrs=3)
+    with pytest.raises(TypeError, match="unknown option 'lrs', wanted 'lr', or another of "): race(learner, compute=100, lrs=3)
 
-@pytest.mark.parametrize('kwargs,error,match', [(dict(plot=False), TypeError, "race: got an unknown option 'plot'. A budget is compute alone; .* else wanted one of get_learner, methods, compute, seeds, lr, path, about, annealing, watch.$"),
-    (dict(tell_controls=True), TypeError, "race: got an unknown option 'tell_controls'"), (dict(anealing='step'), TypeError, "race: got an unknown option 'anealing', did you mean annealing"), (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
+@pytest.mark.parametrize('kwargs,error,match', [(dict(plot=False), TypeError, "race: got an unknown option 'plot', wanted one of get_learner, methods, compute, seeds, lr, path, about, annealing, watch. A budget is compute alone; "),
+    (dict(tell_controls=True), TypeError, "race: got an unknown option 'tell_controls'"), (dict(anealing='step'), TypeError, "race: got an unknown option 'anealing', wanted 'annealing'"), (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
     (dict(methods='favor_hard(beta=-1)'), ValueError, 'beta: got -1'), (dict(seeds=0), ValueError, 'seeds: got 0'), (dict(about=dict(epoch=3)), ValueError, 'about: got epoch')])
 def test_a_race_refuses_before_its_first_round(kwargs, error, match, capsys, tmp_path):
     "And leaves no folder"

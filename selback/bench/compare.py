@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'compare', 'unknown_option', 'measure_of', 'comparable',
+           'check_maker', 'check_study', 'describe', 'compare', 'refuse_option', 'measure_of', 'comparable',
            'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown',
            'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, platform, random, re, sys, time
 from contextlib import contextmanager
-from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from fastai.torch_core import set_seed
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar
 
-from ..core.checks import check_range
+from ..core.checks import check_range, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
@@ -351,7 +350,7 @@ def compare(
     **kwargs # Refused: an unknown option is an error
 )->pd.DataFrame: # A row for each epoch of each run
     "Train with each method and seed, one after the other"
-    for name in kwargs: raise TypeError(unknown_option(name, compare, 'epochs, seconds, items or compute'))
+    for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
     check_maker(get_learner)
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
     if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
@@ -388,17 +387,13 @@ def compare(
     return runs.reset_index(drop=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #e3ccd63f
-def unknown_option(
+def refuse_option(
     name:str, # A keyword
-    function, # What does not take it
+    function, # `compare` or `race`, which do not take it
     budgets:str, # Those that it takes, in words
-)->str: # For a `TypeError`
-    "What to say of a keyword that a function does not take"
-    known = [k for k in inspect.signature(function).parameters if k!='kwargs']
-    near = get_close_matches(name, known, 1)
-    meant = f', did you mean {near[0]}?' if near else '.'
-    return (f"{function.__name__}: got an unknown option {name!r}{meant} A budget is {budgets}; a column of one's own goes in about=dict({name}=...); "
-        f"else wanted one of {', '.join(known)}.")
+): # Raises a `TypeError`
+    "Say of a keyword what it may have meant"
+    raise TypeError(f"{unknown_option(name, function)} A budget is {budgets}; a column of one's own goes in about=dict({name}=...).")
 
 def _tell_controls(methods):
     "Say what verdicts will lack, if there is a method to judge"

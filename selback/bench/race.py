@@ -14,7 +14,7 @@ from fastcore.basics import listify
 
 from ..core.checks import check_range
 from .findings import is_control, last_epochs, never_selected, standing, table, words
-from .compare import check_maker, check_study, compare, describe, measure_of, methods_by_name, unknown_option
+from .compare import check_maker, check_study, compare, describe, measure_of, methods_by_name, refuse_option
 
 # %% ../../nbs/bench/04_race.ipynb #fda49332
 def check_rates(
@@ -101,7 +101,7 @@ def race(
 )->pd.DataFrame: # A row for each epoch of each run, with its `round`, from 1 on
     "Find out which method suits some data: rounds with a growing budget and ever fewer methods; it prints what came of it"
     if others := sorted({'epochs','seconds','items'} & set(kwargs)): raise TypeError(f"race: got {', '.join(others)}, wanted compute alone, the budget of the last round.")
-    for name in kwargs: raise TypeError(unknown_option(name, race, 'compute alone'))
+    for name in kwargs: refuse_option(name, race, 'compute alone')
     check_maker(get_learner)
     methods = check_race(methods, compute, seeds, lr, about, annealing)
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)

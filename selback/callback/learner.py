@@ -14,7 +14,6 @@ from fastai.callback.hook import HookCallback
 from fastai.callback.mixup import MixHandler
 from fastai.callback.rnn import RNNCallback
 from fastai.learner import Learner
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.batches import n_items, take

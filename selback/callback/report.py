@@ -7,6 +7,7 @@ __all__ = ['callback_of', 'SelectionReport', 'rising_loss', 'SelectionColumns']
 
 # %% ../../nbs/callback/02_report.ipynb #3c2e822a
 import warnings
+from types import SimpleNamespace
 
 import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
@@ -24,56 +25,99 @@ def callback_of(
 
 # %% ../../nbs/callback/02_report.ipynb #f1598007
 class SelectionReport:
-    "Counts what a selection keeps: a row for each batch and step, a sample of each epoch's losses, a line for the training table"
-    columns,sample_size = L('samp_perc', 'loss_perc', 'full_loss', 'saved_secs'),2048
+    "A row for each batch and step, a sample of each epoch's losses, a line for the training table"
+    columns = L('samp_perc', 'loss_perc', 'full_loss', 'saved_secs')
+    sample_size = 2048
+
     def __init__(self):
-        self.left,self.log,self.advice,self.has_chosen = 0,None,None,False # items that waited in vain for their epoch to go on; the last epoch's columns; what a fit showed; was anything chosen from in it?
-        self._fit,self._epoch,self._n_batches,self._said_negative = 0,0,1,False
-        self._rows,self._sums,self._frames = [],[],[]
-        self._samples,self._sampled,self._n_scored,self._every = [],[],0,1
+        self.left = 0 # items that waited in vain for their epoch to go on
+        self.log = None # the last epoch's columns
+        self.advice = None # what a fit showed
+        self.has_chosen = False # was anything chosen from in this fit?
+        self._fit,self._epoch,self._n_batches = 0,0,1
+        self._said_negative = False
+        self._steps,self._done = [],[] # of this epoch; arrays of the ones before
+        self._sampled,self._samples = [],[] # the same
+        self._n_scored,self._every = 0,1
+
     def begin_fit(self):
         "A new fit has begun"
         self._collect()
-        self._fit,self.has_chosen = self._fit+1,False
-    def begin_epoch(self, epoch, n_batches=1):
+        self._fit += 1
+        self.has_chosen = False
+
+    def begin_epoch(self,
+        epoch:int, # fastai's number
+        n_batches:int=1, # Of the loader
+    ):
         "A new epoch has begun"
         self._collect() # one that was interrupted
-        self._epoch,self._n_batches,self.log = epoch,n_batches,None
-    def step(self, i, seen, kept, trained=0, losses=None, rows=None):
-        "Note a batch that was chosen from, or a training step"
-        self._rows.append([self._fit, self._epoch, i, seen, kept, trained, losses is not None])
-        self.has_chosen |= losses is not None or kept<seen
-        if losses is None: return self._sums.append(None)
+        self._epoch,self._n_batches = epoch,n_batches
+        self.log = None
+
+# %% ../../nbs/callback/02_report.ipynb #f1598008
+_Step = SimpleNamespace # a batch that was chosen from, or a training step; `sums` is of shape (5,) if it was scored, else ()
+
+@patch
+def step(self:SelectionReport,
+    i:int, # Number of the batch in its epoch
+    seen:int, # Items that the loader handed out
+    kept:int, # Items that were chosen of them
+    trained:int=0, # Items of the step, 0 if there was none
+    losses=None, # Of the items seen, shape (seen,); None: they were not scored
+    rows=None, # Of the chosen items, int64, shape (kept,)
+):
+    "Note a batch that was chosen from, or a training step"
+    self.has_chosen |= losses is not None or kept<seen
+    step = _Step(counts=(i, seen, kept), trained=trained, scored=losses is not None, sums=None)
+    if step.scored:
         self._sample(losses, rows, self._n_batches)
         known = losses.isfinite()
         finite = losses.where(known, 0)
-        self._sums.append(torch.stack([finite.sum(), finite[rows].sum(), known.sum(), (finite<0).sum(), (~known).sum()]))
-    def trains(self, n):
-        "Note how many items train after the batch that was noted last"
-        self._rows[-1][5] = n
+        step.sums = torch.stack([finite.sum(), finite[rows].sum(), known.sum(), (finite<0).sum(), (~known).sum()])
+    self._steps.append(step) # whole, or an interrupt would leave a half
+
+@patch
+def trains(self:SelectionReport,
+    n:int, # Items
+):
+    "Note how many items train after the batch that was noted last"
+    self._steps[-1].trained = n
 
 # %% ../../nbs/callback/02_report.ipynb #fae97a91
 @patch
-def more(self:SelectionReport, n):
+def more(self:SelectionReport,
+    n:int, # Items
+):
     "Note a step after the loader's last batch, for items that still waited"
-    self._rows.append([self._fit, self._epoch, self._rows[-1][2]+1, 0, 0, n, False])
-    like = next((o for o in reversed(self._sums) if o is not None and o.ndim), torch.zeros(5)) # on a GPU, if they are
-    self._sums.append(torch.zeros_like(like))
+    last = self._steps[-1].counts[0]
+    like = next((step.sums for step in reversed(self._steps) if step.scored), torch.zeros(5)) # on a GPU, if they are
+    self._steps.append(_Step(counts=(last+1, 0, 0), trained=n, scored=False, sums=torch.zeros_like(like)))
+
 @patch
-def left_out(self:SelectionReport, losses, drawn, rows):
+def left_out(self:SelectionReport,
+    losses, # Of the items left out, shape (out,)
+    drawn, # Of all items of the epoch, shape (n,)
+    rows, # Positions of the chosen ones in `drawn`
+):
     "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
-    self._rows.append([self._fit, self._epoch, -1, len(losses), 0, 0, False])
     self.has_chosen = True
     self._sample(drawn, rows)
     known = drawn.isfinite().sum() # an item that never trained has no share
     total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
     kept = torch.where(known>0, total-left, float('nan'))
-    self._sums.append(torch.stack([total, kept, known, known*0, known*0]))
+    sums = torch.stack([total, kept, known, known*0, known*0])
+    self._steps.append(_Step(counts=(-1, len(losses), 0), trained=0, scored=False, sums=sums))
+
+# %% ../../nbs/callback/02_report.ipynb #fae97a92
 @patch
-def note_loss(self:SelectionReport, loss):
+def note_loss(self:SelectionReport,
+    loss, # A function without arguments that returns it
+):
     "Note the training loss of a step that scored nothing"
-    if not self._rows or self._sums[-1] is not None: return
-    self._sums[-1] = loss().detach().as_subclass(torch.Tensor)
+    if not self._steps or self._steps[-1].sums is not None: return
+    self._steps[-1].sums = loss().detach().as_subclass(torch.Tensor)
+
 @patch
 def _sample(self:SelectionReport, losses, rows, n_batches=1):
     "Keep the losses of every few of an epoch's batches, and which of them are chosen"
@@ -85,70 +129,105 @@ def _sample(self:SelectionReport, losses, rows, n_batches=1):
     self._sampled.append(torch.stack([losses, chosen])[:,::-(-len(losses)//self.sample_size)])
 
 # %% ../../nbs/callback/02_report.ipynb #9ba08c98
-_columns = ['fit', 'epoch', 'step', 'seen', 'kept', 'trained', 'scored']
-def _sample_frame(fit, epoch, sampled):
-    "A DataFrame of an epoch's sample"
-    loss,chosen = torch.cat(sampled, 1).cpu().numpy()
-    return pd.DataFrame(dict(fit=fit, epoch=epoch, loss=loss, chosen=pd.array(chosen, dtype='boolean')))
-def _ratio(a, b): return float(a/b) if b else float('nan')
-def _summary(steps):
-    "The columns of the training table for some steps"
-    before = steps[(steps.step<0) & (steps.known>0)] # what was chosen before loading, by losses
-    scored = before if len(before) else steps[steps.scored] if steps.scored.any() else steps
-    of = before if len(before) else steps
-    return [_ratio(steps.kept.sum(), steps.seen.sum()), _ratio(of.kept_loss.sum(skipna=False), of.loss.sum()), _ratio(scored.loss.sum(), scored.known.sum())]
+_columns = ['fit','epoch','step','seen','kept','trained','scored']
+_summed = ['loss','kept_loss','known','negative','bad'] # over items: losses, and how many are finite, below 0, and not finite
+
 def _host(tensors, like):
     "Tensors of one shape, or None, as an array: the one time in an epoch that a GPU is waited for"
     like = next((o for o in tensors if o is not None), like)
-    return torch.stack([torch.full_like(like, float('nan'), dtype=torch.float32) if o is None else o.float() for o in tensors]).cpu().double().numpy()
-def _frame(rows, sums):
-    "A DataFrame of the noted steps, each with the sums of its scored items or the mean loss of its trained ones"
-    steps = pd.DataFrame(rows, columns=_columns)
-    steps[['loss','kept_loss','known','negative','bad']] = _host([None if o is None or not o.ndim else o for o in sums], torch.zeros(5))
-    mean = _host([None if o is None or o.ndim else o for o in sums], torch.zeros(()))
-    plain = [o is not None and not o.ndim for o in sums]
-    total = mean*steps.trained
-    known = steps.trained.where(np.isfinite(mean), 0)
-    trained = pd.DataFrame(dict(loss=total.where(np.isfinite(total)), kept_loss=total.where(steps.kept==steps.seen), known=known, negative=0., bad=steps.trained-known))
-    steps.loc[plain, trained.columns] = trained[plain]
-    return steps
+    unknown = torch.full_like(like, float('nan'), dtype=torch.float32)
+    return torch.stack([unknown if o is None else o.float() for o in tensors]).cpu().double().numpy()
+
+def _has(step, ndim): return step.sums is not None and step.sums.ndim==ndim
+
+def _as_array(fit, epoch, steps):
+    "A row for each step, with `_columns` and `_summed`"
+    counts = np.array([[fit, epoch, *step.counts, step.trained, step.scored] for step in steps], dtype=float)
+    sums = _host([step.sums if _has(step, 1) else None for step in steps], torch.zeros(5))
+    mean = _host([step.sums if _has(step, 0) else None for step in steps], torch.zeros(()))
+    has_mean = np.array([_has(step, 0) for step in steps])
+    seen,kept,trained = counts[:,3:6].T
+    total = mean*trained
+    loss = np.where(np.isfinite(total), total, np.nan)
+    known = np.where(np.isfinite(mean), trained, 0)
+    of_trained = np.stack([loss, np.where(kept==seen, total, np.nan), known, 0*known, trained-known], 1)
+    return np.hstack([counts, np.where(has_mean[:,None], of_trained, sums)])
+
+# %% ../../nbs/callback/02_report.ipynb #9ba08c99
+def _ratio(a, b): return float(a/b) if b else float('nan')
+
+def _summary(of):
+    "The columns of the training table, for the columns of some steps by name"
+    before = (of['step']<0) & (of['known']>0) # what was chosen before loading, by losses
+    scored,all_steps = of['scored']>0,np.ones(len(before), dtype=bool)
+    shared = before if before.any() else all_steps
+    looked_at = before if before.any() else scored if scored.any() else all_steps
+    return [_ratio(of['kept'].sum(), of['seen'].sum()),
+        _ratio(of['kept_loss'][shared].sum(), np.nansum(of['loss'][shared])),
+        _ratio(np.nansum(of['loss'][looked_at]), np.nansum(of['known'][looked_at]))]
 
 # %% ../../nbs/callback/02_report.ipynb #58ff1a3e
 @patch
 def _collect(self:SelectionReport):
-    "Turn the rows of an epoch, and its sample, into DataFrames"
-    if self._rows: self._frames.append(_frame(self._rows, self._sums))
-    if self._sampled: self._samples.append(_sample_frame(*self._rows[0][:2], self._sampled))
-    self._rows,self._sums,self._sampled,self._n_scored = [],[],[],0
+    "Turn the steps of an epoch, and its sample, into arrays"
+    steps,self._steps = self._steps,[]
+    sampled,self._sampled,self._n_scored = self._sampled,[],0
+    if steps: self._done.append(_as_array(self._fit, self._epoch, steps))
+    if sampled: self._samples.append((self._fit, self._epoch, torch.cat(sampled, 1).cpu().numpy()))
+
 @patch
-def end_epoch(self:SelectionReport, saved_secs=float('nan'), is_done=True):
+def end_epoch(self:SelectionReport,
+    saved_secs:float=float('nan'), # What the epoch saved of a plain one
+    is_done:bool=True, # Was each batch of the loader read?
+):
     "Sum up an epoch that is done, and warn of what is odd about its losses"
-    if not self._rows: return
+    if not self._steps: return
     self._collect()
-    steps = self._frames[-1]
-    self.log = [*_summary(steps), saved_secs]
-    n,scored = steps.seen[steps.scored].sum(),steps[steps.scored]
-    if (negative := scored.negative.sum()) and not self._said_negative:
+    of = dict(zip(_columns+_summed, self._done[-1].T))
+    self.log = [*_summary(of), saved_secs]
+    self._warn(of, is_done)
+
+# %% ../../nbs/callback/02_report.ipynb #58ff1a3f
+@patch
+def _warn(self:SelectionReport, of, is_done):
+    "Warn of what is odd about the steps of an epoch, whose columns are given by name"
+    scored = of['scored']>0
+    n = of['seen'][scored].sum()
+    negative,bad = np.nansum(of['negative'][scored]),np.nansum(of['bad'][scored])
+    bad_batches = (of['bad'][~scored]>0).sum()
+    if negative and not self._said_negative:
         self._said_negative = True
-        warnings.warn(f'Epoch {self._epoch}: {negative:.0f} of {n} losses were negative, of which no share can be taken: do not '
-            'read loss_perc as one; the batch loss filter trains a batch in full where its losses add up to nothing, importance sampling draws evenly.')
-    if is_done and not steps.kept.sum(): warnings.warn(f'Epoch {self._epoch}: no item was chosen.')
-    if bad := (steps.bad[~steps.scored]>0).sum(): warnings.warn(f'Epoch {self._epoch}: the training losses were NaN or infinite in {bad} batches.')
-    if bad := scored.bad.sum(): warnings.warn(f'Epoch {self._epoch}: {bad:.0f} of {n} losses were NaN or infinite. Where the method has a fixed count they were chosen first, else their whole batch was trained.')
+        warnings.warn(f'Epoch {self._epoch}: {negative:.0f} of {n:.0f} losses were negative, of which no share can be taken: '
+            'do not read loss_perc as one; the batch loss filter trains a batch in full where its losses add up to nothing, '
+            'importance sampling draws evenly.')
+    if is_done and not of['kept'].sum(): warnings.warn(f'Epoch {self._epoch}: no item was chosen.')
+    if bad_batches:
+        warnings.warn(f'Epoch {self._epoch}: the training losses were NaN or infinite in {bad_batches} batches.')
+    if bad:
+        warnings.warn(f'Epoch {self._epoch}: {bad:.0f} of {n:.0f} losses were NaN or infinite. Where the method has a fixed '
+            'count they were chosen first, else their whole batch was trained.')
 
 # %% ../../nbs/callback/02_report.ipynb #8f239246
 @patch(as_prop=True)
 def stats(self:SelectionReport):
     "A DataFrame with a row for each batch and each step since the selection was attached"
-    if len(self._frames)>1: self._frames = [pd.concat(self._frames, ignore_index=True)] # or a question after each epoch would join them all again
-    if not (frames := self._frames + ([_frame(self._rows, self._sums)] if self._rows else [])): return pd.DataFrame(columns=_columns+['loss_share','full_loss'])
-    steps = pd.concat(frames, ignore_index=True)
-    shares = dict(loss_share=steps.kept_loss/steps.loss, full_loss=steps.loss/steps.known)
-    return steps[_columns].assign(**shares)
+    now = [_as_array(self._fit, self._epoch, self._steps)] if self._steps else []
+    if len(self._done)>1: self._done = [np.concatenate(self._done)] # or a question after each epoch would join them all again
+    none = np.zeros((0, len(_columns+_summed)))
+    df = pd.DataFrame(np.concatenate([none, *self._done, *now]), columns=_columns+_summed)
+    df = df.astype({name: bool if name=='scored' else int for name in _columns})
+    return df[_columns].assign(loss_share=df.kept_loss/df.loss, full_loss=df.loss/df.known)
+
+def _sample_frame(fit, epoch, sampled):
+    "A DataFrame of an epoch's sample"
+    loss,chosen = sampled
+    return pd.DataFrame(dict(fit=fit, epoch=epoch, loss=loss, chosen=pd.array(chosen, dtype='boolean')))
+
 @patch(as_prop=True)
 def samples(self:SelectionReport):
     "A DataFrame with a sample of each epoch's scored items, 2,048 at most: their loss, and whether they were chosen"
-    frames = self._samples + ([_sample_frame(*self._rows[0][:2], self._sampled)] if self._sampled else [])
+    now = [(self._fit, self._epoch, torch.cat(self._sampled, 1).cpu().numpy())] if self._sampled else []
+    frames = [_sample_frame(*o) for o in self._samples+now]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=['fit','epoch','loss','chosen'])
 
 # %% ../../nbs/callback/02_report.ipynb #6f039f72
@@ -201,7 +280,9 @@ class SelectionColumns(Callback):
 @patch
 def _advise(self:SelectionColumns):
     "Warn of what a fit's columns show, once"
+    if len(self.recorder.values)<4: return # too short to tell
+    names = ['train_loss','valid_loss','samp_perc','full_loss']
     rows = [dict(zip(self.recorder.metric_names[1:], row)) for row in self.recorder.values]
-    advice = rising_loss(pd.DataFrame(rows, columns=['train_loss','valid_loss','samp_perc','full_loss']).apply(pd.to_numeric, errors='coerce'))
+    advice = rising_loss(pd.DataFrame(rows, columns=names).apply(pd.to_numeric, errors='coerce'))
     if advice and not self.report.advice: warnings.warn(advice)
     self.report.advice = advice or self.report.advice

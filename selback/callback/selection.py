@@ -6,9 +6,8 @@
 __all__ = ['Selection', 'NoSelection', 'set_selection', 'known_methods']
 
 # %% ../../nbs/callback/06_selection.ipynb #14b2d4f4
-import inspect, weakref
+import weakref
 from copy import deepcopy
-from difflib import get_close_matches
 
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.schedule import LRFinder
@@ -16,6 +15,7 @@ from fastai.learner import Learner
 from fastcore.basics import camel2snake, patch
 
 from ..core.batches import Replace
+from ..core.checks import unknown_option
 from .report import SelectionColumns, SelectionReport, callback_of
 
 # %% ../../nbs/callback/06_selection.ipynb #bc15fcca
@@ -26,7 +26,7 @@ class Selection(Callback):
 
     def __init__(self, **kwargs):
         super().__init__()
-        if kwargs: raise TypeError(_unknown_option(type(self), next(iter(kwargs))))
+        if kwargs: raise TypeError(unknown_option(next(iter(kwargs)), type(self)))
         self.report,self.delivery,self.is_awake,self.is_new_fit = SelectionReport(),Replace(),False,True
         self.told,self.untold,self.is_fitting = {},[],False # what was said, what waits for the end of a fit, and is there one?
         self._last_learn,self._as_made = None,None # weak: whose items are remembered; the state before any learner
@@ -54,11 +54,6 @@ def _say(selection):
     "Print what there is to tell"
     said,selection.untold,selection.is_fitting = selection.untold,[],False
     for text in said: print(text)
-def _unknown_option(cls, name):
-    "What to say of a keyword that a method does not take"
-    known = [k for k,p in inspect.signature(cls).parameters.items() if p.kind!=p.VAR_KEYWORD]
-    near = get_close_matches(name, known, 1)
-    return f"{cls.__name__}: got an unknown option {name!r}, wanted {f'{near[0]!r}, or another' if near else 'one'} of {', '.join(known)}."
 @patch
 def state_dict(self:Selection):
     "What a resumed training needs"
