@@ -18,11 +18,14 @@ def no_autocast():
 
 @pytest.fixture
 def tiny_network(monkeypatch):
-    "The command's network is a convolution with a head: what a study does does not depend on it, and test_compute.py has the real one"
+    "A convolution with a head in place of networks: what a study does does not depend on them, and test_compute.py has the real ones"
     from selback.bench import datasets
     from torch import nn
-    def tiny(n_out): return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, n_out))
-    monkeypatch.setitem(datasets.networks, 'small_resnet', tiny)
+    def tiny(n_out, widen=1.):
+        n = int(4*widen)
+        return nn.Sequential(nn.Conv2d(3, n, 3, stride=4), nn.BatchNorm2d(n), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, n_out))
+    for name in ('small_resnet','small_convnet'): monkeypatch.setitem(datasets.networks, name, tiny)
+    return tiny
 
 def pytest_terminal_summary(terminalreporter):
     done = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, 'when', None)=='call']

@@ -1,7 +1,5 @@
 "The site as a browser shows it: `make docs` builds it"
-import inspect, os, re, shutil, threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import inspect, os, re, shutil, subprocess, sys
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
@@ -15,16 +13,14 @@ def missing(what):
     "A reason to skip, and a failure where `.ci/run` has brought all"
     (pytest.fail if os.environ.get('SELBACK_SITE') else pytest.skip)(what)
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args): pass
-
 @pytest.fixture(scope='module')
 def address():
+    "A server in a process of its own, whose threads nobody traces"
     if 'index.html' not in pages: missing('there is no site: run `make docs` first')
-    with ThreadingHTTPServer(('127.0.0.1', 0), partial(Quiet, directory=site)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_port}/'
-        server.shutdown()
+    command = [sys.executable, '-u', '-m', 'http.server', '0', '--bind', '127.0.0.1', '--directory', site]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        yield re.search(r'http://[^)]+', server.stdout.readline())[0]
+        server.terminate()
 
 @pytest.fixture(scope='module')
 def browser(address):
@@ -101,12 +97,12 @@ def test_search_finds(tab, word, wanted):
     assert f'{wanted}.html' in found[:3], found[:3]
 
 def test_the_api_begins_with_what_is_called(tab):
-    parts = tab.go('index.html').evaluate("""() => [...document.querySelectorAll('.sidebar-tree .caption')].map(o => [o.innerText.trim(), [...o.nextElementSibling.querySelectorAll('a')].map(a => a.getAttribute('href').split('/').pop())])""")
+    parts = tab.go('index.html').evaluate("""() => [...document.querySelectorAll('.sidebar-tree .caption')].map(o => [o.innerText.trim(), [...o.nextElementSibling.querySelectorAll('a')].map(a => a.getAttribute('href'))])""")
     parts = {name.lower(): pages for name,pages in parts}
     called,inside = parts['api: what you call'],parts['api: inside']
     assert list(parts).index('api: what you call')<list(parts).index('api: inside')
     assert called[0]=='all.html' and {'views/views.html','callback/batch.html','bench/compare.html','bench/command.html'}<=set(called) and {'callback/loader.html','callback/meter.html','callback/selection.html'}<=set(inside)
-    assert parts['start here'][0]=='installation.html'
+    assert parts['start here'][0]=='start/installation.html'
 
 def test_version_and_repository(tab):
     "Without a repository there are no links to one"

@@ -179,7 +179,8 @@ def after_backward(self:EpochSelection): self.meter.passed()
 @patch
 def after_step(self:EpochSelection): self.scorer.scoring.step(self.model)
 @patch
-def after_batch(self:EpochSelection): self.tell_once('cost', self.meter.stepped())
+def after_batch(self:EpochSelection):
+    if (cost := self.meter.stepped()): self.tell_once('cost', cost)
 @patch
 def after_train(self:EpochSelection):
     self.epochs_done += (trained := self.feed.position>0) # or it was cancelled

@@ -17,6 +17,7 @@ from fastai.learner import Learner
 from torch import Tensor
 
 from ..core.batches import n_items, take
+from ..core.losses import to_undo
 from .report import callback_of
 
 # %% ../../nbs/callback/03_learner.ipynb #4756497f
@@ -41,10 +42,14 @@ def muted_hooks(
     "Within the context, the hooks of fastai's callbacks do nothing; a model's own do, since it may work by them"
     hooks = [h for cb in learn.cbs if isinstance(cb, HookCallback) for h in getattr(cb.__dict__.get('hooks'), 'hooks', ())]
     before = [(h.hook_func, h.detach) for h in hooks]
-    for h in hooks: h.hook_func,h.detach = lambda *args, stored=h.stored: stored,False
-    try: yield
-    finally:
+    def put_back():
         for h,(func,detach) in zip(hooks, before): h.hook_func,h.detach = func,detach
+    if not hooks: return (yield)
+    undo = to_undo(put_back)
+    try:
+        for h in hooks: h.hook_func,h.detach = lambda *args, stored=h.stored: stored,False
+        yield
+    finally: undo()
 
 # %% ../../nbs/callback/03_learner.ipynb #aebfab48
 def base_loss(

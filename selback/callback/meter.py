@@ -14,7 +14,7 @@ import torch
 from fastcore.basics import patch
 
 from ..core.batches import map_tensors
-from ..core.losses import preserved
+from ..core.losses import preserved, to_undo
 from ..core.policies import round_up
 from ..core.untouched import fixed_random, unwrapped
 from ..core.scoring import counted
@@ -52,11 +52,13 @@ def trial_step(
     def step():
         with autocast: loss = loss_func(model(*map_tensors(torch.clone, xb)), *yb)
         if trained and loss.requires_grad: return torch.autograd.grad(loss.mean(), trained, allow_unused=True)
+    @torch.no_grad()
+    def put_back():
+        for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes
+    undo = to_undo(put_back)
     try:
         with fixed_random(),preserved(model),torch.enable_grad(): return counted(step, model, xb, 3)
-    finally:
-        with torch.no_grad():
-            for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes
+    finally: undo()
 
 # %% ../../nbs/callback/05_meter.ipynb #0c4bde6d
 def waits_for_data(

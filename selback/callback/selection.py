@@ -9,6 +9,7 @@ __all__ = ['Selection', 'NoSelection', 'set_selection', 'known_methods']
 import weakref
 from copy import deepcopy
 
+import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.schedule import LRFinder
 from fastai.learner import Learner
@@ -16,6 +17,7 @@ from fastcore.basics import camel2snake, patch
 
 from ..core.batches import Replace
 from ..core.checks import unknown_option
+from ..core.losses import changes, undo_since
 from .report import SelectionColumns, SelectionReport, callback_of
 
 # %% ../../nbs/callback/06_selection.ipynb #bc15fcca
@@ -119,11 +121,17 @@ def _call(self, event_name):
     if not is_active and self.is_awake: self.is_awake,self.report.left = False,self.report.left+self.delivery.drop()
     if is_active and event_name=='before_train': self.is_awake = True
     if not is_active or not (self.is_awake or begins): return
-    res = super(Selection, self).__call__(event_name)
+    mark,enabled = len(changes.undos),torch.is_grad_enabled()
+    try: res = super(Selection, self).__call__(event_name)
+    except BaseException: # an interrupt may come where a context has just begun, or is about to end
+        undo_since(mark)
+        torch.set_grad_enabled(enabled)
+        raise
     if begins: self.is_fitting = self.run
     if event_name=='after_train': self.is_awake = False # fastai fires it for an epoch that was cancelled before ours began, too
     return res
 
+# %% ../../nbs/callback/06_selection.ipynb #210e9a3d
 def _setattr(self, name, value):
     if name=='learn': _set_learn(self, value)
     elif name in self.__dict__: object.__setattr__(self, name, value)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .checks import check_range
 from .batches import Items, as_tensors, check_rows, map_tensors, n_items, take_rows
-from .losses import ItemLoss, check_separable, is_mean, is_sum, item_losses, item_losses_how
+from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, item_losses, item_losses_how
 from .scores import get_score
 from .untouched import all_modules, fixed_random, guarded, traceless, unwrapped
 
@@ -291,9 +291,10 @@ class ItemLosses:
     @torch.no_grad()
     def of(self, loss_func, pred, yb)->Tensor:
         "The losses of a batch that was looked at"
-        function,yb = self.function(loss_func),as_tensors(yb)
-        with guarded(function):
-            losses,how = item_losses_how(function, pred, *yb)
+        function = self.function(loss_func)
+        effects = has_side_effects(function)
+        with fixed_random() if effects else nullcontext():
+            losses,how = item_losses_how(function, pred, *yb, effects=effects)
             if self.item_loss is None and not self.are_separable:
                 self.are_separable = check_separable(function, losses, pred, *yb)
                 self.are_averaged = how=='reduction' and not is_sum(function) or how!='reduction' and is_mean(function, losses, pred, *yb)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from .batches import map_tensors
-from .losses import has_side_effects
+from .losses import has_side_effects, to_undo
 
 # %% ../../nbs/core/07_untouched.ipynb #45608442
 @contextmanager
@@ -63,13 +63,15 @@ def _evaluating(modules):
     "Within the context, `modules` are in evaluation mode"
     flags = [(own, own['training']) for m in modules if 'training' in (own := vars(m))]
     others = [(m, m.training) for m in modules if 'training' not in vars(m)] # scripted ones
+    def put_back():
+        for own,training in flags: own['training'] = training
+        for m,training in others: m.training = training
+    undo = to_undo(put_back)
     try:
         for own,_ in flags: own['training'] = False # without the checks of `Module.__setattr__`, which add up in a deep model
         for m,_ in others: m.training = False
         yield
-    finally:
-        for own,training in flags: own['training'] = training
-        for m,training in others: m.training = training
+    finally: undo()
 
 # %% ../../nbs/core/07_untouched.ipynb #f9e393b8
 def _version(t): return None if t.is_inference() else t._version
@@ -101,8 +103,7 @@ def _state_kept(modules, ask=True):
     before,changed = [dict(m._buffers.items()) if m._buffers else {} for m in modules],[]
     owned = [None if _is_settling(m) else dict(vars(m)) for m in modules]
     kept = [[(b, b.clone(), _version(b)) for b in own.values() if b is not None and not is_lazy(b)] for own in before]
-    try: yield changed
-    finally:
+    def put_back():
         for place,(m,own) in enumerate(zip(modules, before)):
             strayed = owned[place] is not None and _has_other(vars(m), owned[place])
             if strayed:
@@ -115,6 +116,9 @@ def _state_kept(modules, ask=True):
             moved = _has_other(now, own)
             if moved: _set_buffers(m, own)
             if written or moved or strayed: changed.append(place)
+    undo = to_undo(put_back)
+    try: yield changed
+    finally: undo()
 
 # %% ../../nbs/core/07_untouched.ipynb #b1e11427
 class _Habits(NamedTuple):
