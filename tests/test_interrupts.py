@@ -1,0 +1,84 @@
+"Ctrl-C at any line of the package: nothing is left open, and the next fit is whole"
+import os, random, sys, warnings
+from pathlib import Path
+
+import pytest, selback, torch
+from helpers import *
+from selback.core.losses import changes
+
+package = str(Path(selback.__file__).parent)
+n_interrupts = int(os.environ.get('SELBACK_INTERRUPTS', 8)) # of each kind of method
+
+class AtLine:
+    "Interrupts before the `n`-th line of the package that is run; without a number, only counts them"
+    def __init__(self, n=None): self.n,self.seen,self.where = n,0,None
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.call)
+        return self
+    def __exit__(self, *args): sys.settrace(self.before)
+    def call(self, frame, event, arg):
+        if frame.f_code.co_filename.startswith(package): return self.line
+    def line(self, frame, event, arg):
+        if event!='line': return self.line
+        self.seen += 1
+        if self.seen!=self.n: return self.line
+        self.where = f'{Path(frame.f_code.co_filename).name}:{frame.f_lineno}'
+        raise KeyboardInterrupt
+
+def learner(seed=0): return table_learner(seed, n=64, n_valid=16) # three batches, and one of validation
+
+KINDS = {one_liner(cls): (lambda cls=cls: lively(cls)) for cls in methods()} | dict(
+    gathered=lambda: TopLossCallback(.5, warmup=0, gather=True),
+    one_pass=lambda: TopLossCallback(.5, warmup=0, passes=1),
+    guarded=lambda: FavorHardCallback(warmup=0, noise_quantile=.9),
+    smoothed=lambda: DropEasyCallback(warmup=0, ema=.5, max_rest=1),
+    remembers=lambda: SelectiveBackpropCallback(warmup=0, scorer=ModelCopy(2), track_items=True))
+LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),
+    ImportanceSamplingCallback: dict(tau=0, presample=2)}
+def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in its first epoch
+
+def lines_of(make):
+    "How many lines of the package a fit of two epochs runs"
+    learn = learner().add_cb(make())
+    quiet_fit(learn, 1)
+    with AtLine() as counted: quiet_fit(learn, 2)
+    return counted.seen
+
+def interrupted(learn, n):
+    "Where a fit was interrupted; None if it ran to its end"
+    try:
+        with AtLine(n) as at: quiet_fit(learn, 2)
+    except KeyboardInterrupt: return at.where
+
+def check_nothing_open(learn, where):
+    assert torch.is_grad_enabled(), where
+    assert learn.loss_func.func.reduction=='mean', where
+    assert len({m.training for m in learn.model.modules()})==1, where
+    assert not len(changes), where
+
+def check_whole(learn, where):
+    "A fit goes through, and what the report says of it is whole"
+    stats = learn.selection.stats
+    assert len(quiet_fit(learn, 2).recorder.values)==2, where
+    now = learn.selection.stats
+    assert now.iloc[:len(stats)].equals(stats), where
+    own = now.iloc[len(stats):]
+    assert own.fit.nunique()==1 and own.epoch.tolist()==sorted(own.epoch) and set(own.epoch)=={0,1}, where
+    assert (own.trained>0).sum()==len(learn.recorder.losses), where
+    assert not len(learn.selection.delivery), where
+
+@pytest.mark.measured
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_interrupt_never_breaks_the_next_fit(kind):
+    make,found = KINDS[kind],[]
+    lines,draw = lines_of(make),random.Random(kind)
+    learn = learner().add_cb(make())
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        quiet_fit(learn, 1)
+        for _ in range(n_interrupts):
+            found.append(interrupted(learn, draw.randrange(1, lines)))
+            check_nothing_open(learn, found[-1])
+            check_whole(learn, found[-1])
+    assert sum(where is not None for where in found)>n_interrupts//2
