@@ -1,5 +1,5 @@
 "Bad losses, odd batches, too little memory: training goes on and it is told, or an error says what to do"
-import contextlib, math
+import contextlib, math, re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -740,3 +740,114 @@ def test_stats_are_joined_once(monkeypatch):
     after = learn.selection.stats
     learn.selection.stats
     assert joined==[3,1,1] and after.iloc[:len(before)].equals(before) and after.fit.max()==2 and (after.groupby(['fit','epoch']).seen.sum()==100).all()
+
+# A loader that is read, a callback in two places, losses that take derivatives
+class ReadsAlong(Callback):
+    "Reads the running loader from its beginning, within the second step of an epoch"
+    order,run_valid = 70,False
+    def before_fit(self): self.read = []
+    def after_batch(self):
+        if self.iter==1: self.read.append(sum(len(yb) for *_,yb in self.learn.dl))
+
+@pytest.mark.parametrize('method', [None, lambda: TopLossCallback(.5, warmup=0), lambda: TopLossCallback(.5, warmup=0, gather=True), lambda: FavorHardCallback(warmup=0)])
+def test_a_callback_may_read_the_loader_within_an_epoch(method):
+    def steps(more): return quiet_fit(table_learner(cbs=[*([method()] if method else []), *more]), 2)
+    alone,read = steps([]),steps([ReadsAlong()])
+    assert len(read.recorder.losses)==len(alone.recorder.losses) and len(read.reads_along.read)==2
+    assert read.reads_along.read[0]==100
+    if method: assert read.selection.stats.kept.sum()>0 and read.selection.stats.groupby('epoch').seen.sum().tolist()==alone.selection.stats.groupby('epoch').seen.sum().tolist()
+
+def test_a_callback_belongs_to_one_learner():
+    cb = TopLossCallback()
+    first = table_learner(cbs=cb)
+    second = table_learner(cbs=cb)
+    assert second.selection is cb and quiet_fit(second, 1)
+    with pytest.raises(ValueError, match='TopLossCallback: got a callback that was attached to another learner since, wanted one for each learner'): quiet_fit(first, 1)
+    assert len(first.get_preds()[0])==32 and second.selection is cb
+    quiet_fit(first.full_batches(), 1)
+    quiet_fit(second, 1)
+
+class Solution(nn.Module):
+    "A function of time, whose inputs its equation asks for"
+    def __init__(self):
+        super().__init__()
+        self.net,self.t = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)),None
+    def forward(self, t):
+        self.t = t.requires_grad_()
+        return self.net(self.t)
+
+class Growth:
+    "How far a function is from growing as fast as it is large, at each point"
+    def __init__(self, model): self.model = model
+    def __call__(self, u, y, reduction='mean'):
+        speed = torch.autograd.grad(u.sum(), self.model.t, create_graph=True)[0]
+        found = (speed-u).square()[:,0]
+        return found if reduction=='none' else found.mean()
+
+def equation_learner(cbs=None, by_item=False):
+    set_seed(0)
+    model = Solution()
+    growth = Growth(model)
+    learn = Learner(dls_of(torch.rand(132, 1), torch.zeros(132, 1)), model, loss_func=growth if not by_item else lambda u, y: growth(u, y), cbs=cbs, lr=1e-2)
+    learn._do_epoch_validate = lambda *args: None # which keeps no derivatives
+    return learn
+
+BY_TRAINING = [cls for cls in methods() if not issubclass(cls, SelectionCallback)]
+
+@pytest.mark.parametrize('by_item', [False, True])
+@pytest.mark.parametrize('cls', BY_TRAINING, ids=lambda cls: cls.__name__)
+def test_a_loss_that_takes_derivatives_is_trained_on(cls, by_item):
+    "The losses that are remembered are those of the equation, and the first epoch is plain training"
+    def item_loss(u, y): return Growth(learn.model)(u, y, reduction='none')
+    learn = equation_learner(by_item=by_item)
+    learn.add_cb(cls(**(dict(item_loss=item_loss) if by_item else {})))
+    plain = quiet_fit(equation_learner(by_item=by_item), 1)
+    assert same(weights(quiet_fit(learn, 1)), weights(plain))
+    quiet_fit(learn, 1, lr=0.)
+    quiet_fit(learn, 1, lr=0.)
+    x,_ = learn.dls.train.dataset[:]
+    wanted = item_loss(learn.model(x.clone()), None).detach()
+    trained = learn.selection.memory.rested==1
+    assert trained.any() and torch.allclose(learn.selection.memory.loss[trained], wanted[trained], rtol=1e-4)
+    assert not learn.selection.memory.loss.requires_grad
+
+class DerivesInside(nn.Module):
+    "A model that takes derivatives itself"
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        out = self.net(x).tanh()
+        return out+torch.autograd.grad(out.sum(), x, create_graph=True)[0].sum(1, keepdim=True)
+
+def test_one_pass_chooses_where_a_model_takes_derivatives():
+    "And a method that looks says which one does not"
+    def fit(**kwargs):
+        learn = table_learner(cbs=BatchLossFilterCallback(.5, warmup=0, **kwargs))
+        learn.model,learn._do_epoch_validate = DerivesInside(),lambda *args: None
+        return quiet_fit(learn, 1)
+    assert 0<fit(passes=1).selection.stats.kept.sum()<100
+    with pytest.raises(ValueError, match='has none; use a method without one, such as favor_hard'): fit()
+
+def test_inputs_of_any_size_are_named():
+    "A list of them, as detection has it, and not some callback"
+    from fastai.data.load import DataLoader
+    class Ragged:
+        def __len__(self): return 40
+        def __getitem__(self, i): return torch.rand(3, 4+i%5, 4),torch.tensor(i%3)
+    class Mean(nn.Module):
+        def __init__(self): super().__init__(); self.head = nn.Linear(3, 3)
+        def forward(self, xs): return self.head(torch.stack([x.mean((1,2)) for x in xs]))
+    def collate(items): return [x for x,_ in items],torch.stack([y for _,y in items])
+    loaders = [DataLoader(Ragged(), bs=8, create_batch=collate, shuffle=i==0) for i in range(2)]
+    for cb in (FavorHardCallback(), TopLossCallback(), TopLossCallback(track_items=True)):
+        learn = Learner(DataLoaders(*loaders), Mean(), CrossEntropyLossFlat(), cbs=cb)
+        with pytest.raises(ValueError, match='got a list of 8 Tensors in a batch of 8 items, one for each item, as detection has them'): quiet_fit(learn, 1)
+
+def test_numbers_that_differ_are_told_apart():
+    "A loss that is a little larger in a batch"
+    def mixing(pred, y): return cross_entropy(pred, y)*(1+3e-4*(len(y)>1))
+    with pytest.raises(ValueError, match='gives no loss per item') as e: quiet_fit(table_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0)), 1)
+    one,other = re.findall(r'(?:mean of|batch is) (\d+\.\d+)', str(e.value))
+    assert one!=other

@@ -107,10 +107,10 @@ def test_suspects_are_left_out_of_what_was_recorded():
     assert suspects and learn.selection.stats.query('step>=0').groupby('epoch').trained.sum().min()<100
 
 def test_what_is_left_out_is_never_read():
-    "Each of the hundred twice for its target, which the fingerprint asks for; then what is kept in each epoch"
+    "Each of the hundred for its target, which the fingerprint asks for, and three of them twice; then what is kept in each epoch"
     choices,kept = some_choices(learner(), 2)
     read,_,epochs = reads_and_runs(learner(net=linear(), cbs=[ReplayChoicesCallback(choices), Diary()]), 4)
-    read.subtract([*range(100)]*2)
+    read.subtract([*range(100), 0, 1, 2])
     assert +read==Counter(sum(map(items_of, epochs), [])) and min(read.values())==0
     assert all(len(set(items_of(e))-set(kept[i//2].nonzero()[:,0].tolist()))<=1 for i,e in enumerate(epochs))
 
@@ -219,3 +219,26 @@ def test_what_cannot_be_recorded():
     with pytest.raises(TypeError, match='fit: got 5, wanted a function'): record_choices(learn, proxy(), 5)
     with pytest.raises(TypeError, match='proxy: got None, wanted a model'): record_choices(learn, None, lambda small: small.fit(1))
     with pytest.raises(TypeError, match='choices: got None, wanted what record_choices returns'): ReplayChoicesCallback(None)
+
+class Lone:
+    "A dataset whose targets can be read alone; counts the items that are loaded"
+    def __init__(self, labels, alone=True):
+        self.y,self.loaded = labels,0
+        if alone: self.labels = labels
+    def __len__(self): return len(self.y)
+    def __getitem__(self, i):
+        self.loaded += 1
+        return torch.zeros(1),self.y[i]
+
+def test_two_items_that_are_swapped_are_seen():
+    "Any two of them where targets can be read alone; nothing is loaded for that"
+    labels = list(range(300))
+    swapped = labels[:]
+    swapped[7],swapped[11] = swapped[11],swapped[7]
+    kept,other = Lone(labels),Lone(swapped)
+    assert fingerprint(kept)==fingerprint(Lone(labels))!=fingerprint(other) and not kept.loaded and not other.loaded
+
+def test_a_hundred_items_are_loaded_once_where_targets_need_it():
+    "And three of them twice, to see whether targets are random"
+    ds = Lone(list(range(300)), alone=False)
+    assert fingerprint(ds)==fingerprint(Lone(list(range(300)), alone=False)) and ds.loaded<=106

@@ -129,6 +129,29 @@ def test_no_item_is_left_out_more_than_k_epochs_in_a_row(cb, k):
         longest = max(longest, *rested)
     assert longest==k
 
+@pytest.mark.parametrize('bs', [16, 20])
+@pytest.mark.parametrize('k', [1, 2])
+@pytest.mark.parametrize('cb', [partial(FavorHardCallback, beta=3), partial(FavorHardCallback, beta=1000), partial(DropEasyCallback, .83, 1.)])
+def test_a_dropped_last_batch_is_not_made_of_items_that_are_due(cb, k, bs):
+    "100 items: in batches of 16 even a full epoch would drop four of them"
+    rested,longest = [0]*100,0
+    for epoch in epochs_of(cb(max_rest=k, seed=0), 4*k+6, bs=bs, drop_last=True):
+        trained = set(items_of(epoch))
+        assert all(len(batch)==bs for batch,*_ in epoch) or len(trained)<bs
+        rested = [0 if i in trained else r+1 for i,r in enumerate(rested)]
+        longest = max(longest, *rested)
+    assert longest==k
+
+def test_an_extreme_choice_is_filled_up_with_the_hardest():
+    "Of a hundred items hardly one is drawn"
+    epochs = trained_only(learner(FavorHardCallback(beta=1000., seed=0), linear()), 6, lr=0.).diary.epochs
+    losses = dict(zip(items_of(epochs[0]), (l for *_,ls in epochs[0] for l in ls)))
+    for epoch in epochs[1:]:
+        chosen = items_of(epoch)
+        assert len(chosen)==2
+        easier = sum(losses[i]<min(losses[j] for j in chosen) for i in losses)
+        assert easier>=97
+
 def test_items_that_never_trained_are_loaded():
     "The warm-up drops four of a hundred; later on nobody is spared for a batch that is not full"
     first,*epochs = [items_of(e) for e in epochs_of(DropEasyCallback(quantile=.9, drop=1., seed=0), 3, drop_last=True)]

@@ -59,6 +59,8 @@ class SelectionCallback(EpochSelection):
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
     def choose_items(self, idxs): "All items are loaded"
     @property
+    def looks(self): return self.scored and self.passes==2
+    @property
     def round_to(self):
         "What `choose` rounds its count up to a multiple of; items that are gathered are not rounded"
         return 1 if self.gathers else self.multiple_of or (8 if callback_of(self.learn, MixedPrecision) else 1)

@@ -31,7 +31,9 @@ from .selection import Selection
 # %% ../../nbs/callback/07_epoch.ipynb #27e4cf11
 class EpochSelection(Selection):
     "Train each epoch on the items that `choose_items` picks before they are loaded"
-    counters,scored,keeps_suspects = ('epochs_done',),False,False # is each batch scored? do suspected label errors train?
+    counters = 'epochs_done',
+    scored,looks = False,False # is each batch scored, and by a pass of its own?
+    keeps_suspects = False # do suspected label errors train?
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
@@ -134,6 +136,7 @@ def read(self:EpochSelection)->Items:
     "The batch that the loader has handed out"
     self.feed.accept(self.learn.iter)
     self.learn.iter,known = max(0, self.feed.position-1),self.tracker is not None and self.feed.position>0
+    if not self.scorer.is_tried and len(self.yb): check_rows((self.xb, self.yb))
     batch = Items(self.xb, self.yb, *(self.tracker.of_batch(self.learn.iter, self.bs, n_items(self.xb)) if known else ()))
     if not self.scorer.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
     return batch
@@ -141,8 +144,8 @@ def read(self:EpochSelection)->Items:
 def try_first(self:EpochSelection, batch):
     "Try on the first batch of a fit what later ones need"
     self.scorer.is_tried = True
-    if not self.scored and not (self.tracker and self.tracker.notes): return check_rows((batch.xb, batch.yb))
-    with muted_hooks(self.learn): self.scorer.try_first(self.model, base_loss(self.learn), batch, autocast_of(self.learn), partial(true_output, self.learn), looks=self.scored)
+    if not self.scored and not (self.tracker and self.tracker.notes): return
+    with muted_hooks(self.learn): self.scorer.try_first(self.model, base_loss(self.learn), batch, autocast_of(self.learn), partial(true_output, self.learn), looks=self.looks)
     self.tell_once('how', self.scorer.losses.slow_way)
 @patch
 def train_whole(self:EpochSelection, batch):

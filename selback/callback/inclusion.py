@@ -8,7 +8,6 @@ __all__ = ['InclusionSelection']
 # %% ../../nbs/callback/09_inclusion.ipynb #026b67ea
 from fastcore.meta import delegates
 
-from ..core.checks import check_range
 from ..core.policies import include
 from ..core.schedules import check_schedule
 from .epoch import EpochSelection
@@ -25,7 +24,7 @@ class InclusionSelection(EpochSelection):
     ):
         super().__init__(**kwargs)
         self.tracker.smooth(ema)
-        self.max_rest = check_range('max_rest', max_rest, 0, whole=True)
+        self.tracker.limit_rest(max_rest)
         self.correct = check_schedule('correct', correct, 0)
 
     def inclusion(self, loss):
@@ -33,5 +32,5 @@ class InclusionSelection(EpochSelection):
         raise NotImplementedError(f'{type(self).__name__} needs a method `inclusion(self, loss)` that returns a probability for each loss.')
 
     def choose_items(self, idxs):
-        due = self.memory.rested[idxs]>self.max_rest if self.max_rest else None
-        return include(self.tracker.losses[idxs], self.inclusion, self.scheduled(self.correct), self.generator, due)
+        losses,due = self.tracker.losses[idxs],self.tracker.due(idxs)
+        return include(losses, self.inclusion, self.scheduled(self.correct), self.generator, due)

@@ -34,7 +34,9 @@ class Feed(GetAttr):
         self._running,self._last,self._accepted,self._taken,self._exhausted = None,None,None,False,False
     def __len__(self): return len(self.dl)
     def __iter__(self):
-        self.close()
+        if self._running is not None: # a callback reads it within the epoch
+            yield from self.dl
+            return
         self.position,self.handed,self._exhausted,self._running = 0,0,False,iter(self.dl)
         try:
             while True:

@@ -74,11 +74,29 @@ def load_state_dict(self:Selection, state):
         raise
     self.__dict__.update(state['counters'])
 
+# %% ../../nbs/callback/06_selection.ipynb #218a0d0c
+class _Elsewhere(Selection):
+    "In the place of a selection that another learner has got since"
+    def __init__(self, name):
+        super().__init__()
+        self.of = name
+
+    @classmethod
+    def replace(cls, selection, learn):
+        "Take a selection off a learner, which must not train as if it had none"
+        learn.cbs.remove(selection)
+        learn.add_cb(cls(type(selection).__name__))
+
+    def before_train(self):
+        raise ValueError(f'{self.of}: got a callback that was attached to another learner since, wanted one for each learner; '
+            'make another one, or go on without with full_batches().')
+
 # %% ../../nbs/callback/06_selection.ipynb #218a0d0d
 def _set_learn(self, learn):
     old,last = self.learn,self._last_learn
     if old is not None and not any(isinstance(cb, Selection) and cb is not self for cb in old.cbs) and (columns := callback_of(old, SelectionColumns)): columns.leave()
     self.report.left += self.delivery.drop()
+    if old is not None and learn is not None and old is not learn: _Elsewhere.replace(self, old)
     self.__dict__.update(learn=learn, is_awake=False)
     if learn is None: return _say(self)
     if last is None: self._as_made = self.state_dict()

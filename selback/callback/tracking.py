@@ -10,7 +10,7 @@ import torch
 from fastcore.basics import patch
 
 from ..core.checks import check_range
-from ..core.policies import avoid_singleton_batch, check_chosen
+from ..core.policies import avoid_singleton_batch, check_chosen, whole_batches
 from ..core.memory import ItemMemory
 from .loader import check_loader, epoch_items
 from .ranks import Ranks
@@ -27,11 +27,22 @@ class ItemTracker:
         self.noise_quantile = None if noise_quantile is None else check_range('noise_quantile', noise_quantile, 0, 1, above=True)
         ItemMemory(1, ema=ema) # checks it
         self.ema,self.is_smooth,self.notes,self.ranks = ema,False,notes,Ranks()
+        self.max_rest = 0
         self.memory,self.dataset_id,self.picks_by_epoch = None,None,()
         self.idxs,self.chosen,self.weights,self.left_out = None,False,None,None # of this epoch
     def smooth(self, ema):
         "Have smoothed losses to choose by, unless `ema` is None"
         if ema is not None: self.ema,self.is_smooth = ItemMemory(1, ema=ema).ema,True
+    def limit_rest(self,
+        max_rest:int, # Epochs in a row; 0: any number
+    ):
+        "Have items that were left out so often counted as due"
+        self.max_rest = check_range('max_rest', max_rest, 0, whole=True)
+    def due(self,
+        idxs, # Dataset indices
+    ): # A mask of the same shape; None where there is no limit
+        "Which items must train in this epoch: those that never did, or have rested long enough"
+        if self.max_rest: return (self.memory.picked[idxs]==0) | (self.memory.rested[idxs]>self.max_rest)
     @property
     def losses(self):
         "What to choose by: the last loss of each dataset item, or a smoothed one"
@@ -74,8 +85,9 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     rows,weights = check_chosen(chosen, 'choose_items')
     if weights is not None: weights = torch.ones(len(self.memory), dtype=weights.dtype, device=idxs.device).index_copy_(0, idxs[rows], weights)
     if self.noise_quantile is not None and not keeps_suspects: rows = rows[allowed[rows]]
-    rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator)
-    if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs): rows = rows[:len(rows)//dl.bs*dl.bs] # the loader drops the others
+    rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator, self.losses[idxs])
+    if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs):
+        rows = whole_batches(rows, allowed, dl.bs, self.due(idxs), generator)
     return rows,weights
 
 # %% ../../nbs/callback/04_tracking.ipynb #98730b63

@@ -101,12 +101,14 @@ def check_rows(
     batch, # Inputs and targets, each a tuple
 ): # Raises a `ValueError` or a `TypeError` if rows can't be taken from it
     "Check that the rows of each tensor of a batch are its items"
-    take(batch, slice(0, 1))
-    n = n_items(batch)
+    sizes = {n_items(side) for side in batch if len(side)} # a list of inputs of any size tells another number than the targets do
     for part in (o for side in batch for o in side):
-        if isinstance(part, (tuple,list)) and len(part)==n>1 and all(isinstance(t, (Tensor,Mapping)) for t in part):
-            raise ValueError(f'take: got a {type(part).__name__} of {n} {type(part[0]).__name__}s in a batch of {n} items, one for each item, as detection has them; '
-                'wanted tensors with items along the first dimension. Collate it into one padded tensor.')
+        if not isinstance(part, (tuple,list)) or len(part)<2 or len(part) not in sizes: continue
+        if all(isinstance(t, (Tensor,Mapping)) for t in part):
+            raise ValueError(f'take: got a {type(part).__name__} of {len(part)} {type(part[0]).__name__}s in a batch of {len(part)} items, '
+                'one for each item, as detection has them; wanted tensors with items along the first dimension. '
+                'Collate it into one padded tensor.')
+    take(batch, slice(0, 1))
 
 def join(
     a, # First items

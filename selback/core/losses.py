@@ -244,6 +244,13 @@ def is_mean(
     with preserved(loss_func): whole = torch.as_tensor(loss_func(*as_tensors((pred, *yb))))
     return torch.allclose(whole.to(losses).mean(), losses.mean(), rtol=1e-4, atol=1e-6)
 
+def _apart(a, b):
+    "Two numbers, with as many digits as tell them apart"
+    for digits in (4,6,9):
+        one,other = (f'{float(o):.{digits}g}' for o in (a, b))
+        if one!=other: break
+    return one,other
+
 @torch.no_grad()
 def check_separable(
     loss_func, # Any loss
@@ -257,14 +264,16 @@ def check_separable(
     if not tensors: return True # predictions of some other kind, of which no part can be taken
     with preserved(loss_func): half,way = item_losses_how(loss_func, *take_rows((pred,*yb), slice(0, n)))
     if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True):
+        one,other = _apart(losses[:n].mean(), half.mean())
         raise ValueError(f'{_name(loss_func)} gives no loss per item: those of the first {n} items have a mean of '
-            f'{float(losses[:n].mean()):.4g} in a batch of {len(losses)}, but of {float(half.mean()):.4g} in a batch of their own. {_mixes}')
+            f'{one} in a batch of {len(losses)}, but of {other} in a batch of their own. {_mixes}')
     for n in () if way=='reduction' else (len(losses), n):
         some,mean,total = losses[:n],losses[:n].mean(),losses[:n].sum()
         with preserved(loss_func): whole = torch.as_tensor(loss_func(*take_rows((pred,*yb), slice(0, n)))).to(losses).mean()
         if not any(torch.allclose(whole, o, rtol=1e-4, atol=1e-6, equal_nan=True) for o in (mean, total)):
-            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {float(mean):.4g}, '
-                f'but their loss as one batch is {float(whole):.4g}. {_mixes}')
+            one,other = _apart(mean, whole)
+            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {one}, '
+                f'but their loss as one batch is {other}. {_mixes}')
     return bool(losses.isfinite().all() and (losses!=losses[0]).any())
 
 def separable_losses(

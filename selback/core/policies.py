@@ -6,7 +6,7 @@
 __all__ = ['Chosen', 'check_chosen', 'round_up', 'loss_share', 'mid_rank', 'cdf_power', 'History', 'Draws', 'rank_sample',
            'top_k', 'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'include', 'rank_inclusion',
            'step_inclusion', 'mean_inclusion', 'prune_easy', 'loss_groups', 'seta', 'priorities', 'prioritized',
-           'own_positions', 'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch']
+           'own_positions', 'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch', 'whole_batches']
 
 # %% ../../nbs/core/04_policies.ipynb #b35af4d7
 import math
@@ -432,6 +432,7 @@ def avoid_singleton_batch(
     n_ranks:int=1, # Processes that share the items in turn
     drop_last:bool=False, # Does the loader leave out a last batch that is not full?
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
+    losses:Tensor|None=None, # Of all items, shape (n,): where too few are chosen the hardest join; None: random ones
 )->Tensor: # Positions of two items at least for each process, and none left over unless all are loaded
     "The items to load without a batch that has a single one"
     n,least = len(allowed),2*n_ranks
@@ -440,5 +441,26 @@ def avoid_singleton_batch(
     wanted = min(max(least, each*n_ranks+1 if is_over else 0), n)
     if is_over and len(rows)>=least and int(allowed.index_fill(0, rows, False).sum())<wanted-len(rows): return rows[:(each-1)*n_ranks]
     if len(rows)>=wanted: return rows
-    first = (torch.rand(n, generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
+    first = torch.rand(n, generator=generator, device=allowed.device)
+    if losses is not None and len(rows)<least: first = losses.argsort().argsort()/n
+    first = (first+allowed).index_fill_(0, rows, -1.)
     return torch.cat([rows, first.topk(wanted-len(rows)).indices]).sort().values
+
+# %% ../../nbs/core/04_policies.ipynb #c0ffee42
+def whole_batches(
+    rows:Tensor, # Positions of the items to load, int64, in their order
+    allowed:Tensor, # Which of all items may be loaded, a mask of shape (n,)
+    bs:int, # Batch size
+    due:Tensor|None=None, # Which of all items must be loaded, a mask of shape (n,); None: none
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
+)->Tensor: # Positions whose number is a multiple of `bs`, if there are enough items
+    "The items to load where the loader leaves out a last batch that is not full"
+    n_over = len(rows)%bs
+    if not n_over: return rows
+    free = torch.arange(len(rows), device=rows.device) if due is None else (~due[rows]).nonzero()[:,0]
+    if len(free)>=n_over:
+        stays = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, free[-n_over:], False)
+        return rows[stays]
+    first = (torch.rand(len(allowed), generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
+    n_more = min(bs-n_over, len(allowed)-len(rows))
+    return torch.cat([rows, first.topk(n_more).indices]).sort().values
