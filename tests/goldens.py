@@ -83,6 +83,17 @@ class Notes(Callback):
         self.begun = [self.epoch, self.iter, float(self.opt.hypers[-1]['lr']), mixed.numbers if mixed else numbers_of(self.x)]
     def after_step(self): self.steps.append([*self.begun, hash_of(self.model)[:12], size_of(self.model)])
 
+class Events(Callback):
+    "Notes the order of events, epoch by epoch, as fastai calls them and as the selection has the callbacks before it called"
+    order,run_valid = -20,False
+    def __init__(self): self.epochs,self.in_train = [],False
+    def __call__(self, event_name):
+        if event_name=='before_train':
+            self.epochs.append([])
+            self.in_train = True
+        if self.in_train: self.epochs[-1].append(f'{event_name} {self.learn.iter}' if 'batch' in event_name else event_name)
+        if event_name=='after_train': self.in_train = False
+
 class StopAfter(Callback):
     order = 70
     def __init__(self, epochs): self.epochs = epochs
@@ -94,6 +105,8 @@ def numbers_of(x): return x[:,-1].long().tolist()
 def hash_of(model):
     "Of all weights and statistics, as bytes"
     return hashlib.sha1(b''.join(v.cpu().numpy().tobytes() for v in model.state_dict().values())).hexdigest()
+
+def short_hash(text): return hashlib.sha1(text.encode()).hexdigest()[:12]
 
 def size_of(model):
     "The sum of the absolute weights, but for biases: before BatchNorm their gradient is nothing but rounding errors, which Adam scales up"
@@ -117,7 +130,7 @@ def trained(learn, cbs=(), **kwargs):
 def fit(make, variant):
     "The learners of a case, in order, after their training"
     cbs = dict(mixup=[NumberedMixUp], bf16=[CPUMixedPrecision]).get(variant, [])
-    learn = numbered_learner([*(o() for o in cbs), make(), Notes()], bs=BS//2 if variant=='ranks' else BS)
+    learn = numbered_learner([*(o() for o in cbs), make(), Notes(), Events()], bs=BS//2 if variant=='ranks' else BS)
     if variant=='frozen': learn.freeze()
     if variant!='ranks': return [trained(learn)]
     set_seed(dist.get_rank()) # their own random numbers, but the same weights
@@ -125,7 +138,8 @@ def fit(make, variant):
 
 def stopped(make, epochs):
     "A learner that was stopped after some epochs, and one that went on from its files"
-    first,then = trained(numbered_learner([make(), Notes()]), [StopAfter(epochs)]),numbered_learner([make(), Notes()])
+    first = trained(numbered_learner([make(), Notes(), Events()]), [StopAfter(epochs)])
+    then = numbered_learner([make(), Notes(), Events()])
     saved = io.BytesIO()
     torch.save(dict(model=first.model.state_dict(), opt=first.opt.state_dict(), selection=first.selection.state_dict()), saved)
     saved.seek(0)
@@ -145,6 +159,7 @@ def run(method, variant):
         learns = stopped(make, 1 if waits(method, variant) else 2) if variant=='resume' else fit(make, variant)
     return dict(method=method, variant=variant, rows=[row for o in learns for row in rows_of(o.selection.stats)],
         steps=[step for o in learns for step in o.notes.steps], weights=hash_of(learns[-1].model),
+        events=[short_hash(' '.join(epoch)) for o in learns for epoch in o.events.epochs],
         size=size_of(learns[-1].model), text=re.sub(r'\d+', '#', said.getvalue()))
 
 def run_on_ranks():
