@@ -20,7 +20,7 @@ nbs = Path(__file__).parent
 top,out = nbs.parent,nbs.parent/'_docs'
 sections = {'start': 'Start here', 'tutorials': 'Guides', 'methods': 'Methods', 'experiments': 'Experiments', 'called': 'API: what you call', 'inside': 'API: inside', 'project': 'Project'}
 # what comes first in a section, in this order
-first = dict(start='installation get_started how_it_works what_it_takes questions migrate', tutorials='choosing demo cost saving setups targets noisy_labels',
+first = dict(start='installation get_started how_it_works what_it_takes laws questions migrate', tutorials='choosing demo cost saving setups targets noisy_labels',
     called='all views pictures gradients batch scoring compare race command findings datasets functional')
 first = {folder: names.split() for folder,names in first.items()}
 # what people search for, and the page that tells
@@ -101,6 +101,8 @@ def linked(md, names, labels):
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md).replace('](../results/', '](results/')
     md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', lambda m: f'](/project/{m[1].lower()}.md)', md)
+    def to_test(m): return f'[{m[1]}]({repository}/blob/{cfg.branch}/{m[2]})' if repository else m[1]
+    md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', lambda m: f'{m[1]}{names.get(m[2], m[2])}.ipynb', md)
 
 def folder_of(path):

@@ -46,6 +46,7 @@ def test_pareto_points_are_beaten_by_none():
     s = pd.DataFrame(dict(method=list('abcde'), seed=0, seconds=[5.,1,2,3,3], **{'best error':[.1,.4,.4,.2,.3]}))
     assert pareto(s)==['b','d','a']
 
+@pytest.mark.law(9)
 def test_verdict_says_who_won():
     said = verdict(summarize(RUNS))
     assert said.startswith('At equal seconds top_loss won: its validation loss is 5.0% lower than with plain training (95 % interval -5.0% to -5.0%, better on 2 of 2 seeds) '
@@ -278,6 +279,7 @@ def test_errors_by_any_name_are_taken(capsys):
     def mean_iou_error(pred, y): return error(pred, y)
     for metric in (error_rate, mean_iou_error, error): assert len(compare(lambda: learner_with(metric), ['none'], 1, 1, plot=False))==1
 
+@pytest.mark.law(9)
 def test_a_missing_control_is_said_once_and_before_training(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(Learner, 'fit', lambda *args, fit=Learner.fit, **kwargs: (print('trains'), fit(*args, **kwargs)))
     study = dict(epochs=1, seeds=2, plot=False)

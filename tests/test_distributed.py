@@ -35,6 +35,7 @@ def test_the_running_loader_passes_for_the_distributed_one(runs, name):
 def test_nothing_waits_between_epochs(runs, name):
     for rank in runs[name]: assert not rank.get('waiting') and (not rank.get('left') or name=='cancelled_sb')
 
+@pytest.mark.law(1)
 @pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'all_hard', 'all_own', 'dropped_all'])
 def test_selecting_everything_is_plain_distributed_training(runs, name):
     for ours,plain in zip(runs[name], runs['dropped' if name=='dropped_all' else 'plain']):

@@ -10,6 +10,7 @@ def run(method, seed, losses, seconds, **more):
     return pd.DataFrame({**dict(method=method, seed=seed, epoch=range(1, n+1), seconds=seconds, cpu_seconds=seconds, forwarded=1, backpropagated=[100*s for s in seconds], kept=.5, valid_loss=losses,
         error=losses, n_valid=9, budget='4 epochs', annealing='constant'), **more})
 
+@pytest.mark.law(11)
 def test_all_differences_are_of_one_moment():
     "When the cheapest run ended, whatever two runs are compared"
     runs = pd.concat([o for s in (0,1) for o in (run('none', s, [1.,.8,.6,.4], [2.,4,6,8]), run('top_loss', s, [.9,.5,.3,.2], [1.5,3,4.5,6]), run('random_subset', s, [.9,.8,.7,.6], [1.,2,3,4]))])

@@ -179,6 +179,7 @@ def noted(learn, steps):
     sort = [topped_up for *_,topped_up in steps]+[False]*len(learn.notes.steps)
     return [(epoch, j, lr, sorted(items) if s else items) for (epoch,j,lr,items,*_),s in zip(learn.notes.steps, sort)]
 
+@pytest.mark.law(4)
 @pytest.mark.parametrize('method', GATHERED)
 def test_gathering_is_that_of_the_oracle(method):
     make,chooser,n = GATHERED[method]

@@ -28,6 +28,7 @@ SHAPES = dict(rank=(rank_inclusion, by_rank, dict(beta=2.)), half_rank=(rank_inc
 LOSSES = dict(distinct=torch.rand(37, generator=gen())**2, ties=torch.tensor([1.]*9+[2.]*5+[0.]*8+[7.]), equal=torch.full((12,), .1), signs=torch.randn(23, generator=gen()),
     unknown=torch.tensor([math.nan,3.,1.,math.inf,2.,-math.inf,1.,5.,.5]), one=torch.tensor([4.]), none_known=torch.tensor([math.nan,math.inf]))
 
+@pytest.mark.law(2)
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('losses', LOSSES.values(), ids=LOSSES)
 def test_as_many_as_the_probabilities_sum_to_and_each_as_often_as_its_own(shape, losses):

@@ -68,6 +68,7 @@ def check_whole(learn, where):
     assert (own.trained>0).sum()==len(learn.recorder.losses), where
     assert not len(learn.selection.delivery), where
 
+@pytest.mark.law(6)
 @pytest.mark.measured
 @pytest.mark.parametrize('kind', KINDS)
 def test_an_interrupt_never_breaks_the_next_fit(kind):

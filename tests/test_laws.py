@@ -25,6 +25,7 @@ def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for
 # law 1
 SMALL = LEARNERS | dict(table=partial(table_learner, n=84), image=partial(image_learner, n=36)) # a last batch of 4 items, as ever
 
+@pytest.mark.law(1)
 @pytest.mark.parametrize('kind', SMALL)
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training(cls, kwargs, kind):
@@ -42,6 +43,7 @@ def plain_training(kind, **kwargs):
     learn = quiet_fit(SMALL[kind](**kwargs))
     return weights(learn),recording(learn)
 
+@pytest.mark.law(1)
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
     learn = quiet_fit(SMALL['table'](drop_last=True, cbs=cls(**kwargs, warmup=0)))
@@ -75,6 +77,7 @@ class ScoreSpy(TopLossCallback):
         self.seen.append((numbers(self.x), scores.clone(), chosen.rows.tolist()))
         return chosen
 
+@pytest.mark.law(2)
 def test_exactly_the_hardest_items_train():
     learn = quiet_fit(numbered_learner(n=128+32, cbs=[ScoreSpy(keep=.25, warmup=0), Spy()]), 2)
     assert len(learn.spy.batches)==len(learn.selection.seen)==16
@@ -91,6 +94,7 @@ def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
     for got in learn.selection.score(Items((x,), (y,))): torch.testing.assert_close(got, wanted) # scores and losses
 
 # law 4: here what all methods share; test_pull.py has the steps, one by one
+@pytest.mark.law(4)
 @pytest.mark.parametrize('drop_last', [True, False])
 @pytest.mark.parametrize('cls', [c for c in methods() if issubclass(c, SelectionCallback)], ids=case_id)
 def test_every_method_gathers_full_batches(cls, drop_last):
@@ -118,6 +122,7 @@ class Nosy(nn.Module):
         if self.fail: raise RuntimeError('model failed')
         return self.net(x)
 
+@pytest.mark.law(5)
 @pytest.mark.parametrize('fail', [False, True])
 def test_scoring_leaves_no_trace(fail):
     model = Nosy()
@@ -133,6 +138,7 @@ def test_scoring_leaves_no_trace(fail):
 
 SETTINGS = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CPUMixedPrecision()], frozen_bn=lambda: [BnFreeze()])
 
+@pytest.mark.law(5)
 @pytest.mark.parametrize('setting', SETTINGS)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_a_batch_is_chosen_without_side_effects(cls, setting):
@@ -210,11 +216,13 @@ INTERRUPTS = {ex: tuple((event, ex) for event in (EVENTS if ex in EXCEPTIONS els
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), ImportanceSamplingCallback: dict(tau=0, presample=2), InfoBatchCallback: dict(delta=1.)}
 def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in a fit of one epoch, in two steps at least
 
+@pytest.mark.law(6)
 @pytest.mark.parametrize('ex', INTERRUPTS, ids=case_id)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_interrupted_fits_leave_what_fastai_leaves(cls, ex):
     assert left_behind(small_learner, [lively(cls)], INTERRUPTS[ex])==left_by_fastai(None, INTERRUPTS[ex])
 
+@pytest.mark.law(6)
 @pytest.mark.parametrize('other', OTHER_CALLBACKS)
 @pytest.mark.parametrize('ex', EXCEPTIONS, ids=case_id)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
@@ -232,6 +240,7 @@ class Fails(nn.Module):
             if len(self.calls)==self.at: raise ZeroDivisionError('model failed')
         return self.net(x)
 
+@pytest.mark.law(6)
 @pytest.mark.parametrize('amp', [False, True])
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
@@ -252,6 +261,7 @@ def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
     after = state_of(learn)
     assert {k: after[k] for k in ('flags','grad','autocast','reduction')}=={k: before[k] for k in ('flags','grad','autocast','reduction')} and after['loss'] is before['loss']
 
+@pytest.mark.law(6)
 def test_columns_once_and_gone():
     learn = table_learner(metrics=[accuracy_of]).selective_backprop()
     for _ in range(3): quiet_fit(learn, 2)
@@ -294,6 +304,7 @@ def evaluated_images(cls):
 
 plainly = functools.cache(lambda f, *args: f(None, *args))
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_evaluation_is_unchanged(cls, tmp_path_factory):
     path = tmp_path_factory.getbasetemp()
@@ -302,6 +313,7 @@ def test_evaluation_is_unchanged(cls, tmp_path_factory):
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images)==evaluated_images(cls)
 
+@pytest.mark.law(7)
 def test_show_results_is_unchanged():
     def shown(cb):
         learn,calls = image_learner(),[]

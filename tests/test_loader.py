@@ -21,6 +21,7 @@ class Numbered:
 
 def rows(dl): return [x[:,0].long().tolist() for x,_ in dl]
 
+@pytest.mark.law(8)
 @pytest.mark.parametrize('shuffle,num_workers,persistent', [(False,0,False), (True,0,False), (True,2,False), (True,2,True)])
 @pytest.mark.parametrize('drop_last', [True, False])
 def test_rows_are_the_items(shuffle, drop_last, num_workers, persistent):
@@ -98,6 +99,7 @@ def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
     return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.05, **kwargs),ds
 
+@pytest.mark.law(8)
 @pytest.mark.parametrize('make,num_workers', [(make, 0) for make in METHODS]+[(make, 2) for make in METHODS[::2]])
 def test_methods_know_the_items_they_train(make, num_workers):
     seen = []
@@ -174,12 +176,14 @@ class Wraps(Callback):
     def __init__(self, wrap, order): self.wrap,self.order = wrap,order
     def before_train(self): self.learn.dl = self.wrap(self.learn.dl)
 
+@pytest.mark.law(12)
 @pytest.mark.parametrize('make', METHODS[:6])
 @pytest.mark.parametrize('wrap', [Ahead, lambda dl: dl.new()], ids=['ahead','another'])
 def test_batches_that_are_not_handed_on_at_once_are_refused(make, wrap):
     "Or one batch is taken for another"
     with pytest.raises(ValueError, match='learn.dl: got batch 1 when . had been handed out, wanted each batch at once'): quiet_fit(numbered_learner([make(), Wraps(wrap, 0)])[0], 3)
 
+@pytest.mark.law(12)
 @pytest.mark.parametrize('make', METHODS[:6])
 def test_a_wrapper_that_hands_on_each_batch_changes_nothing(make):
     def known(*cbs):

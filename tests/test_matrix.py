@@ -209,6 +209,7 @@ def chosen_cases():
 
 CASES = chosen_cases()
 
+@pytest.mark.law(2)
 @pytest.mark.parametrize('method,task,other', [pytest.param(*case, id='-'.join(case)) for case in CASES])
 def test_case(method, task, other, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path) # for what callbacks write

@@ -349,6 +349,7 @@ def test_meters_check_what_they_get():
 SETTINGS = dict(plain=(lambda: [], 0), resting=(lambda: [], 1), amp=(lambda: [CPUMixedPrecision()], 0), amp_resting=(lambda: [CPUMixedPrecision()], 1),
     mixup=(lambda: [MixUp(.4)], 1), accumulation=(lambda: [GradientAccumulation(24)], 0))
 
+@pytest.mark.law(5)
 @pytest.mark.parametrize('setting', SETTINGS)
 @every_method
 def test_measuring_leaves_no_trace(cls, setting):

@@ -78,6 +78,7 @@ class Grads(Callback):
     def before_fit(self): self.seen = []
     def after_backward(self): self.seen.append(torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone())
 
+@pytest.mark.law(3)
 def test_importance_sampling_gradients_are_unbiased():
     "The mean weighted gradient over many draws is that of the pool, also of the smaller one at an epoch's end"
     pools,drawn = [],[]
@@ -605,6 +606,7 @@ def test_stale_scoring_epochs_keep_what_beta_says(n):
     assert abs(stats.kept.sum()/n_items-1/3)<4*(.09/n_items)**.5+.02 # losses fall within an epoch, too
     assert (stats.groupby('epoch').kept.sum()/640-1/3).abs().max()<.1
 
+@pytest.mark.law(3)
 def test_info_batch_gradients_are_unbiased():
     "The sum of an epoch's gradients is that of the loaded items with their weights, and on average over the draws that of all items"
     learn = item_learner(InfoBatchCallback(prune=.5, delta=1., seed=0, warmup=0), drop_last=False)

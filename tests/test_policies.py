@@ -52,6 +52,7 @@ def test_cdf_power_probabilities(beta):
     sigma = (p*(1-p)/n).sqrt()
     assert ((draws/n-p).abs()<=5*sigma+1e-3).all()
 
+@pytest.mark.law(2)
 @pytest.mark.parametrize('beta', [0, 1, 2, 4])
 def test_cdf_power_mean_share(beta):
     "A share of 1/(beta+1) is kept on average, within 4 sigma"
@@ -150,6 +151,7 @@ def test_window_table():
     assert [w.is_on(p) for p in (.49,.5,.89,.9,1.)]==[False,True,True,False,False]
     assert Window(warmup=0).is_on(1.0000001)
 
+@pytest.mark.law(3)
 def test_weighted_gradient_is_that_of_the_weighted_loss():
     F = torch.nn.functional
     w = torch.rand(6, generator=gen())*3

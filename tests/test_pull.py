@@ -83,6 +83,7 @@ def steps_by_the_rules(batches, choices, selects, presample=1, bs=16):
 @functools.cache
 def one_cycle(n_epoch, **kwargs): return list(quiet_fit(numbered_learner(**kwargs), n_epoch, 'fit_one_cycle').recorder.lrs)
 
+@pytest.mark.law(4)
 @pytest.mark.parametrize('drop_last', [True, False])
 @gathering
 def test_steps_by_the_rules(make, drop_last):
@@ -118,6 +119,7 @@ class Witness(Callback):
         torch.testing.assert_close(self.loss.detach(), F.cross_entropy(self.pred.detach(), self.y)) # all of one step
         self.batches.append((self.x.clone(), self.y.clone(), self.pred.detach().clone(), self.loss.detach().clone()))
 
+@pytest.mark.law(7)
 @gathering
 def test_other_callbacks_see_real_steps(make):
     calls = []
@@ -132,6 +134,7 @@ def test_other_callbacks_see_real_steps(make):
     assert len(collect.data)==n_steps
     for (xb,yb,pred,loss),seen in zip(collect.data, learn.witness.batches): assert all(map(torch.equal, (*xb,*yb,pred,loss), seen))
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize('every', [None, 2])
 @pytest.mark.parametrize('cls,kwargs', [(TopLossCallback, dict(keep=1.)), (TopLossCallback, dict(keep=1., gather=True)), (SelectiveBackpropCallback, dict(beta=0))])
 def test_hooks_of_callbacks_fire_as_often_as_in_plain_training(cls, kwargs, every):

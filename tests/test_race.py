@@ -21,12 +21,14 @@ def test_a_difference_is_that_of_the_same_seeds():
     unequal = pd.concat([ends_of(none=[.2,.4,.1], a=[.1,.3]), pd.DataFrame([dict(method='a', seed=2, error=float('nan'))])])
     assert paired(unequal, 'a')[3:]==(2,2,1) and paired(unequal[:-1], 'a')[3:]==(2,2,0) # it diverged, and was not run
 
+@pytest.mark.law(11)
 @pytest.mark.parametrize('a,b,clear', [([.1,.11,.12],[.2,.21,.22],True), ([.2,.21,.22],[.1,.11,.12],True), ([.1,.2,.3],[.1,.2,.3],False), ([.1,.2,.3,.4,.1,.1,.1],[.2,.4,.6,.8,.2,.2,.09],False), ([.1],[.5],False)])
 def test_clear_takes_all_seeds_and_the_interval(a, b, clear):
     d = paired(ends_of(a=a, b=b), 'a', 'b')
     assert d.is_clear==clear and ('not clearly different' in str(d))==(not clear)
     if clear: assert str(d).startswith(f"{abs(d.mean):.1%} {'lower' if a[0]<b[0] else 'higher'} (95 % interval ") and str(d).endswith(f'better on {3*(a[0]<b[0])} of 3 seeds)')
 
+@pytest.mark.law(11)
 def test_equal_methods_are_taken_for_different_once_in_twenty():
     "Which is what an interval of 95 % says; that all seeds agree makes it rarer"
     rng = np.random.default_rng(0)
@@ -75,6 +77,7 @@ def test_the_words_fit_the_numbers(of, begins, more):
     assert all(o in said for o in more) and '-0' not in said
     assert said==race_verdict(runs_of(dict(reversed(of.items()))))
 
+@pytest.mark.law(9)
 def test_a_tie_and_a_control_are_no_win():
     assert race_verdict(runs_of(dict(a=[.3,.31], none=[.3,.31]))).startswith('At equal compute plain training has the lowest error, but it is not clearly lower than with a')
     assert race_verdict(runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})).startswith('At equal compute no method that chooses by loss is the best: a random choice')
@@ -89,6 +92,7 @@ def test_losses_may_be_negative():
     d = paired(ends_of(none=[-1.,-1.1,-1.2], a=[-2.,-2.2,-2.4]), 'a')
     assert d.mean==pytest.approx(-1) and d.better==3 and 'lower' in d.size
 
+@pytest.mark.law(11)
 @pytest.mark.parametrize('bad', [float('inf'), float('nan')])
 def test_what_diverged_on_a_seed_is_not_clearly_better(bad):
     runs = ends_of(none=[.3,.31,.32,.3], a=[.1,.11,.12,bad])
@@ -189,6 +193,7 @@ def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     with pytest.raises(SystemExit): main(race=True, methods='none', n_train=64, n_valid=32, out=tmp_path/'no')
     assert not (tmp_path/'no').exists()
 
+@pytest.mark.law(10)
 @pytest.mark.parametrize('errors,best,says', [
     ({.001: [.3,.4], .01: [.1,.2], .1: [.2,.3]}, .01, 'Plain training ends best at a learning rate of 0.01: error 0.15 (0.001: 0.35, 0.1: 0.25).\n'),
     ({.1: [.1,.2], .01: [.05,.4]}, .1, 'error 0.15 (0.01: 0.225). It is the highest; a higher one may be better.\n'),
@@ -211,6 +216,7 @@ def test_a_rate_that_is_none(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', lambda *args, lr, **kwargs: runs_of(dict(none=[float('inf')])).assign(lr=lr, valid_loss=float('nan')))
     with pytest.raises(ValueError, match='lr: got 0.1, 10, at each of which plain training diverged, wanted a lower one'): best_rate(learner, (10,.1))
 
+@pytest.mark.law(10)
 def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):
     runs = race(learner, ['top_loss(keep=.5)'], compute=200, seeds=2, path=tmp_path, lr=[1e-9,.01])
     ends = pd.concat([pd.read_csv(tmp_path/f'lr_{o}.csv') for o in ('1e-09','0.01')]).groupby(['lr','seed']).tail(1)

@@ -200,6 +200,17 @@ def test_messages_that_are_explained_are_said(said, explained):
 def test_warnings_are_explained(said, explained):
     assert len(said[1])>=8 and not [text for text in said[1] if not any(all(part in text for part in parts) for parts in explained)]
 
+def test_the_page_of_laws_names_the_tests_that_hold_them():
+    "And each test of a law is named there"
+    text = ''.join(sum((c['source'] for c in json.loads((root/'nbs/start/laws.ipynb').read_text(encoding='utf-8'))['cells']), []))
+    named = {(int(n), file, test) for n,rest in re.findall(r'^\| (\d+) \|(.*)$', text, re.M) for test,file in re.findall(r'\[`(\w+)`\]\(../../tests/(\w+).py\)', rest)}
+    marked = set()
+    for p in sorted((root/'tests').glob('test_*.py')):
+        for f in ast.walk(ast.parse(p.read_text(encoding='utf-8'))):
+            for mark in getattr(f, 'decorator_list', []):
+                if re.match(r'pytest\.mark\.law\(', ast.unparse(mark)): marked.add((mark.args[0].value, p.stem, f.name.removeprefix('test_')))
+    assert named==marked and {n for n,*_ in named}==set(range(1, 13))
+
 def test_interrupt_is_as_the_page_for_migrants_says():
     "Composer's code alternates with 2, its card says that a standard batch comes after every two"
     from selback.core.schedules import Window

@@ -31,6 +31,7 @@ def trained(mix, *cbs):
 @functools.cache
 def plainly_trained(mix): return trained(mix)
 
+@pytest.mark.law(1)
 @pytest.mark.parametrize('cls,kwargs,mix', [(c,k,mix) for c in ONE_PASS for i,k in enumerate(c.keeps_all) for mix in (MIXES if not i else ['amp_mixup'])], ids=name_of)
 def test_keeping_all_in_one_pass_is_plain_training(cls, kwargs, mix):
     ours,plain = trained(mix, cls(warmup=0, passes=1, **kwargs)),plainly_trained(mix)
