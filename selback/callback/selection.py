@@ -81,6 +81,8 @@ class _Elsewhere(Selection):
         super().__init__()
         self.of = name
 
+    def __repr__(self): return f'{self.of}, which another learner has got since'
+
     @classmethod
     def replace(cls, selection, learn):
         "Take a selection off a learner, which must not train as if it had none"
