@@ -86,6 +86,25 @@ def test_what_is_held_is_noticed():
         assert holders(cb)==[p for p in holders(cb) if p.startswith('scorer.')]!=[]
 
 # sizes
+GIVEN = 'learn','recorder','bar' # fastai's and fastprogress's, which are made to be written
+
+def written_outside(tree):
+    "Assignments to attributes of what `self` holds, such as `self.part.number = 1`"
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AugAssign,ast.AnnAssign)) else []
+        for target in (o for t in targets for o in (t.elts if isinstance(t, ast.Tuple) else [t])):
+            part = getattr(target, 'value', None) if isinstance(target, ast.Attribute) else None
+            if isinstance(part, ast.Attribute) and getattr(part.value, 'id', None)=='self' and part.attr not in GIVEN: yield ast.unparse(target)
+
+@pytest.mark.parametrize('line,found', [('self.part.n = 1', ['self.part.n']), ('self.part.n += 1', ['self.part.n']), ('self.a,self.part.n = 1,2', ['self.part.n']),
+    ('self.learn.xb = 1', []), ('self.n = 1', []), ('self.part.leave(1)', [])])
+def test_writing_from_outside_is_noticed(line, found): assert list(written_outside(ast.parse(line)))==found
+
+def test_each_attribute_has_one_writer():
+    "A part is changed by its own verbs"
+    found = {p.relative_to(root).as_posix(): names for p in sorted((root/'selback').rglob('*.py')) if (names := list(written_outside(ast.parse(p.read_text(encoding='utf-8')))))}
+    assert not found
+
 def test_exported_cells_are_short():
     long = []
     for p in sorted((root/'nbs/callback').glob('*.ipynb')):

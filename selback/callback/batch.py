@@ -51,7 +51,7 @@ class SelectionCallback(EpochSelection):
         if presample>1 and not self.gather: raise ValueError(f'presample: got {presample} with passes={passes} and gather={gather}, wanted '
             'passes=2 and gather=True: items of several batches must wait.')
         self.multiple_of = None if multiple_of is None else check_range('multiple_of', multiple_of, 1, whole=True)
-        self.meter.in_parts,self.meter.method = passes==2,dict(score_share=1., skips_loading=False)
+        self.meter.expect(passes==2, score_share=1., skips_loading=False)
         guard,needed = self.tracker.noise_quantile is not None,self.scored and self.scorer.needs_items
         if not (self.track_items or guard or needed): self.tracker = None # nobody asks
     def choose(self, scores):
@@ -126,7 +126,8 @@ def would_keep(self:SelectionCallback, batch)->float:
 @patch
 def fill(self:SelectionCallback, batch):
     "Choose from batch after batch of the loader, until there is enough to train"
-    pool,self.delivery.bs = [],self.delivery.bs or len(batch)
+    pool = []
+    if self.delivery.bs is None: self.delivery.take_size(len(batch))
     while True:
         pool.append((self.learn.iter, batch))
         if len(pool)==self.presample: pool = self.select(pool)

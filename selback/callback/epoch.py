@@ -51,6 +51,7 @@ class EpochSelection(Selection):
         self.meter = CostMeter(auto, in_parts=False, score_share=0., skips_loading=True)
         self.scorer,self.tracker,self.track_items = Scorer(losses=ItemLosses(item_loss)),ItemTracker(noise_quantile),track_items
         self.epochs_done,self.gathers,self.ranks,self.bs = 0,False,Ranks(),None
+        self.is_tried = False # on the first batch of this fit?
         self.feed,self.item_idx,self.item_weight,self.is_chosen = None,None,None,False # of the batch that trains
     def __getstate__(self): return super().__getstate__() | dict(feed=None, delivery=Replace(), item_idx=None, item_weight=None)
     @property
@@ -101,7 +102,8 @@ def begin_fit(self:EpochSelection):
     if self.tracker: check_loader(self.dls.train)
     dl,trained = own_loader(self.dls.train),sum(p.numel() for p in self.model.parameters() if p.requires_grad and not is_lazy(p))
     if self.scored: get_score(self.scorer.score, self.scorer.losses.function(base_loss(self.learn)))
-    self.is_new_fit,self.scorer.is_tried,self.ranks = False,False,Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
+    self.is_new_fit,self.is_tried = False,False
+    self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
     self.scorer.losses.forget()
     self.report.begin_fit()
     measured_on = id(self.learn),id(unwrapped(self.model)),trained,id(dl.dataset),size_of_batch(dl),callback_of(self.learn, MixedPrecision) is None
@@ -112,7 +114,7 @@ def begin_fit(self:EpochSelection):
 def before_train(self:EpochSelection):
     if self.is_new_fit: self.begin_fit()
     n_batches,self.bs,self.is_chosen,self.learn.iter = len(self.dl),size_of_batch(self.dl),False,0
-    self.report.left += self.delivery.drop() # an epoch may have been interrupted
+    self.report.leave(self.delivery.drop()) # an epoch may have been interrupted
     self.meter.begin_epoch(n_batches)
     self.report.begin_epoch(self.epoch, n_batches)
     dl = self.draw() if self.tracker else self.learn.dl
@@ -136,14 +138,14 @@ def read(self:EpochSelection)->Items:
     "The batch that the loader has handed out"
     self.feed.accept(self.learn.iter)
     self.learn.iter,known = max(0, self.feed.position-1),self.tracker is not None and self.feed.position>0
-    if not self.scorer.is_tried and len(self.yb): check_rows((self.xb, self.yb))
+    if not self.is_tried and len(self.yb): check_rows((self.xb, self.yb))
     batch = Items(self.xb, self.yb, *(self.tracker.of_batch(self.learn.iter, self.bs, n_items(self.xb)) if known else ()))
-    if not self.scorer.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
+    if not self.is_tried and len(batch.yb) and len(batch): self.try_first(batch)
     return batch
 @patch
 def try_first(self:EpochSelection, batch):
     "Try on the first batch of a fit what later ones need"
-    self.scorer.is_tried = True
+    self.is_tried = True
     if not self.scored and not (self.tracker and self.tracker.notes): return
     with muted_hooks(self.learn): self.scorer.try_first(self.model, base_loss(self.learn), batch, autocast_of(self.learn), partial(true_output, self.learn), looks=self.looks)
     self.tell_once('how', self.scorer.losses.slow_way)
@@ -187,7 +189,7 @@ def after_batch(self:EpochSelection):
 @patch
 def after_train(self:EpochSelection):
     self.epochs_done += (trained := self.feed.position>0) # or it was cancelled
-    self.report.left += self.delivery.drop() # where the epoch was cancelled
+    self.report.leave(self.delivery.drop()) # where the epoch was cancelled
     self.tell_once('cost', self.meter.end_epoch(self.feed.is_done))
     if self.tracker and trained: self.tracker.end_epoch(self.epochs_done)
     self.report.end_epoch(self.meter.saved_secs, self.feed.is_done)

@@ -110,6 +110,13 @@ class CostMeter:
         self.measured_on = None # with another, what was measured is forgotten
         self.forget()
         self.begin_epoch(0)
+    def expect(self,
+        in_parts:bool|None=None, # Are the parts of a step tried? None: as before
+        **kwargs # What `relative_cost` wants to know of the method, where it differs
+    ):
+        "Go by another kind of method"
+        if in_parts is not None: self.in_parts = in_parts
+        self.method = self.method | kwargs
     def forget(self):
         "Forget what was measured"
         self.seen,self.kept,self.small_share,self.cost,self.share,self.is_aside,self.can_measure = {},[],None,None,None,False,True

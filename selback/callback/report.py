@@ -77,12 +77,28 @@ def step(self:SelectionReport,
         step.sums = torch.stack([finite.sum(), finite[rows].sum(), known.sum(), (finite<0).sum(), (~known).sum()])
     self._steps.append(step) # whole, or an interrupt would leave a half
 
+# %% ../../nbs/callback/02_report.ipynb #f1598009
+@patch
+def leave(self:SelectionReport,
+    n:int, # Items
+):
+    "Note items that waited in vain for their epoch to go on"
+    self.left += n
+
 @patch
 def trains(self:SelectionReport,
     n:int, # Items
 ):
     "Note how many items train after the batch that was noted last"
     self._steps[-1].trained = n
+
+@patch
+def advise(self:SelectionReport,
+    advice:str|None, # What a fit showed, in words
+):
+    "Warn of what a fit showed, unless one before it did"
+    if advice and not self.advice: warnings.warn(advice)
+    self.advice = advice or self.advice
 
 # %% ../../nbs/callback/02_report.ipynb #fae97a91
 @patch
@@ -249,9 +265,19 @@ class SelectionColumns(Callback):
     "Writes the columns of the active selection into the training table"
     order,run_valid,remove_on_fetch = Recorder.order+1,False,True
     def __init__(self):
-        self.report,self.leaves,self._in_table,self._wrote = None,False,False,False # of the active selection; is there none any more?
+        self.report = None # of the active selection
+        self.leaves = False # is there none any more?
+        self._in_table,self._wrote = False,False
     def __call__(self, event_name): # fastai looks for a handler that is missing in the learner and in the model, too
         if event_name=='after_fit' or hasattr(type(self), event_name): return super().__call__(event_name)
+    def show(self,
+        report, # A `SelectionReport`, or None
+    ):
+        "Write the columns of that report"
+        self.report = report
+    def stay(self):
+        "Another selection has come"
+        self.leaves = False
     def leave(self):
         "The last selection is gone: so are its columns, once no fit is running"
         self.report,self.leaves = None,True
@@ -263,18 +289,23 @@ class SelectionColumns(Callback):
         names = self.recorder.metric_names
         at = names.index('time') if 'time' in names else len(names)
         self.recorder.metric_names = names[:at] + SelectionReport.columns + names[at:]
-    def before_train(self): self._wrote = False
-    def after_validate(self):
-        if not self._in_table or self._wrote or self.learn.lock.locked(): return
-        log = [float('nan')]*len(SelectionReport.columns) if self.report is None else self.report.log
-        if log is None: return # a validation within an epoch
-        self.recorder.log += log
-        self._wrote = True
-    def after_fit(self):
-        if self.learn.lock.locked(): return # of a validation
-        if self._in_table and self.report: self._advise()
-        self._in_table = False
-        if self.leaves: self.learn.remove_cb(self)
+
+# %% ../../nbs/callback/02_report.ipynb #5104b725
+@patch
+def before_train(self:SelectionColumns): self._wrote = False
+@patch
+def after_validate(self:SelectionColumns):
+    if not self._in_table or self._wrote or self.learn.lock.locked(): return
+    log = [float('nan')]*len(SelectionReport.columns) if self.report is None else self.report.log
+    if log is None: return # a validation within an epoch
+    self.recorder.log += log
+    self._wrote = True
+@patch
+def after_fit(self:SelectionColumns):
+    if self.learn.lock.locked(): return # of a validation
+    if self._in_table and self.report: self._advise()
+    self._in_table = False
+    if self.leaves: self.learn.remove_cb(self)
 
 # %% ../../nbs/callback/02_report.ipynb #889c50e3
 @patch
@@ -284,5 +315,4 @@ def _advise(self:SelectionColumns):
     names = ['train_loss','valid_loss','samp_perc','full_loss']
     rows = [dict(zip(self.recorder.metric_names[1:], row)) for row in self.recorder.values]
     advice = rising_loss(pd.DataFrame(rows, columns=names).apply(pd.to_numeric, errors='coerce'))
-    if advice and not self.report.advice: warnings.warn(advice)
-    self.report.advice = advice or self.report.advice
+    self.report.advise(advice)

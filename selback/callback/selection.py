@@ -97,7 +97,7 @@ class _Elsewhere(Selection):
 def _set_learn(self, learn):
     old,last = self.learn,self._last_learn
     if old is not None and not any(isinstance(cb, Selection) and cb is not self for cb in old.cbs) and (columns := callback_of(old, SelectionColumns)): columns.leave()
-    self.report.left += self.delivery.drop()
+    self.report.leave(self.delivery.drop())
     if old is not None and learn is not None and old is not learn: _Elsewhere.replace(self, old)
     self.__dict__.update(learn=learn, is_awake=False)
     if learn is None: return _say(self)
@@ -106,7 +106,7 @@ def _set_learn(self, learn):
         self.load_state_dict(self._as_made)
         self.report = SelectionReport()
     self._last_learn = weakref.ref(learn)
-    if columns := callback_of(learn, SelectionColumns): columns.leaves = False
+    if columns := callback_of(learn, SelectionColumns): columns.stay()
     else: learn.add_cb(SelectionColumns())
 
 # %% ../../nbs/callback/06_selection.ipynb #d9c1ed97
@@ -134,11 +134,13 @@ def _call(self, event_name):
             break
     if begins: # decided for each fit, since one that was interrupted leaves anything behind
         self.run,self.is_new_fit = is_active and not callback_of(learn, LRFinder),True
-        if is_active and (columns := callback_of(learn, SelectionColumns)): columns.report = self.report if self.run else None
+        if is_active and (columns := callback_of(learn, SelectionColumns)): columns.show(self.report if self.run else None)
         others = [type(cb).__name__ for cb in learn.cbs if isinstance(cb, Selection) and cb is not self]
         if self.run and others: self.tell_once('others', f"it was attached last and selects; {', '.join(others)} rest{'s' if len(others)==1 else ''}.")
     if begins or event_name=='after_fit': _say(self)
-    if not is_active and self.is_awake: self.is_awake,self.report.left = False,self.report.left+self.delivery.drop()
+    if self.is_awake and not is_active:
+        self.is_awake = False
+        self.report.leave(self.delivery.drop())
     if is_active and event_name=='before_train': self.is_awake = True
     if not is_active or not (self.is_awake or begins): return
     mark,enabled = len(changes.undos),torch.is_grad_enabled()

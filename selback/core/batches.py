@@ -185,6 +185,11 @@ class Replace:
     ):
         self.bs,self.n_ranks,self.lowest,self.waiting,self.last = bs,n_ranks,lowest or int,ItemPool(),None
     def __len__(self): return len(self.waiting)
+    def take_size(self,
+        bs:int, # Items
+    ):
+        "A full batch has so many items: the loader does not say"
+        self.bs = bs
     def add(self, batch, chosen, scores, allowed=None):
         "Put the chosen items of a batch aside"
         self.last = batch,chosen,scores,allowed

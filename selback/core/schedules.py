@@ -25,6 +25,12 @@ class Window:
         self.warmup = check_range('warmup', warmup, 0, whole=True)
         self.also = '' # what else a method asks for, in words
 
+    def ask(self,
+        words:str, # As they end a sentence that says when it selects
+    ):
+        "Say what else a method asks for"
+        self.also = f', {words}'
+
     def __str__(self): return f'after warmup={self.warmup} epoch(s), counted over fits, and from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
 
     def is_on(self,

@@ -71,6 +71,10 @@ class ModelCopy:
         if self._state is not None: new.load_state_dict(self._state)
         return new
 
+    def renew(self):
+        "Let the copy be made anew when it is next asked for"
+        self.model = self._state = None
+
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step
     ):
@@ -153,7 +157,7 @@ class ScoringPass:
 
     def renew(self):
         "Let a stale copy be made anew: it was needed before anything was trained"
-        if isinstance(self.scorer, ModelCopy) and not self.scorer.decay: self.scorer.model = self.scorer._state = None
+        if isinstance(self.scorer, ModelCopy) and not self.scorer.decay: self.scorer.renew()
 
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step
@@ -337,7 +341,7 @@ class Scorer:
         losses=None, # `ItemLosses`; None: by the loss function
     ):
         get_score(score, None) # checks it
-        self.score,self.scoring,self.losses,self.is_tried = score,scoring or ScoringPass(),losses or ItemLosses(),False # on this fit's first batch?
+        self.score,self.scoring,self.losses = score,scoring or ScoringPass(),losses or ItemLosses()
     @property
     def needs_items(self): return getattr(self.score, 'needs_items', False)
     def scores_of(self, loss_func, pred, items, losses=None):

@@ -36,7 +36,7 @@ class ImportanceSamplingCallback(SelectionCallback):
         super().__init__(score=score, presample=presample, gather=True, **kwargs)
         self.correct,self.tau = check_schedule('correct', correct, 0),(presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
-        self.window.also = f', while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}'
+        self.window.ask(f'while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}')
     def begin_fit(self):
         if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
             'each batch, wanted items of one shape: they are drawn from several batches. Pad all to one length, or use another method.')

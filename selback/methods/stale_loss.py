@@ -32,7 +32,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
         super().__init__(beta, **kwargs | dict(track_items=True))
         self.tracker.smooth(ema)
         self.n = check_range('n', n, 1, whole=True)
-        self.meter.method = dict(score_share=1/n, skips_loading=True)
+        self.meter.expect(score_share=1/n, skips_loading=True)
         self.epochs_since_scored,self.scores_epoch = None,False # are all items scored in this epoch?
         if self.scorer.score!='loss' and not self.scorer.needs_items: raise ValueError(f'score: got {self.scorer.score!r}, but stored losses '
             "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")

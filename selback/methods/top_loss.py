@@ -48,7 +48,9 @@ class RandomSubsetCallback(SelectionCallback):
         super().__init__(**kwargs)
         self.keep,self.before_loading = check_schedule('keep', keep, 0, 1, above=True),before_loading
         if before_loading and self.gather: raise ValueError('before_loading: got True with gather=True, but items that are chosen before loading fill their batches by themselves; leave gather out.')
-        if before_loading: self.tracker,self.meter.in_parts = self.tracker or ItemTracker(notes=False),False
+        if before_loading:
+            self.tracker = self.tracker or ItemTracker(notes=False)
+            self.meter.expect(in_parts=False)
 
     def choose(self, scores): return random_k(scores, self.scheduled(self.keep), self.generator, self.round_to)
     def should_select(self, batch): return not self.before_loading and super().should_select(batch)
