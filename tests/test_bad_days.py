@@ -851,3 +851,32 @@ def test_numbers_that_differ_are_told_apart():
     with pytest.raises(ValueError, match='gives no loss per item') as e: quiet_fit(table_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0)), 1)
     one,other = re.findall(r'(?:mean of|batch is) (\d+\.\d+)', str(e.value))
     assert one!=other
+
+def test_a_callback_that_comes_back_selects_again():
+    cb = TopLossCallback(warmup=0)
+    first,second = table_learner(cbs=cb),table_learner(cbs=cb)
+    quiet_fit(first.add_cb(cb), 1)
+    assert first.selection is cb and not [cb for cb in first.cbs if type(cb).__name__=='_Elsewhere']
+    quiet_fit(first.full_batches(), 1)
+    with pytest.raises(ValueError, match='another learner since'): quiet_fit(second, 1)
+
+class Frozen:
+    "A loss whose reduction can be set once"
+    def __init__(self): object.__setattr__(self, 'reduction', 'mean')
+    def __setattr__(self, name, value): raise TypeError('frozen')
+    def __call__(self, pred, y): return cross_entropy(pred, y)
+
+def test_a_loss_that_can_not_be_set_leaves_nothing_open():
+    from selback.core.losses import changes
+    with contextlib.suppress(TypeError): quiet_fit(table_learner(loss_func=Frozen(), cbs=TopLossCallback(warmup=0)), 1)
+    assert not len(changes)
+
+def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
+    def steep(pred, y):
+        losses = cross_entropy(pred, y, reduction='none')
+        slope, = torch.autograd.grad(losses.sum(), pred, create_graph=True)
+        return (losses+slope.square().sum(1)).mean()
+    learn = table_learner(loss_func=steep, cbs=FavorHardCallback(warmup=1))
+    learn._do_epoch_validate = lambda *args: None
+    quiet_fit(learn, 3)
+    assert learn.selection.memory.loss.isfinite().all() and learn.selection.stats.kept.sum()<300

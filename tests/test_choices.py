@@ -242,3 +242,5 @@ def test_a_hundred_items_are_loaded_once_where_targets_need_it():
     "And three of them twice, to see whether targets are random"
     ds = Lone(list(range(300)), alone=False)
     assert fingerprint(ds)==fingerprint(Lone(list(range(300)), alone=False)) and ds.loaded<=106
+
+def test_numbers_are_not_read_as_one(): assert fingerprint(Lone([5,5,5,1,11]))!=fingerprint(Lone([5,5,5,11,1]))

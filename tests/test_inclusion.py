@@ -143,6 +143,16 @@ def test_a_dropped_last_batch_is_not_made_of_items_that_are_due(cb, k, bs):
         longest = max(longest, *rested)
     assert longest==k
 
+def test_items_that_are_due_train_where_all_are_chosen():
+    "Of 55 items in batches of 16 seven are dropped; nearly all are chosen in each epoch"
+    rested,longest = [0]*55,0
+    learn = numbered_learner(n=87, cbs=[DropEasyCallback(drop=.05, max_rest=1, seed=0, auto=False), Diary()], drop_last=True)
+    for epoch in trained_only(learn, 10).diary.epochs[1:]:
+        trained = set(items_of(epoch))
+        rested = [0 if i in trained else r+1 for i,r in enumerate(rested)]
+        longest = max(longest, *rested)
+    assert longest==1
+
 def test_an_extreme_choice_is_filled_up_with_the_hardest():
     "Of a hundred items hardly one is drawn"
     epochs = trained_only(learner(FavorHardCallback(beta=1000., seed=0), linear()), 6, lr=0.).diary.epochs

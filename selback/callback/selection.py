@@ -99,6 +99,7 @@ def _set_learn(self, learn):
     if old is not None and not any(isinstance(cb, Selection) and cb is not self for cb in old.cbs) and (columns := callback_of(old, SelectionColumns)): columns.leave()
     self.report.leave(self.delivery.drop())
     if old is not None and learn is not None and old is not learn: _Elsewhere.replace(self, old)
+    if learn is not None and not isinstance(self, _Elsewhere): learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _Elsewhere)])
     self.__dict__.update(learn=learn, is_awake=False)
     if learn is None: return _say(self)
     if last is None: self._as_made = self.state_dict()

@@ -76,6 +76,8 @@ def begin_epoch(self:ItemTracker, dl, choose=lambda idxs: None, device='cpu', ra
     self.idxs = idxs.to(device)
     ranks.remember(self.memory)
     return dl
+
+# %% ../../nbs/callback/04_tracking.ipynb #fc1098ba
 @patch
 def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     "Which positions in `idxs` are loaded, and the weight of each dataset item, None if there is no choice"
@@ -86,8 +88,10 @@ def _choice(self:ItemTracker, idxs, choose, dl, generator, keeps_suspects):
     if weights is not None: weights = torch.ones(len(self.memory), dtype=weights.dtype, device=idxs.device).index_copy_(0, idxs[rows], weights)
     if self.noise_quantile is not None and not keeps_suspects: rows = rows[allowed[rows]]
     rows = avoid_singleton_batch(rows, allowed, dl.bs, self.ranks.n, dl.drop_last, generator, self.losses[idxs])
-    if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows)<len(idxs):
-        rows = whole_batches(rows, allowed, dl.bs, self.due(idxs), generator)
+    due = self.due(idxs)
+    is_short = len(rows)<len(idxs) or due is not None # of a full epoch the loader drops whatever comes last
+    if dl.drop_last and self.ranks.n==1 and dl.bs<=len(rows) and is_short:
+        rows = whole_batches(rows, allowed, dl.bs, due, generator)
     return rows,weights
 
 # %% ../../nbs/callback/04_tracking.ipynb #98730b63

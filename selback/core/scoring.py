@@ -323,7 +323,7 @@ class ItemLosses:
         function = self.function(loss_func)
         with guarded(function),torch.set_grad_enabled(self.takes_derivatives):
             try: losses = of(yb) if mixed is None else torch.lerp(of(mixed[0]), of(yb), mixed[1])
-            except RuntimeError as e:
+            except (RuntimeError,ValueError) as e:
                 if self.takes_derivatives or not is_of_derivatives(e): raise
                 self.takes_derivatives = True
                 return self.trained(loss_func, pred, yb, mixed)
@@ -358,6 +358,8 @@ class Scorer:
         "Try on the first batch what later ones need, which is no pass of its own if none `looks`"
         try: self(model, loss_func, items, *args, **kwargs)
         except torch.cuda.OutOfMemoryError: raise
+        except ValueError as e:
+            if looks or not is_of_derivatives(e): raise
         except (RuntimeError,IndexError,AssertionError,AttributeError,TypeError) as e:
             if not looks: return
             if isinstance(e, TypeError): raise

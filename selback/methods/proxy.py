@@ -14,7 +14,7 @@ from fastai.learner import Learner
 from torch import nn
 
 from ..core.checks import check_range
-from ..core.losses import preserved
+from ..core.losses import all_put_back, preserved
 from ..core.untouched import fixed_random
 from ..callback.loader import own_loader
 from ..callback.learner import base_loss
@@ -46,7 +46,7 @@ def proxy_learner(
     loader = own_loader(learn.dls.train)
     rng,generator = copy(getattr(loader, 'rng', None)),getattr(loader, 'generator', None) # what shuffles
     state = None if generator is None else generator.get_state()
-    with fixed_random(),preserved(base_loss(learn)):
+    with all_put_back(),fixed_random(),preserved(base_loss(learn)):
         small = Learner(learn.dls, proxy, loss_func=base_loss(learn), opt_func=learn.opt_func, lr=learn.lr, cbs=[*cbs,_NoValidation()])
         try:
             with small.no_bar(),small.no_logging(): yield small

@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
-from ..core.losses import ItemLoss, separable_losses
+from ..core.losses import ItemLoss, all_put_back, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
 from ..callback.loader import loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
@@ -46,7 +46,7 @@ def reducible_loss(
     if n_epoch: holdout_learn.fit(n_epoch, **kwargs)
     losses,model,ds,loss_func = [],holdout_learn.model,dls.train_ds,base_loss(holdout_learn)
     if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
-    with unaugmented(ds):
+    with all_put_back(),unaugmented(ds):
         for batch in loader_of(dls.train, list(range(len(ds)))):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = as_tensors(holdout_learn._set_device(batch))

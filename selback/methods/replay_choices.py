@@ -37,7 +37,7 @@ def fingerprint(
         first = [_as_bytes(target(i)) for i in range(min(3, n))]
         if first!=[_as_bytes(target(i)) for i in range(min(3, n))]: return found.hexdigest() # targets are random
         is_light = reads_alone and all(len(o)<1000 for o in first) # and no masks
-        for i in range(0, n, 1 if is_light else max(1, -(-n//100))): found.update(first[i] if i<3 else _as_bytes(target(i)))
+        for i in range(0, n, 1 if is_light else max(1, -(-n//100))): found.update((first[i] if i<3 else _as_bytes(target(i)))+b'|')
     return found.hexdigest()
 
 def _as_bytes(y):
