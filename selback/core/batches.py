@@ -33,7 +33,8 @@ def n_items(
     "The number of items in a batch"
     size = _first_size(batch)
     if size is not None: return size
-    raise ValueError(refusal('n_items', f'no tensor with a first dimension in a {type(batch).__name__}', 'one at least'))
+    got = f'no tensor with a first dimension in a {type(batch).__name__}'
+    raise ValueError(refusal('n_items', got, 'one at least'))
 
 # %% ../../nbs/core/01_batches.ipynb #94ccbab4
 def _like(batch, parts):

@@ -20,7 +20,8 @@ class Window:
         self.start,self.end = check_range('start', start, 0, 1),check_range('end', end, 0, 1)
         if start>=end: raise ValueError(refusal('start and end', f'{start} and {end}', 'start below end'))
         if interrupt==1:
-            raise ValueError(refusal('interrupt', '1, which makes every batch full', '0 (no interruption) or at least 2'))
+            got = '1, which makes every batch full'
+            raise ValueError(refusal('interrupt', got, '0 (no interruption) or at least 2'))
         self.interrupt = check_range('interrupt', interrupt, 0, whole=True)
         self.warmup = check_range('warmup', warmup, 0, whole=True)
         self.also = '' # what else a method asks for, in words
@@ -73,7 +74,9 @@ def check_schedule(
     **kwargs
 ): # `value`; raises as `check_range` does
     "Check that a number, or each number of a schedule, is in its range"
-    if not callable(value): check_range(name, value, *args, **kwargs)
-    else:
-        for pct in schedule_points: check_range(f'{name} at {pct:.0%} of the fit', value_at(value, pct), *args, **kwargs)
+    if not callable(value):
+        check_range(name, value, *args, **kwargs)
+        return value
+    for pct in schedule_points:
+        check_range(f'{name} at {pct:.0%} of the fit', value_at(value, pct), *args, **kwargs)
     return value
