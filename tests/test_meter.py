@@ -247,8 +247,8 @@ def test_what_a_step_takes_adds_up(kept, method, wait):
     "In numbers and in words, waiting included"
     meter = CostMeter(**method)
     for _ in range(3): meter.note(full=2.77, small=1.03, score=.913, step=3.019, wait=wait)
-    meter.small_share,meter.share = 1/3,kept
-    meter.settle(meter.cost_of(kept))
+    meter.steps.note_size(1/3)
+    meter.settle(meter.cost_of(kept), kept)
     parts,plain = cost_parts(meter.times, 1/3, kept, **method),3.019+wait
     assert math.isclose(sum(parts.values())/plain, meter.cost) and min(parts.values())>=0 and math.isclose(parts['scoring'], .913*method.get('score_share', 1.))
     assert sums_up(meter.in_words) and f'takes {meter.cost:.2f} of a plain one of {1000*plain:.3g} ms' in meter.in_words and 'pay' not in meter.in_words
@@ -422,7 +422,7 @@ def test_it_selects_again_once_less_is_kept(monkeypatch, capsys):
 def known(cb, monkeypatch, **times):
     "A meter that has measured already"
     monkeypatch.setattr(CostMeter, 'forget', lambda self: None)
-    cb.meter.small_share = 1/3
+    cb.meter.steps.note_size(1/3)
     for _ in range(3): cb.meter.note(**(dict(full=3., small=1., score=1., step=3., wait=0.) | times))
 
 def test_one_odd_batch_does_not_reopen_a_selection_for_good(monkeypatch):
