@@ -27,7 +27,8 @@ class DropEasyCallback(InclusionSelection):
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.quantile,self.drop = check_schedule('quantile', quantile, 0, 1),check_schedule('drop', drop, 0, 1)
+        self.quantile = check_schedule('quantile', quantile, 0, 1)
+        self.drop = check_schedule('drop', drop, 0, 1)
 
     def inclusion(self, loss): return step_inclusion(loss, self.scheduled(self.quantile), self.scheduled(self.drop))
 
