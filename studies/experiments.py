@@ -70,7 +70,7 @@ def in_bf16(
 def end_table(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
 )->pd.DataFrame: # A row for each method; the differences from plain training and the random control are `Difference`s
-    "Means over the seeds at the end of the runs, what runs are compared by first, and the standard deviation of the error"
+    "Means over the seeds at the end of the runs, what they are compared by first, and the deviation of the error"
     measure = measure_of(runs)
     other = 'valid_loss' if measure=='error' else 'error'
     by_method = last_epochs(runs).groupby('method', sort=False)

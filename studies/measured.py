@@ -45,8 +45,10 @@ def _noise(where, name):
 
 def _rates(where, name, **kwargs):
     "A regime at other learning rates"
-    return [Study(f'{where}, {times} the rate', 'experiments/where_it_pays', (f'where_it_pays/{name}_lr_{lr}',), **kwargs)
-        for times,lr in dict(half=.05, twice=.2).items()]
+    page = 'experiments/where_it_pays'
+    rates = dict(half=.05, twice=.2)
+    return [Study(f'{where}, {times} the rate', page, (f'where_it_pays/{name}_lr_{lr}',), **kwargs)
+        for times,lr in rates.items()]
 
 _cifar_studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once')]
 
@@ -183,7 +185,7 @@ columns = 'where','data','page','method','difference','verdict','measure','loss'
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: that of the checkout
-)->pd.DataFrame: # A row for each study and method; `difference` and `loss`, that of the validation loss, are a `Difference` or None
+)->pd.DataFrame: # A row for each study and method; `difference` and `loss`, of the validation loss: `Difference`s or None
     "What each method was worth against plain training, in each study whose runs are there"
     top = Path(top or results_folder)
     return pd.DataFrame([row for study in studies for row in _of_study(study, top)], columns=columns)
