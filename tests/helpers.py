@@ -71,7 +71,8 @@ def dls_of(
     valid = TensorDataset(x[:n_valid], y[:n_valid])
     order = dict(shuffle=shuffle, drop_last=drop_last)
     workers = dict(num_workers=num_workers, persistent_workers=persistent_workers)
-    return DataLoaders(TfmdDL(train, bs=bs, **order, **workers, **kwargs), TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
+    of_train = TfmdDL(train, bs=bs, **order, **workers, **kwargs)
+    return DataLoaders(of_train, TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
 
 def class_data(n=132, classes=3):
     x = torch.randn(n, 4)
@@ -121,7 +122,7 @@ class Diary(Callback):
         self.epochs[-1].append((numbers(self.x), weights, losses))
 
 def reads_and_runs(learn, n_epoch):
-    "How often each item is read, how often the model runs, and the diary's epochs, after an epoch that fills the memory"
+    "How often each item is read, how often the model runs, and the diary's epochs; one before it fills the memory"
     read,runs = Counter(),[]
 
     class Counted(TensorDataset):
