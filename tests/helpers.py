@@ -15,7 +15,7 @@ from fastai.torch_core import TensorCategory, TensorImage, default_device, set_s
 from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
 from selback.core.batches import as_tensors, map_tensors
-from selback.callback.selection import known_methods
+from selback.callback.attached import known_methods
 from selback.all import *
 from selback.bench.datasets import TensorItems
 from torch import distributed as dist, nn
