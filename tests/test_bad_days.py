@@ -63,7 +63,7 @@ def test_batches_of_one(cls):
     learn = quiet_fit(Learner(dls, nn.Linear(4, 3), loss_func=CrossEntropyLossFlat(), cbs=cls(warmup=0, seed=0)), 3)
     stats = learn.selection.stats.query('step>=0')
     assert (stats.trained<=1).all() and stats.trained.sum()>=20
-    for _,epoch in stats.groupby('epoch'): assert epoch.trained.sum()==epoch.kept.sum()+(epoch.kept.iloc[-1]==0 and learn.selection.gathers) # the last step is filled up
+    for _,epoch in stats.groupby('epoch'): assert epoch.trained.sum()==epoch.kept.sum()+(epoch.kept.iloc[-1]==0 and gathers(learn.selection)) # the last step is filled up
 
 @every_method
 def test_no_training_set_is_as_in_fastai(cls):
@@ -185,7 +185,7 @@ def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
     learn = quiet_fit(table_learner(loss_func=loss).top_loss(warmup=0), 2)
     told = capsys.readouterr().out
     words = dict(vmap='(vmap)', loop='(a loop)', reduction='unreduced losses')[way]
-    assert words in learn.selection.card and learn.selection.scorer.losses.how==way
+    assert words in learn.selection.card and learn.selection.losses.how==way
     assert told.count('has no unreduced losses')==(way!='reduction') and (way=='reduction' or words in told)
 
 @every_method
@@ -603,7 +603,7 @@ def test_a_loader_keeps_its_own_options(cls):
         learn = Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(),cls(warmup=0, auto=False)])
         learn._do_epoch_validate = lambda *args: None
         if loader is Shifted: quiet_fit(learn, 3)
-        elif learn.selection.tracker:
+        elif learn.selection.tracker.is_on:
             with pytest.raises(TypeError, match='Needy.new: got .*missing 1 required positional argument'): quiet_fit(learn, 1)
     assert seen and min(seen)>90
 

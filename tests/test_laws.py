@@ -154,7 +154,7 @@ def test_every_method_gathers_full_batches(cls, drop_last):
 
     assert n_gathered
     assert cb.report.left==0
-    assert len(cb.delivery)==0
+    assert n_waiting(cb)==0
 
 # law 5
 class Nosy(nn.Module):
@@ -305,7 +305,7 @@ def assert_whole(learn):
     assert all(cb.run for cb in learn.cbs)
     assert len(learn.recorder.values)==1
     assert len(learn.recorder.values[-1])==6
-    assert not len(learn.selection.delivery)
+    assert not n_waiting(learn.selection)
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*COLUMNS,'time']
 
 def small_learner(): return table_learner(n=64, n_valid=16) # three batches, and one of validation

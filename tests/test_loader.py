@@ -9,7 +9,7 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
 from fastai.text.data import LMDataLoader, SortedDL
 from helpers import *
-from selback.callback.loader import check_loader, epoch_items
+from selback.callback.loader import check_loader, drawn, load
 
 class Numbered:
     "Each item says its own number; reads are noted"
@@ -24,6 +24,11 @@ class Numbered:
 def rows(dl): return [x[:,0].long().tolist() for x,_ in dl]
 
 def batches_of(idxs, bs=8): return [idxs[i:i+bs].tolist() for i in range(0, len(idxs), bs)]
+
+def epoch_items(dl, keep=None):
+    "A loader for one epoch of the items that a mask keeps, and their indices"
+    idxs = drawn(dl)
+    return load(dl, idxs if keep is None else idxs[keep(idxs)])
 
 @pytest.mark.law(8)
 @pytest.mark.parametrize('shuffle,num_workers,persistent', [

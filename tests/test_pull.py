@@ -146,7 +146,7 @@ def test_steps_by_the_rules(make, drop_last):
         assert_reported(cb, epoch, batches, choices, got)
 
     assert cb.report.left==0
-    assert len(cb.delivery)==0
+    assert n_waiting(cb)==0
     assert len(learn.recorder.losses)==learn.train_iter==(cb.stats.trained>0).sum()
     assert learn.recorder.hps['lr']==learn.recorder.lrs
 
@@ -302,7 +302,7 @@ def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, train
     refuses.when = lambda o: False
     quiet_fit(learn, 1)
     assert cb.report.left==waited
-    assert len(cb.delivery)==0
+    assert n_waiting(cb)==0
     for (batches,choices),steps in zip(learn.arrivals.epochs, learn.steps.epochs):
         wanted = steps_by_the_rules(batches, choices, lambda i: True) # nothing of the first epoch is in a later one
         assert [items for items,_,_ in steps][:-1]==wanted[:-1]
@@ -335,7 +335,7 @@ def test_a_selection_that_goes_while_items_wait_lets_the_rest_train(go, event, o
     trained = Counter(sum(learn.spy.batches, []))
     assert learn.goes.done
     assert set(trained.values())=={1}
-    assert len(cb.delivery)==0<cb.report.left
+    assert n_waiting(cb)==0<cb.report.left
     assert 180-16*5-4<=len(trained)<180 # the batches that were read later train whole
     assert learn.pct_train==pytest.approx(1)
 
@@ -444,7 +444,7 @@ def test_a_fit_within_a_fit(event):
     learn = quiet_fit(numbered_learner(n=32+180, cbs=[cb, Spy(), Inner()]), 2)
     stats = cb.stats
     assert learn.inner.busy
-    assert len(cb.delivery)==0
+    assert n_waiting(cb)==0
     assert (stats.trained<=16).all()
     assert stats.groupby(['fit','epoch']).seen.sum().max()==180
 

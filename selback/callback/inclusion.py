@@ -7,6 +7,7 @@ __all__ = ['InclusionSelection']
 
 # %% ../../nbs/callback/11_inclusion.ipynb #026b67ea
 from fastcore.meta import delegates
+from torch import Tensor
 
 from ..core.policies import include
 from ..core.schedules import check_schedule
@@ -27,9 +28,12 @@ class InclusionSelection(EpochSelection):
         self.tracker.limit_rest(max_rest)
         self.correct = check_schedule('correct', correct, 0)
 
-    def inclusion(self, loss):
-        "How likely each item is to be loaded, between 0 and 1, by its loss, shape (n,)"
-        raise NotImplementedError(f'{type(self).__name__} needs a method `inclusion(self, loss)` that returns a probability for each loss.')
+    def inclusion(self,
+        loss:Tensor, # By which to choose, shape (n,); none is NaN
+    )->Tensor: # Between 0 and 1, shape (n,)
+        "How likely each item is to be loaded"
+        raise NotImplementedError(f'{type(self).__name__} needs a method `inclusion(self, loss)` that returns a '
+            'probability for each loss.')
 
     def choose_items(self, idxs):
         losses,due = self.tracker.losses[idxs],self.tracker.due(idxs)

@@ -343,24 +343,17 @@ class CostMeter:
 
 # %% ../../nbs/callback/05_meter.ipynb #09c5b7d3
 @patch
-def expect(self:CostMeter,
-    in_parts:bool|None=None, # Are the parts of a step tried? None: as before
-    **kwargs # What `relative_cost` wants to know of the method, where it differs
-):
-    "Go by another kind of method"
-    if in_parts is not None: self.in_parts = in_parts
-    self.method = self.method | kwargs
-
-@patch
 def begin_fit(self:CostMeter,
     measured_on, # What times depend on; what was measured is forgotten if it differs from the last fit's
     device='cpu', # Where the model computes
     ranks=Ranks(), # The processes that train together
-    **loader # What `relative_cost` wants to know of this fit
+    in_parts:bool|None=None, # Are the parts of a step tried? None: as before
+    **method # What `relative_cost` wants to know of the method and of this fit
 ):
     "A fit begins, maybe of another model"
     self.device,self.ranks = device,ranks
-    self.method = self.method | loader
+    self.method = self.method | method
+    if in_parts is not None: self.in_parts = in_parts
     if ranks.first(measured_on!=self.measured_on): self.forget()
     self.measured_on = measured_on
 
@@ -583,13 +576,16 @@ def _decide(self:CostMeter):
 
 # %% ../../nbs/callback/05_meter.ipynb #cf2f2646
 @patch
-def look_again(self:CostMeter,
-    kept, # A function without arguments that returns the share that would be kept
+def is_time_to_look(self:CostMeter)->bool:
+    "Where it stands aside, is it time to see whether selecting would pay by now? Asked once for each batch"
+    return self.looks.is_due() and self.ranks.first(self.pays(self.cost_of(0.)))
+
+@patch
+def reconsider(self:CostMeter,
+    kept:float, # The share of a batch that would be kept now
 ):
-    "Where it stands aside, see now and then whether selecting would pay by now; if so, it is decided anew"
-    if not self.looks.is_due(): return
-    if not self.ranks.first(self.pays(self.cost_of(0.))): return
-    if not self.pays(self.cost_of(self.ranks.first(kept()))): return
+    "Decide anew, if selecting would pay by now"
+    if not self.pays(self.cost_of(self.ranks.first(kept))): return
     self._go_by(None)
     self.looks.double() # should the next batches keep more after all
 

@@ -112,13 +112,14 @@ def more(self:SelectionReport,
 
 @patch
 def left_out(self:SelectionReport,
-    losses, # Of the items left out, shape (out,)
-    drawn, # Of all items of the epoch, shape (n,)
-    rows, # Positions of the chosen ones in `drawn`
+    drawn, # Losses of all items of the epoch, shape (n,)
+    rows, # Positions of the chosen ones, int64; with repeats, as many are left out as the epoch is short of
 ):
     "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
     self.has_chosen = True
     self._sample(drawn, rows)
+    out = torch.ones_like(drawn, dtype=torch.bool).index_fill_(0, rows, False)
+    losses = drawn[out][:max(0, len(drawn)-len(rows))]
     known = drawn.isfinite().sum() # an item that never trained has no share
     total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
     kept = torch.where(known>0, total-left, float('nan'))
@@ -126,13 +127,17 @@ def left_out(self:SelectionReport,
     self._steps.append(_Step(counts=(-1, len(losses), 0), trained=0, scored=False, sums=sums))
 
 # %% ../../nbs/callback/02_report.ipynb #fae97a92
+@patch(as_prop=True)
+def lacks_loss(self:SelectionReport)->bool:
+    "Is the loss of the step that was noted last unknown?"
+    return bool(self._steps) and self._steps[-1].sums is None
+
 @patch
 def note_loss(self:SelectionReport,
-    loss, # A function without arguments that returns it
+    loss, # Of the items that trained, a scalar
 ):
-    "Note the training loss of a step that scored nothing"
-    if not self._steps or self._steps[-1].sums is not None: return
-    self._steps[-1].sums = loss().detach().as_subclass(torch.Tensor)
+    "Note the mean training loss of a step that scored nothing"
+    self._steps[-1].sums = loss.detach().as_subclass(torch.Tensor)
 
 @patch
 def _sample(self:SelectionReport, losses, rows, n_batches=1):

@@ -418,11 +418,9 @@ class ItemLosses:
     def mean(self,
         loss:Tensor, # The learner's own, of the batch that trains
         loss_func, # The learner's own
-        trained, # Function without arguments that returns the losses of its items, shape (bs,)
-    )->Tensor: # A scalar
-        "The mean loss of the items that train, in units of `of`"
+    )->Tensor|None: # A scalar; None: it takes the losses of the items
+        "The mean loss of the items that train, in units of `of`, if the loss function tells it"
         if self.are_averaged or self.how is None and not is_sum(loss_func): return loss.mean()
-        return trained().mean()
 
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
 class Scorer:

@@ -13,18 +13,18 @@ from fastcore.meta import delegates
 
 from ..core.policies import loss_share
 from ..core.schedules import schedule_points, value_at
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #d993c73f
-class BatchLossFilterCallback(SelectionCallback):
+class BatchLossFilterCallback(BatchSelection):
     "Keep the smallest set of highest-loss items that makes up a share of the batch's loss"
     keeps_all = ( # settings that leave nothing out
         dict(min_loss_perc=1.),
         dict(min_loss_perc=0, min_sample_perc=1.),
         dict(min_loss_perc=1., gather=True))
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         min_loss_perc:float=.9, # Share of the batch's loss to keep at least, 0 to 1
         min_sample_perc:float=0., # Share of the items to keep at least, 0 to 1

@@ -12,7 +12,7 @@ from fastcore.meta import delegates
 
 from ..core.policies import step_inclusion
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.inclusion import InclusionSelection
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #0270225b

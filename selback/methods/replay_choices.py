@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.checks import refusal
 from ..core.policies import Chosen
 from ..callback.loader import check_loader, unaugmented
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.epoch import EpochSelection
 from ..views.views import lone_target_of
 from .top_loss import TopLossCallback

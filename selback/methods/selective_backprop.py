@@ -13,8 +13,8 @@ from fastcore.meta import delegates
 from ..core.checks import refusal
 from ..core.policies import History, cdf_power, rank_sample
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #c96a3750
 class _Beta:
@@ -23,11 +23,11 @@ class _Beta:
 
     def __call__(self, pct): return 1/self.keep(pct)-1
 
-class SelectiveBackpropCallback(SelectionCallback):
+class SelectiveBackpropCallback(BatchSelection):
     "Keep each item with probability CDF(loss)^beta, and gather the kept ones into full batches (Jiang et al. 2019)"
     keeps_all = dict(beta=0),dict(keep=1., gather=False) # settings that leave nothing out
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
         keep:float|None=None, # The share to keep, above 0 and at most 1: another way to say `beta = 1/keep-1`

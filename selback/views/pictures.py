@@ -19,7 +19,7 @@ from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
 from ..callback.loader import check_loader, loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 from .views import label_of, target_of, tidy, width
 
 # %% ../../nbs/views/01_pictures.ipynb #d504f1a3
@@ -41,14 +41,14 @@ def _sources(ds):
 # %% ../../nbs/views/01_pictures.ipynb #ae70fe62
 def _known(selection, asked):
     "Raise a `ValueError` if nothing is remembered of the items"
-    if not (selection.tracker and selection.tracker.notes): raise ValueError(f'{asked}: got a {type(selection).__name__} that remembers no losses of single items, wanted one that does; '
+    if not selection.tracker.notes: raise ValueError(f'{asked}: got a {type(selection).__name__} that remembers no losses of single items, wanted one that does; '
         'pass track_items=True.')
     if selection.memory is None: raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
     if selection.learn is None: raise ValueError(f'{asked}: {type(selection).__name__} was taken off its learner, and has no items without; attach it again.')
     n = check_loader(selection.learn.dls.train).n
     if len(selection.memory)!=n: raise ValueError(f'{asked}: got a training set of {n} items, of which nothing is remembered: what is, is of one with {len(selection.memory)}; call fit first.')
 @patch
-def items(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
+def items(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
     "What is remembered of each training item, by its dataset index; with its label, and its path or row where it has one"
     _known(self, 'items')
     ds = check_loader(self.learn.dls.train).dataset
@@ -127,14 +127,14 @@ def _by_loss(selection, asked, n, ascending):
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch
-def show_hardest(self:EpochSelection,
+def show_hardest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
     "Show the training items of the highest remembered loss, the hardest first (Jiang et al. 2019, figure 2)"
     _show(self, 'show_hardest', _by_loss(self, 'show_hardest', n, False), **kwargs)
 @patch
-def show_easiest(self:EpochSelection,
+def show_easiest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
@@ -143,7 +143,7 @@ def show_easiest(self:EpochSelection,
 
 # %% ../../nbs/views/01_pictures.ipynb #f3d07af9
 @patch
-def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered, or if there are no classes
+def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered, or if there are no classes
     "For each class: items, mean loss, share of the times seen that were `picked`, mean number of `picks`; an item of several classes counts in each"
     _known(self, 'picks_by_class')
     df = self.items()
@@ -154,7 +154,7 @@ def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` i
 
 # %% ../../nbs/views/01_pictures.ipynb #6439848e
 @patch
-def show_picked(self:EpochSelection,
+def show_picked(self:Selection,
     n:int=2, # How many items of each class, of the most picked and of the least
     classes=None, # Labels; None: all, ten at most
     **kwargs # For `show_batch`: figsize
@@ -179,7 +179,7 @@ def _spread_by_loss(selection, n=6):
     known = losses.argsort()[:int((~losses.isnan()).sum())]
     return selection.tracker.tracked[known[torch.linspace(0, len(known)-1, min(n, len(known))).round().long()]].tolist()
 @patch
-def plot_items(self:EpochSelection,
+def plot_items(self:Selection,
     idxs=None, # Dataset indices, among those of `tracked`; None: six of these, from the easiest to the hardest
 )->list: # One axes; raises a `ValueError` if nothing is remembered, or not of these items
     "How often single items had been picked by the end of each epoch (Jiang et al. 2019, figure 15)"
@@ -226,7 +226,7 @@ def plot_pick_rates(
 
 # %% ../../nbs/views/01_pictures.ipynb #0b902c95
 @patch
-def suspected_label_errors(self:EpochSelection)->pd.DataFrame: # As `items`; raises a `ValueError` without `noise_quantile`
+def suspected_label_errors(self:Selection)->pd.DataFrame: # As `items`; raises a `ValueError` without `noise_quantile`
     "The rows of `items` for suspected label errors, the highest loss first"
     suspects = self.suspects.tolist()
     return self.items().loc[suspects].sort_values('loss', ascending=False)

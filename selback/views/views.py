@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.checks import check_range
 from ..core.schedules import Window
 from ..core.scoring import Scorer
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
 def kept_share(
@@ -118,8 +118,9 @@ def selection_figure(
 def _option(o): return getattr(o, '__name__', type(o).__name__) if callable(o) or hasattr(o, 'of_batch') or ' object at 0x' in repr(o) else repr(o)
 def _options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
-    parts = [*map(vars, (cb, cb.scorer, cb.scorer.scoring, cb.scorer.losses, cb.window, cb.meter, cb.draws)), dict(window=vars(cb).get('width')),
-        dict(noise_quantile=cb.tracker.noise_quantile, ema=cb.tracker.ema if cb.tracker.is_smooth else None) if cb.tracker else {}]
+    scorer = vars(cb).get('scorer')
+    parts = [vars(o) for o in (cb, cb.losses, cb.window, cb.meter, cb.draws)]+([vars(scorer),vars(scorer.scoring)] if scorer else [])
+    parts += [dict(window=vars(cb).get('width')), dict(noise_quantile=cb.tracker.noise_quantile, ema=cb.tracker.ema if cb.tracker.is_smooth else None)]
     code,found = vars(type(cb)).get('__init__', type(cb).__init__).__code__,{}
     own = code.co_varnames[:code.co_argcount]
     for name,p in inspect.signature(type(cb)).parameters.items():
@@ -127,9 +128,9 @@ def _options(cb):
         if known and known[0] is not None and (name in own or _option(known[0])!=_option(p.default)): found[name] = known[0]
     return found
 @patch
-def __repr__(self:EpochSelection): return f"{type(self).__name__}({', '.join(f'{name}={_option(o)}' for name,o in _options(self).items())})"
+def __repr__(self:Selection): return f"{type(self).__name__}({', '.join(f'{name}={_option(o)}' for name,o in _options(self).items())})"
 @patch(as_prop=True)
-def card(self:EpochSelection):
+def card(self:Selection):
     "What the selection goes by, what it has kept, and what that took, in a few lines"
     stats,w,meter = self.stats,self.window,self.meter
     kept = f'{stats.kept.sum()} of {stats.seen.sum()} items in {self.epochs_done} epoch(s), those of the warm-up included' if len(stats) else 'nothing yet'
@@ -138,14 +139,14 @@ def card(self:EpochSelection):
     passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
     state = ', '.join(f'{k}={float(o):.4g}' for k in self.counters if k not in ('epochs_done','has_selected') and (o := getattr(self, k)) is not None)
     return '\n'.join([f"{self!r}{state and f', {state} now'}", f"score: {_option(self.scorer.score).strip(chr(39)) if self.scored else 'none; it chooses before loading'}",
-        f"loss of an item: {self.scorer.losses.ways.get(self.scorer.losses.how, 'not asked for yet')}", f'kept: {kept}',
+        f"loss of an item: {self.losses.ways.get(self.losses.how, 'not asked for yet')}", f'kept: {kept}',
         f'selects: after {w.warmup} epoch(s) of warm-up, from {w.start:.0%} to {w.end:.0%} of a fit{w.also}',
         f"cost: {cost}.{' It stands aside now.' if meter.is_aside else ''}{passes}", *([f'note: {self.report.advice}'] if self.report.advice else [])])
 
 # %% ../../nbs/views/00_views.ipynb #a061e2c8
 @patch
 @delegates(selection_figure)
-def plot(self:EpochSelection, **kwargs)->list: # Three axes, or as many as there is something to see in; raises a `ValueError` if nothing was selected yet
+def plot(self:Selection, **kwargs)->list: # Three axes, or as many as there is something to see in; raises a `ValueError` if nothing was selected yet
     "What is kept, the losses at a few epochs, and which of them are chosen"
     stats,samples = self.stats,self.report.samples
     if not len(samples) and not (stats.kept<stats.seen).any(): raise ValueError(f'plot_selection: nothing was selected yet in {len(stats)} batches; '
