@@ -84,6 +84,9 @@ class SelectionReport:
         self.log = None
 
 # %% ../../nbs/callback/02_report.ipynb #f1598008
+_columns = ['fit','epoch','step','seen','kept','trained','scored']
+_summed = ['loss','kept_loss','known','negative','bad'] # losses; items whose loss is finite, below 0, not finite
+
 class _Step:
     "A batch that was chosen from, or a training step"
     def __init__(self, i, seen, kept, trained, is_scored=False, sums=None):
@@ -96,6 +99,13 @@ class _Step:
 
     def note_loss(self, loss): self.loss = loss
 
+def _sums(losses, rows):
+    "What `_summed` names, of the losses of a batch and the rows of its chosen items"
+    known = losses.isfinite()
+    finite = losses.where(known, 0)
+    return torch.stack([finite.sum(), finite[rows].sum(), known.sum(), (finite<0).sum(), (~known).sum()])
+
+# %% ../../nbs/callback/02_report.ipynb #a17f30d8
 @patch
 def step(self:SelectionReport,
     i:int, # Number of the batch in its epoch
@@ -112,16 +122,7 @@ def step(self:SelectionReport,
     sums = _sums(losses, rows) if is_scored else None
     self._steps.append(_Step(i, seen, kept, trained, is_scored, sums)) # whole, or an interrupt would leave a half
 
-def _sums(losses, rows):
-    "What `_summed` names, of the losses of a batch and the rows of its chosen items"
-    known = losses.isfinite()
-    finite = losses.where(known, 0)
-    return torch.stack([finite.sum(), finite[rows].sum(), known.sum(), (finite<0).sum(), (~known).sum()])
-
 # %% ../../nbs/callback/02_report.ipynb #9ba08c98
-_columns = ['fit','epoch','step','seen','kept','trained','scored']
-_summed = ['loss','kept_loss','known','negative','bad'] # losses; items whose loss is finite, below 0, not finite
-
 def _host(tensors, like):
     "Tensors of one shape, or None, as an array: the one time in an epoch that a GPU is waited for"
     like = next((o for o in tensors if o is not None), like)
@@ -140,8 +141,7 @@ def _sums_of_mean(mean, counts):
     "What `_summed` names, of the mean loss of the items that trained"
     seen,kept,trained = (counts[:,_columns.index(name)] for name in ('seen','kept','trained'))
     total = mean*trained
-    is_known = np.isfinite(mean)
-    known = np.where(is_known, trained, 0)
+    known = np.where(np.isfinite(mean), trained, 0)
     loss = np.where(np.isfinite(total), total, np.nan)
     kept_loss = np.where(kept==seen, total, np.nan)
     return np.stack([loss, kept_loss, known, 0*known, trained-known], 1)
