@@ -19,7 +19,7 @@ from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
 from ..callback.loader import check_loader, loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 from .views import label_of, target_of, tidy, width
 
 # %% ../../nbs/views/01_pictures.ipynb #d504f1a3
@@ -60,7 +60,7 @@ def _check_remembered(selection, asked):
     raise ValueError(refusal(asked, got, f'the one with {remembered}', 'call fit first'))
 
 @patch
-def items(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
+def items(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
     "What is remembered of each training item, by dataset index; with its label, and its path or row if it has one"
     _check_remembered(self, 'items')
     ds = check_loader(self.learn.dls.train).dataset
@@ -168,7 +168,7 @@ def _by_loss(selection, asked, n, ascending):
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch
-def show_hardest(self:EpochSelection,
+def show_hardest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
@@ -176,7 +176,7 @@ def show_hardest(self:EpochSelection,
     _show(self, 'show_hardest', _by_loss(self, 'show_hardest', n, ascending=False), **kwargs)
 
 @patch
-def show_easiest(self:EpochSelection,
+def show_easiest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
@@ -185,7 +185,7 @@ def show_easiest(self:EpochSelection,
 
 # %% ../../nbs/views/01_pictures.ipynb #f3d07af9
 @patch
-def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if there are none, or no memory
+def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if there are none, or no memory
     "Of each class: items, mean loss, share of times seen that were `picked`, mean `picks`; an item can be in several"
     _check_remembered(self, 'picks_by_class')
     df = self.items()
@@ -200,7 +200,7 @@ def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` i
 
 # %% ../../nbs/views/01_pictures.ipynb #6439848e
 @patch
-def show_picked(self:EpochSelection,
+def show_picked(self:Selection,
     n:int=2, # How many items of each class, of the most picked and of the least
     classes=None, # Labels; None: all, ten at most
     **kwargs # For `show_batch`: figsize
@@ -244,7 +244,7 @@ def _check_tracked(idxs, tracked):
     raise ValueError(refusal('plot_items', got, wanted))
 
 @patch
-def plot_items(self:EpochSelection,
+def plot_items(self:Selection,
     idxs=None, # Dataset indices, among those of `tracked`; None: six of these, from the easiest to the hardest
 )->list: # One axes; raises a `ValueError` if nothing is remembered, or not of these items
     "How often single items had been picked by the end of each epoch (Jiang et al. 2019, figure 15)"
@@ -312,7 +312,7 @@ def plot_pick_rates(
 
 # %% ../../nbs/views/01_pictures.ipynb #0b902c95
 @patch
-def suspected_label_errors(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` without `noise_quantile`
+def suspected_label_errors(self:Selection)->pd.DataFrame: # Raises a `ValueError` without `noise_quantile`
     "The rows of `items` for suspected label errors, the highest loss first"
     suspects = self.suspects.tolist()
     return self.items().loc[suspects].sort_values('loss', ascending=False)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.checks import check_range, refusal
 from ..core.schedules import Window
 from ..core.scoring import Scorer
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
 def kept_share(
@@ -150,13 +150,12 @@ def _option(o):
 
 def _held(cb):
     "The attributes of a selection and of its parts, which hold its options"
-    scorer,tracker = cb.scorer,cb.tracker
-    holders = cb,scorer,scorer.scoring,scorer.losses,cb.window,cb.meter,cb.draws
-    held = [*map(vars, holders), dict(window=vars(cb).get('width'))]
-    if tracker:
-        ema = tracker.ema if tracker.is_smooth else None
-        held.append(dict(noise_quantile=tracker.noise_quantile, ema=ema))
-    return held
+    holders = [cb, cb.losses, cb.window, cb.meter, cb.draws]
+    scorer,tracker = vars(cb).get('scorer'),cb.tracker
+    if scorer: holders += [scorer, scorer.scoring]
+    ema = tracker.ema if tracker.is_smooth else None
+    others = dict(window=vars(cb).get('width'), noise_quantile=tracker.noise_quantile, ema=ema)
+    return [*map(vars, holders), others]
 
 def _options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
@@ -170,7 +169,7 @@ def _options(cb):
     return found
 
 @patch
-def __repr__(self:EpochSelection):
+def __repr__(self:Selection):
     options = ', '.join(f'{name}={_option(o)}' for name,o in _options(self).items())
     return f'{type(self).__name__}({options})'
 
@@ -193,9 +192,9 @@ def _cost_in_words(cb):
     return f'{meter.in_words}; by the clock, {meter.saved_in_words}'
 
 @patch(as_prop=True)
-def card(self:EpochSelection):
+def card(self:Selection):
     "What the selection goes by, what it has kept, and what that took, in a few lines"
-    window,losses = self.window,self.scorer.losses
+    window,losses = self.window,self.losses
     score = _option(self.scorer.score).strip("'") if self.scored else 'none; it chooses before loading'
     part = f'from {window.start:.0%} to {window.end:.0%}'
     aside = ' It stands aside now.' if self.meter.is_aside else ''
@@ -213,7 +212,7 @@ def card(self:EpochSelection):
 # %% ../../nbs/views/00_views.ipynb #a061e2c8
 @patch
 @delegates(selection_figure)
-def plot(self:EpochSelection, **kwargs)->list: # Up to three axes; raises a `ValueError` if nothing was selected yet
+def plot(self:Selection, **kwargs)->list: # Up to three axes; raises a `ValueError` if nothing was selected yet
     "What is kept, the losses at a few epochs, and which of them are chosen"
     stats,samples = self.stats,self.report.samples
     has_selected = len(samples) or (stats.kept<stats.seen).any()
