@@ -185,7 +185,7 @@ columns = 'where','data','page','method','difference','verdict','measure','loss'
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: that of the checkout
-)->pd.DataFrame: # A row for each study and method; `difference` and `loss`, of the validation loss: `Difference`s or None
+)->pd.DataFrame: # A row for each study and method; `difference` and `loss` (of validation): `Difference`s or None
     "What each method was worth against plain training, in each study whose runs are there"
     top = Path(top or results_folder)
     return pd.DataFrame([row for study in studies for row in _of_study(study, top)], columns=columns)
