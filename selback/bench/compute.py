@@ -21,7 +21,7 @@ from ..core.losses import preserved
 from ..core.scoring import counted, counting
 from ..callback.learner import autocast_of, base_loss, muted_hooks, output_loss
 from ..callback.meter import trial_step
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 
 # %% ../../nbs/bench/01_compute.ipynb #99b04531
 class _Operations(TorchDispatchMode):
@@ -102,7 +102,7 @@ class FlopCount:
 # %% ../../nbs/bench/01_compute.ipynb #f174c0fa
 class ComputeCount(Callback):
     "Counts the items that train, and what else is computed, in that unit"
-    order = EpochSelection.order-.5 # a batch is as the selection sees it
+    order = Selection.order-.5 # a batch is as the selection sees it
     run_valid = False
 
     def __init__(self):

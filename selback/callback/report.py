@@ -192,14 +192,19 @@ def trains(self:SelectionReport,
     "Note how many items train after the batch that was noted last"
     self._steps[-1].trains(n)
 
+@patch(as_prop=True)
+def lacks_loss(self:SelectionReport)->bool:
+    "Is the loss of the step that was noted last unknown?"
+    if not self._steps: return False
+    step = self._steps[-1]
+    return step.sums is None and step.loss is None
+
 @patch
 def note_loss(self:SelectionReport,
-    loss, # A function without arguments that returns it
+    loss, # Of the items that trained, a scalar
 ):
-    "Note the training loss of a step that scored nothing"
-    if not self._steps: return
-    step = self._steps[-1]
-    if step.sums is None and step.loss is None: step.note_loss(loss().detach().as_subclass(torch.Tensor))
+    "Note the mean training loss of a step that scored nothing"
+    self._steps[-1].note_loss(loss.detach().as_subclass(torch.Tensor))
 
 # %% ../../nbs/callback/02_report.ipynb #fae97a91
 @patch

@@ -46,7 +46,7 @@ def _sources(ds):
 def _check_remembered(selection, asked):
     "Raise a `ValueError` if nothing is remembered of the items"
     name = type(selection).__name__
-    if not (selection.tracker and selection.tracker.notes):
+    if not selection.tracker.notes:
         got = f'a {name} that remembers no losses of single items'
         raise ValueError(refusal(asked, got, 'one that does', 'pass track_items=True'))
     if selection.memory is None:
