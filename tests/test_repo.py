@@ -178,14 +178,21 @@ def test_commands_in_contributing_exist():
     for path in re.findall(r'(?:tests|nbs)/[\w/]+\.(?:py|ipynb)', text): assert (root/path).exists() or 'FILE' in path or 'above_mean' in path, path
 
 # what pages say
-def text_of(o): return '\0'.join(text_of(v) for v in o.values) if isinstance(o, ast.JoinedStr) else o.value if isinstance(getattr(o, 'value', None), str) else ''
+def text_of(o):
+    "What a string says, with a mark where something is filled in; also of one that `refusal` makes"
+    if isinstance(o, ast.JoinedStr): return '\0'.join(text_of(part) for part in o.values)
+    if isinstance(o, ast.Call) and ast.unparse(o.func)=='refusal':
+        where,got,wanted,*remedy = [text_of(arg) for arg in o.args] if len(o.args)>2 else 3*['']
+        return f"{where}: got {got}, wanted {wanted}; {''.join(remedy)}."
+    return o.value if isinstance(getattr(o, 'value', None), str) else ''
 
 @pytest.fixture(scope='module')
 def said():
     "What the package may say, with a mark where something is filled in, and those of it that it warns of or tells once"
     nodes = [n for f in (root/'selback').rglob('*.py') if f.name!='_modidx.py' for n in ast.walk(ast.parse(f.read_text(encoding='utf-8')))]
     calls = [n.args[-1] for n in nodes if isinstance(n, ast.Call) and n.args and ast.unparse(n.func) in ('warnings.warn','self.tell_once')]
-    return '\n'.join(text_of(n) for n in nodes if isinstance(n, (ast.JoinedStr,ast.Constant))),[text for o in calls if (text := text_of(o))]
+    texts = [text_of(n) for n in nodes if isinstance(n, (ast.JoinedStr,ast.Constant,ast.Call))]
+    return '\n'.join(texts),[text for o in calls if (text := text_of(o))]
 
 @pytest.fixture(scope='module')
 def explained():

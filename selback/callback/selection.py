@@ -161,6 +161,7 @@ def circumstances(self:Selection)->tuple:
 def begin_fit(self:Selection):
     "A fit begins to train"
     check_independent(self.dls.train)
+    if self.tracker.is_on: check_loader(self.dls.train)
     self.is_new_fit = False
     self.is_tried = False
     self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
@@ -185,7 +186,7 @@ def begin_epoch(self:Selection):
 @patch
 def drawn_items(self:Selection)->Tensor|None: # Dataset indices, int64, shape (n,); None: there are none
     "Draw the items of an epoch"
-    dl = check_loader(self.dl)
+    dl = own_loader(self.dl)
     if not dl.n: return # fastai trains nothing then
     dataset = id(dl.dataset)
     if self.tracker.is_other(dl.n, dataset):
