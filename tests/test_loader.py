@@ -30,6 +30,11 @@ def epoch_items(dl, keep=None):
     idxs = drawn(dl)
     return load(dl, idxs if keep is None else idxs[keep(idxs)])
 
+def epoch_items(dl, keep=None):
+    "A loader for one epoch of the items that a mask keeps, and their indices"
+    idxs = drawn(dl)
+    return load(dl, idxs if keep is None else idxs[keep(idxs)])
+
 @pytest.mark.law(8)
 @pytest.mark.parametrize('shuffle,num_workers,persistent', [
     (False,0,False),
