@@ -56,7 +56,7 @@ class AttachedCallback(Callback):
         if event_name=='before_train': self.is_awake = True
         if not self.is_awake: return
         self._handle(event_name)
-        if event_name=='after_train': self.is_awake = False # it is also fired for an epoch that was cancelled before ours began
+        if event_name=='after_train': self.is_awake = False # fired also for an epoch that was cancelled before ours
 
 # %% ../../nbs/callback/06_attached.ipynb #17263631
 @patch
@@ -146,8 +146,8 @@ class _Elsewhere(AttachedCallback):
         learn.add_cb(cls(type(selection).__name__))
 
     def before_train(self):
-        raise ValueError(refusal(self.of, 'a callback that was attached to another learner since', 'one for each learner',
-            'make another one, or go on without with full_batches()'))
+        raise ValueError(refusal(self.of, 'a callback that was attached to another learner since',
+            'one for each learner', 'make another one, or go on without with full_batches()'))
 
 # %% ../../nbs/callback/06_attached.ipynb #218a0d0d
 @patch
@@ -227,7 +227,8 @@ class NoSelection:
     def __repr__(self): return 'No selection; attach one with learn.selective_backprop() or another method.'
     def __getattr__(self, name):
         raise AttributeError(refusal(f'learn.selection.{name}', 'a learner without a selection', 'one with',
-            'attach it with learn.selective_backprop(), learn.top_loss() or another method. After full_batches() it is gone'))
+            'attach it with learn.selective_backprop(), learn.top_loss() or another method. '
+            'After full_batches() it is gone'))
 
 @patch(as_prop=True)
 def selection(self:Learner): # False, `NoSelection`, if there is none

@@ -36,11 +36,11 @@ class BatchSelection(Selection):
 
     @delegates(Selection.__init__)
     def __init__(self,
-        score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)`: one number per item
+        score='loss', # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or a function `(pred, *yb)`
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
         precision:str|None=None, # Precision of the scoring pass, 'bf16' or 'fp16'; None: that of training
         scorer=None, # What scores in the model's place: a smaller model or `ModelCopy(...)`; None: the model
-        passes:int=2, # 2: a scoring pass of its own; 1: choose by the training pass, whose backward pass is no cheaper then
+        passes:int=2, # 2: a scoring pass of its own; 1: choose by the training pass, whose backward is no cheaper
         presample:int=1, # How many batches of the loader are scored together and chosen from, with `gather`
         gather:bool=False, # Let chosen items wait until they fill a batch?
         multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, else 1

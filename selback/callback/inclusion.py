@@ -18,9 +18,9 @@ class InclusionSelection(EpochSelection):
     "Load each item with a probability of its own, by its last training loss, without replacement"
     @delegates(EpochSelection.__init__)
     def __init__(self,
-        ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
+        ema:float|None=None, # Weight of the past in a smoothed loss to choose by, 0 to below 1; None: the last loss
         max_rest:int=0, # Epochs in a row that an item may be left out at most; 0: any number
-        correct:float=0., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 weighs nothing
+        correct:float=0., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 is none
         **kwargs
     ):
         super().__init__(**kwargs)

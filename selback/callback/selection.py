@@ -51,7 +51,7 @@ class Selection(AttachedCallback):
         end:float=1., # Fraction of the fit after which it ends
         warmup:int=1, # Epochs of full batches after the callback is attached
         interrupt:int=0, # One full batch or epoch in every so many; 0: never
-        item_loss=None, # Function `(pred, *yb)` of one loss per item, for a loss that mixes items; None: the learner's loss
+        item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: the learner's
         auto='warn', # False: measure nothing
         noise_quantile:float|None=None, # Leave out items with a loss above it for three epochs: suspected label errors
         track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?

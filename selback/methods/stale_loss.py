@@ -26,7 +26,7 @@ class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
         n:int=3, # All items are scored every `n` epochs
-        ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
+        ema:float|None=None, # Weight of the past in a smoothed loss to choose by, 0 to below 1; None: the last loss
         **kwargs
     ):
         super().__init__(beta=beta, **kwargs)
@@ -69,7 +69,7 @@ class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
 def stale_loss(self:Learner,
     beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
     n:int=3, # All items are scored every `n` epochs
-    ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
+    ema:float|None=None, # Weight of the past in a smoothed loss to choose by, 0 to below 1; None: the last loss
     **kwargs
 )->Learner: # The learner
     "Train on items drawn by the losses of an earlier epoch"
