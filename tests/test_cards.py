@@ -48,7 +48,7 @@ def prose(md): return re.sub(r'```.*?```|`[^`\n]*`|\]\([^)]*\)', ' ', md, flags=
 def calls(card, name):
     "The cells that call a function of `_measured`, and with what"
     for cell in code_cells(card):
-        found = re.search(rf'^{name}\(.*\)$', source(cell), re.M)
+        found = re.search(rf'^{name}\(.*?\)$', source(cell), re.M|re.S)
         if not found: continue
         call = ast.parse(found[0]).body[0].value
         yield cell,[arg.value for arg in call.args]
