@@ -47,7 +47,7 @@ def time_in_turns(_=None):
 
 def fit_in_turns(fits, first):
     "Seconds of each fit, while they take turns: what else the machine does slows them alike"
-    with patch.object(meter, 'clock', time_in_turns),patch.object(cost, 'clock', time_in_turns):
+    with patch.object(meter, 'clock', time_in_turns):
         for first in itertools.count(first): # each is the first of a round as often as any other
             for fit in fits[first%len(fits):]+fits[:first%len(fits)]: fit.go_on()
             if all(o.dead for o in fits): break

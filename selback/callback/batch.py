@@ -122,8 +122,9 @@ def check_fit(self:BatchSelection):
             'their own in each batch; each batch trains its own chosen items.')
     if self.tracker.is_on and self.scorer.needs_items:
         got,wanted = len(self.scorer.score.holdout),check_loader(self.dls.train).n
-        what = f'{got} holdout losses',f'{wanted}, one for each item of the training set'
-        if got!=wanted: raise ValueError(refusal('score', *what))
+        if got!=wanted:
+            raise ValueError(refusal('score', f'{got} holdout losses',
+                f'{wanted}, one for each item of the training set'))
     if self.scored: get_score(self.scorer.score, self.losses.function(base_loss(self.learn)))
 
 @patch

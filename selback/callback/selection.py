@@ -88,8 +88,9 @@ class Selection(AttachedCallback):
         memory = parts.get('tracker', {}).get('memory')
         if memory and self.learn:
             got,wanted = len(memory['loss']),check_loader(self.dls.train).n
-            what = f'a state of {got} items',f'{wanted}, as in the training set'
-            if got!=wanted: raise ValueError(refusal('load_state_dict', *what))
+            if got!=wanted:
+                raise ValueError(refusal('load_state_dict', f'a state of {got} items',
+                    f'{wanted}, as in the training set'))
         super().load_state_dict(state)
 
     def first_scorer(self)->Scorer:
@@ -283,10 +284,11 @@ def after_loss(self:Selection):
     if not len(self.yb): return
     losses,loss_func = None,base_loss(self.learn)
     notes = self.tracker.notes and self.current.idx is not None
-    mean = self.losses.mean(self.loss, loss_func) if self.report.lacks_loss else None
-    if notes or self.report.lacks_loss and mean is None:
+    reports = self.report.lacks_loss
+    mean = self.losses.mean(self.loss, loss_func) if reports else None
+    if notes or reports and mean is None:
         losses = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
-    if self.report.lacks_loss: self.report.note_loss(losses.mean() if mean is None else mean)
+    if reports: self.report.note_loss(losses.mean() if mean is None else mean)
     if notes: self.note_losses(losses)
 
 @patch
