@@ -47,15 +47,24 @@ class AttachedCallback(Callback):
         else: super().__setattr__(name, value)
 
     def __call__(self, event_name):
-        if event_name in ('before_fit','after_fit'): return self._at_fit(event_name)
-        if event_name not in self.__dict__ and not hasattr(type(self), event_name): return
+        is_fits = event_name in ('before_fit','after_fit')
+        if not is_fits and event_name not in self.__dict__ and not hasattr(type(self), event_name): return
+        if is_fits and self.learn and self.learn.lock.locked(): return # a validation, maybe within a fit
         is_active = self._is_active()
+        if is_fits: takes = self._at_fit(event_name, is_active)
+        else: takes = is_active and (self.is_awake or event_name=='before_train')
         if self.is_awake and not is_active: self._fall_asleep()
-        if not is_active: return
+        if not takes: return
 
         if event_name=='before_train': self.is_awake = True
-        if not self.is_awake: return
-        self._handle(event_name)
+        mark,enabled = len(changes.undos),torch.is_grad_enabled()
+        try: super().__call__(event_name)
+        except BaseException: # an interrupt may come where a context has just begun, or is about to end
+            undo_since(mark)
+            torch.set_grad_enabled(enabled)
+            raise
+
+        if event_name=='before_fit': self.is_fitting = self.run
         if event_name=='after_train': self.is_awake = False # fired also for an epoch that was cancelled before ours
 
 # %% ../../nbs/callback/06_attached.ipynb #17263631
@@ -90,15 +99,12 @@ def _is_active(self:AttachedCallback)->bool:
     return False
 
 @patch
-def _at_fit(self:AttachedCallback, event_name):
-    "A fit begins or ends"
-    if self.learn and self.learn.lock.locked(): return
-    is_active,begins = self._is_active(),event_name=='before_fit'
+def _at_fit(self:AttachedCallback, event_name, is_active)->bool:
+    "A fit begins or ends: does it act on that?"
+    begins = event_name=='before_fit'
     if begins: self._begin(is_active)
     self.say()
-    if self.is_awake and not is_active: self._fall_asleep()
-    if is_active and (self.is_awake or begins): self._handle(event_name)
-    if is_active and begins: self.is_fitting = self.run
+    return is_active and (self.is_awake or begins)
 
 @patch
 def _begin(self:AttachedCallback, is_active):
@@ -115,16 +121,6 @@ def _begin(self:AttachedCallback, is_active):
 def _fall_asleep(self:AttachedCallback):
     self.is_awake = False
     self.give_up()
-
-@patch
-def _handle(self:AttachedCallback, event_name):
-    "Pass an event on; an interrupt may come where a context has just begun, or is about to end"
-    mark,enabled = len(changes.undos),torch.is_grad_enabled()
-    try: super(AttachedCallback, self).__call__(event_name)
-    except BaseException:
-        undo_since(mark)
-        torch.set_grad_enabled(enabled)
-        raise
 
 @patch
 def give_up(self:AttachedCallback):

@@ -140,7 +140,7 @@ def before_train(self:BatchSelection):
 def before_batch(self:BatchSelection):
     if not self.feed.is_new: return self.train_waiting()
     batch = self.read()
-    self.try_first(batch)
+    if not self.is_tried: self.try_first(batch)
     self.is_due = self.meet(batch)
     if not self.is_due: self.train_whole(batch)
     elif self.passes==2: self.fill(batch)
@@ -248,7 +248,7 @@ def select(self:BatchSelection,
 ):
     "Choose from batches that are scored together"
     if not self.has_selected: self.scorer.scoring.renew()
-    batch = reduce(Items.join, (read.items for read in pool))
+    batch = reduce(Items.join, [read.items for read in pool])
     with self.meter.timing(len(pool)==1):
         scores,losses = self.score(batch)
         self.choose_from(pool, batch, scores, losses)
@@ -286,7 +286,7 @@ def choose_from(self:BatchSelection,
     chosen = self.admit(self.choose(scores), scores, allowed)
     self.delivery.add(batch, chosen, scores, allowed)
     self.report_choice(pool, losses, chosen)
-    self.tell_once('cost', self.meter.observe(len(chosen.rows)/len(scores)))
+    if self.meter.is_on: self.tell_once('cost', self.meter.observe(len(chosen.rows)/len(scores)))
     return chosen
 
 @patch

@@ -55,6 +55,6 @@ def is_time(self:EpochSelection)->bool:
 @patch
 def before_batch(self:EpochSelection):
     batch = self.read()
-    self.try_first(batch)
+    if not self.is_tried: self.try_first(batch)
     self.meter.arrive(self.feed.waited, self.tracker.has_chosen)
     self.train_whole(batch)

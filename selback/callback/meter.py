@@ -545,7 +545,7 @@ def timing(self:CostMeter,
     wanted:bool=True, # Is one full batch chosen from?
 ):
     "Within the context a batch is scored and chosen from, timed while that is of interest"
-    if not (wanted and self.cost is None and self._can_tell): return (yield)
+    if not (wanted and self.is_on and self.cost is None and self._can_tell): return (yield)
     start = clock(self.device)
     try: yield
     finally: self.note(select=clock(self.device)-start)

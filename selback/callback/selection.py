@@ -253,7 +253,7 @@ def try_first(self:Selection,
     batch:Items, # As it was read
 ):
     "Try out what later batches need, on the first one of a fit that has targets"
-    if self.is_tried or not len(batch.yb) or not len(batch): return
+    if not len(batch.yb) or not len(batch): return
     self.is_tried = True
     if not self.scored and not self.tracker.notes: return
     context,output = autocast_of(self.learn),partial(true_output, self.learn)
@@ -282,9 +282,11 @@ def after_pred(self:Selection):
 @patch
 def after_loss(self:Selection):
     if not len(self.yb): return
-    losses,loss_func = None,base_loss(self.learn)
     notes = self.tracker.notes and self.current.idx is not None
     reports = self.report.lacks_loss
+    if not (notes or reports): return
+
+    losses,loss_func = None,base_loss(self.learn)
     mean = self.losses.mean(self.loss, loss_func) if reports else None
     if notes or reports and mean is None:
         losses = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))

@@ -19,20 +19,17 @@ from torch import Tensor
 from .checks import refusal
 
 # %% ../../nbs/core/01_batches.ipynb #901ad451
-def _first_size(batch):
-    "The first dimension of the first tensor that has one, or None"
-    if isinstance(batch, Tensor): return len(batch) if batch.ndim else None
-    if isinstance(batch, str) or not hasattr(batch, '__iter__'): return None
-    for part in batch.values() if isinstance(batch, Mapping) else batch:
-        size = _first_size(part)
-        if size is not None: return size
-
 def n_items(
     batch, # A tensor, or tuples, lists and dicts of them, with items along the first dimension
 )->int: # Number of items; raises a `ValueError` if `batch` holds no such tensor
     "The number of items in a batch"
-    size = _first_size(batch)
-    if size is not None: return size
+    left = [batch]
+    while left:
+        part = left.pop()
+        if isinstance(part, Tensor) and part.ndim: return len(part)
+        if isinstance(part, (Tensor,str)) or not hasattr(part, '__iter__'): continue
+        inner = part.values() if isinstance(part, Mapping) else part
+        left += reversed([*inner])
     got = f'no tensor with a first dimension in a {type(batch).__name__}'
     raise ValueError(refusal('n_items', got, 'one at least'))
 

@@ -156,10 +156,6 @@ _precisions = dict(bf16=torch.bfloat16, fp16=torch.float16)
 
 def _cat(*ts): return torch.cat(ts) if ts[0].ndim else ts[0]
 
-def _device_of(modules):
-    "Where the first weight of some modules is, or None"
-    return next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
-
 def _channels_last(t): return t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t
 
 class ScoringPass:
@@ -209,15 +205,15 @@ class ScoringPass:
         if isinstance(self.scorer, ModelCopy) and state: self.scorer.load_state_dict(state)
 
     def _parts(self, xb):
-        "All inputs at once, or in smaller parts once memory has run out"
-        if self.chunk is None: return [xb]
+        "The inputs in smaller parts, once memory has run out"
         starts = range(0, n_items(xb), self.chunk)
         return [take_rows(xb, slice(i, i+self.chunk)) for i in starts] or [xb]
 
     def _forward(self, model, xb):
         "`model(*xb)`, in as many parts as it takes"
         while True:
-            try: return map_tensors(_cat, *[model(*part) for part in self._parts(xb)])
+            parts = [xb] if self.chunk is None else self._parts(xb)
+            try: return map_tensors(_cat, *[model(*part) for part in parts])
             except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
 
     def _halve(self, n):
@@ -241,7 +237,7 @@ class ScoringPass:
         modules = all_modules(model)
 
         home = xb[0].device if isinstance(xb[0], Tensor) else None
-        there = _device_of(modules)
+        there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
         is_elsewhere = home is not None and there not in (None,home)
         if is_elsewhere: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
@@ -372,6 +368,7 @@ class ItemLosses:
     def forget(self):
         "The loss function may be another one"
         self.are_separable,self.are_averaged = False,False
+        self.has_effects = None # as `has_side_effects` says, once it is asked
         self.takes_derivatives = False # of the predictions, as losses by equations do
 
     def function(self,
@@ -388,9 +385,9 @@ class ItemLosses:
     )->Tensor: # Shape (bs,); raises a `ValueError` if the loss function mixes items
         "The losses of a batch that was looked at"
         function = self.function(loss_func)
-        effects = has_side_effects(function)
-        with fixed_random() if effects else nullcontext():
-            losses,how = item_losses_how(function, pred, *yb, effects=effects)
+        if self.has_effects is None: self.has_effects = has_side_effects(function)
+        with fixed_random() if self.has_effects else nullcontext():
+            losses,how = item_losses_how(function, pred, *yb, effects=self.has_effects)
             if self.item_loss is None and not self.are_separable: self._check(function, how, losses, pred, yb)
         self.how = how if self.item_loss is None else 'item_loss'
         return losses
