@@ -45,7 +45,10 @@ def link_line(self:NbdevLookup, line):
     own = re.match(r'\| `\w+` (?=\|)|', line).end()
     return line[:own]+self._orig_link_line(line[own:])
 
-def row(*cells): return '| '+' | '.join(o.replace('|', '\\|') for o in cells)+' |'
+def row(*cells):
+    "A row of a table; a comment of several lines becomes one"
+    return '| '+' | '.join(' '.join(o.split()).replace('|', '\\|') for o in cells)+' |'
+
 def code(o): return '' if o is Parameter.empty else f'`{formatannotation(o)}`'
 
 @patch

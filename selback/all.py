@@ -17,9 +17,11 @@ from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
 from .core.functional import select_batch
 from .callback.report import SelectionReport
-from .callback.selection import Selection, known_methods, set_selection
+from .callback.attached import known_methods, set_selection
+from .callback.selection import Selection
 from .callback.epoch import EpochSelection
-from .callback.batch import *
+from .callback.batch import BatchSelection, SelectionCallback
+from .callback.either import EitherSelection
 from .callback.inclusion import InclusionSelection
 from .views.views import *
 from .views.pictures import *

@@ -7,11 +7,12 @@ import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 
-from selback.callback.meter import clock
-from _measured import published # for the notebooks
-from selback.callback.batch import SelectionCallback
-from selback.bench.findings import Difference, differences, last_epochs, options_of, summarize
 from selback.bench.compare import comparable, measure_of
+from selback.bench.findings import Difference, differences, last_epochs, options_of, summarize
+from selback.callback.batch import SelectionCallback
+from selback.callback.meter import clock
+from selback.core.checks import refusal
+from _measured import published # for the notebooks
 
 results_folder = Path(__file__).parents[1]/'results'
 
@@ -20,7 +21,7 @@ _scales = 'small','paper','tiny'
 def scale()->str: # 'small', 'paper' or 'tiny'; raises a `ValueError` for anything else
     "How much the experiments do"
     name = os.environ.get('SELBACK_SCALE', 'small')
-    if name not in _scales: raise ValueError(f"SELBACK_SCALE: got {name!r}, wanted one of {', '.join(_scales)}.")
+    if name not in _scales: raise ValueError(refusal('SELBACK_SCALE', repr(name), f"one of {', '.join(_scales)}"))
     return name
 
 def results(
@@ -28,7 +29,8 @@ def results(
 )->Path: # `results/name`, `results/name_paper`, or a new folder for what is not kept
     "The folder for the runs of an experiment"
     if scale()=='tiny': return Path(tempfile.mkdtemp())
-    path = results_folder/(name if scale()=='small' else f'{name}_{scale()}')
+    if scale()=='paper': name = f'{name}_paper'
+    path = results_folder/name
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -39,16 +41,19 @@ def stored(
 ): # The runs, or None if any is missing
     "The runs of a study that is complete, for which neither data nor a learner are made"
     if not path.exists(): return
-    names,seeds = list(methods),range(seeds) if isinstance(seeds, int) else seeds
+    if isinstance(seeds, int): seeds = range(seeds)
+
     runs = pd.read_csv(path)
-    runs = runs[runs.method.isin(names) & runs.seed.isin(seeds)]
+    runs = runs[runs.method.isin(list(methods)) & runs.seed.isin(seeds)]
     there = set(zip(runs.method, runs.seed))
-    if all((method,seed) in there for method in names for seed in seeds): return runs.reset_index(drop=True)
+    wanted = {(method,seed) for method in methods for seed in seeds}
+    if wanted<=there: return runs.reset_index(drop=True)
 
 class BF16(MixedPrecision):
     "fastai's mixed precision in bf16, on a CPU"
     name = 'mixed_precision'
     def __init__(self): super().__init__('bf16')
+
     def before_fit(self):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # that there is no GPU
@@ -65,33 +70,42 @@ def in_bf16(
 def end_table(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
 )->pd.DataFrame: # A row for each method; the differences from plain training and the random control are `Difference`s
-    "Means over the seeds at the end of the runs, what runs are compared by first, and the standard deviation of the error"
-    g,measure = last_epochs(runs).groupby('method', sort=False),measure_of(runs)
-    found = differences(summarize(runs, measure, equal=comparable(runs)))
-    df = g[['epoch','forwarded','backpropagated','kept','seconds']].mean().assign(deviation=g.error.std(), options=[options_of(m) for m in g.size().index])
-    df.insert(0, 'seeds', g.size())
-    means = g[[measure, 'valid_loss' if measure=='error' else 'error']].mean()
-    return pd.concat([means[[measure]], found.reindex(df.index), means.drop(columns=measure), df], axis=1)
+    "Means over the seeds at the end of the runs, what they are compared by first, and the deviation of the error"
+    measure = measure_of(runs)
+    other = 'valid_loss' if measure=='error' else 'error'
+    by_method = last_epochs(runs).groupby('method', sort=False)
+    seeds = by_method.size().rename('seeds')
+
+    found = differences(summarize(runs, measure, equal=comparable(runs))).reindex(seeds.index)
+    spent = by_method[['epoch','forwarded','backpropagated','kept','seconds']].mean()
+    spent = spent.assign(deviation=by_method.error.std(), options=[options_of(method) for method in seeds.index])
+    return pd.concat([by_method[[measure]].mean(), found, by_method[[other]].mean(), seeds, spent], axis=1)
 
 def styled(
     df:pd.DataFrame, # As `end_table` returns it
 ): # A `Styler` of pandas
     "The table, for reading"
+    def in_brief(found): return found.brief if isinstance(found, Difference) else '-'
     whole = [c for c in ('seeds','epoch','forwarded','backpropagated','seconds') if c in df]
-    return df.style.format(precision=4).format('{:,.0f}', subset=whole).format(lambda d: d.brief if isinstance(d, Difference) else '-', subset=[c for c in df if c.startswith('vs')])
+    compared = [c for c in df if c.startswith('vs')]
+    return df.style.format(precision=4).format('{:,.0f}', subset=whole).format(in_brief, subset=compared)
 
 class StepTimes(Callback):
     "Seconds that the training of a learner spent where, as `seconds`"
     order,run_valid = SelectionCallback.order+1,False
+
     def __init__(self):
-        self.seconds,self._mark,self._waited = dict(selection=0., forward=0., backward=0., other=0.),None,None
+        self.seconds = dict(selection=0., forward=0., backward=0., other=0.)
+        self._mark = None # when the last part ended
+        self._waited = None # for reading, when the step began; None: the step has no batch yet
 
     def lap(self,
         what:str, # A key of `seconds`
     ):
         "The time since the last call was spent on that"
         end = clock(self.dls.device or 'cpu')
-        self.seconds[what],self._mark = self.seconds[what]+end-self._mark,end
+        self.seconds[what] += end-self._mark
+        self._mark = end
 
     def arrive(self):
         "The first batch of a step is there; a selection may read more of them"
@@ -102,12 +116,17 @@ class StepTimes(Callback):
     @property
     def _read(self): return getattr(self.dl, 'waited', 0.) # seconds that a `Feed` has spent reading
 
-    def before_train(self): self._mark,self._waited = clock(self.dls.device or 'cpu'),None
+    def before_train(self):
+        self._mark = clock(self.dls.device or 'cpu')
+        self._waited = None
+
     def before_batch(self):
         self.lap('selection')
-        read,self._waited = self._read-self._waited,None
+        read = self._read-self._waited
+        self._waited = None
         self.seconds['selection'] -= read
         self.seconds['other'] += read
+
     def after_loss(self): self.lap('forward')
     def after_backward(self): self.lap('backward')
     def after_train(self): self.lap('other')

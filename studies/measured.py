@@ -18,33 +18,114 @@ class Study(NamedTuple):
     given:tuple=() # Methods that got something for free, such as a reference that was there already
     error:str='error' # What the column of that name is, in words
 
-def _cifar(epochs, name): return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others')))
-def _regime(where, name, *parts, **kwargs): return Study(where, 'experiments/where_it_pays', tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts)), **kwargs)
-def _faster(where, name, *args): return [Study(f'{where}, {times} times the rate', f'experiments/{name}', (f'{name}/lr_{lr}',), 'valid_loss', *args) for times,lr in (('three',.003),('ten',.01))]
-def _rates(where, name, **kwargs): return [Study(f'{where}, {times} the rate', 'experiments/where_it_pays', (f'where_it_pays/{name}_lr_{lr}',), **kwargs) for times,lr in (('half',.05),('twice',.2))]
-def _squared(where, name): return Study(where, 'experiments/an_image', (f'an_image/{name}',), error='mean squared error')
-def _noise(where, name): return _regime(where, name, 'clean', 'added', 'alone', rivals=('the clean items added','the clean items alone'), given=('reducible loss, a clean reference for free',))
+def _cifar(epochs, name):
+    files = tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others'))
+    return Study(f'CIFAR-10, {epochs} epochs', 'experiments/without_a_look', files)
 
-studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once'),
-    *(_squared(f'{image}.jpg, {how}', f'{image}_{name}') for how,name in {'pixel by pixel': 'full', 'at the best rate': 'lr_0.016', 'at the best rate, equal seconds': 'seconds', 'less compute': 'less',
-        'half the rate': 'lr_0.002', 'twice the rate': 'lr_0.008', 'above the best rate': 'lr_0.03'}.items() for image in ('china','flower')),
-    *(_squared(f'{function}, a table, {how} BatchNorm', f'{function}_{how}_batchnorm') for function in ('friedman1','friedman2') for how in ('without','with')),
-    *(_squared(f'{function}, a table, with BatchNorm, {times} times the rate', f'{function}_with_batchnorm_lr_{lr}') for function in ('friedman1','friedman2') for times,lr in (('three',.015),('ten',.05))),
-    *(Study(f'digits, {damage}', 'experiments/label_noise', (f'label_noise/{name}',), 'valid_loss', False) for damage,name in {'equal items': 'as_it_is', '1 % of the labels wrong': '1_flipped',
-        '10 % of the labels wrong': '10_flipped', '20 % of the labels wrong': '20_flipped', 'a quarter of the labels random': '25_random_labels', 'half of the labels random': '50_random_labels',
-        'a quarter of the images shuffled': '25_shuffled_pixels', 'a quarter of the images random': '25_gaussian_images'}.items()),
-    Study('several labels', 'experiments/multi_label', ('multi_label/items',), 'valid_loss', False),
+def _squared(where, name):
+    return Study(where, 'experiments/an_image', (f'an_image/{name}',), error='mean squared error')
+
+def _by_loss(where, page, name, *args):
+    return Study(where, page, (name,), 'valid_loss', *args)
+
+def _faster(where, name, *args):
+    "At higher learning rates than the search of a study found"
+    rates = dict(three=.003, ten=.01)
+    return [_by_loss(f'{where}, {times} times the rate', f'experiments/{name}', f'{name}/lr_{lr}', *args)
+        for times,lr in rates.items()]
+
+def _regime(where, name, *parts, **kwargs):
+    files = tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts))
+    return Study(where, 'experiments/where_it_pays', files, **kwargs)
+
+def _noise(where, name):
+    rivals = 'the clean items added','the clean items alone'
+    given = 'reducible loss, a clean reference for free',
+    return _regime(where, name, 'clean', 'added', 'alone', rivals=rivals, given=given)
+
+def _rates(where, name, **kwargs):
+    "A regime at other learning rates"
+    page = 'experiments/where_it_pays'
+    rates = dict(half=.05, twice=.2)
+    return [Study(f'{where}, {times} the rate', page, (f'where_it_pays/{name}_lr_{lr}',), **kwargs)
+        for times,lr in rates.items()]
+
+_cifar_studies = [_cifar(6, 'short'), _cifar(20, 'half'), _cifar(40, 'once')]
+
+_image_fits = {
+    'pixel by pixel': 'full',
+    'at the best rate': 'lr_0.016',
+    'at the best rate, equal seconds': 'seconds',
+    'less compute': 'less',
+    'half the rate': 'lr_0.002',
+    'twice the rate': 'lr_0.008',
+    'above the best rate': 'lr_0.03'}
+
+_functions = 'friedman1','friedman2'
+
+_regression_studies = [
+    *(_squared(f'{image}.jpg, {how}', f'{image}_{name}')
+        for how,name in _image_fits.items() for image in ('china','flower')),
+    *(_squared(f'{function}, a table, {how} BatchNorm', f'{function}_{how}_batchnorm')
+        for function in _functions for how in ('without','with')),
+    *(_squared(f'{function}, a table, with BatchNorm, {times} times the rate', f'{function}_with_batchnorm_lr_{lr}')
+        for function in _functions for times,lr in dict(three=.015, ten=.05).items())]
+
+_damages = {
+    'equal items': 'as_it_is',
+    '1 % of the labels wrong': '1_flipped',
+    '10 % of the labels wrong': '10_flipped',
+    '20 % of the labels wrong': '20_flipped',
+    'a quarter of the labels random': '25_random_labels',
+    'half of the labels random': '50_random_labels',
+    'a quarter of the images shuffled': '25_shuffled_pixels',
+    'a quarter of the images random': '25_gaussian_images'}
+
+_small_studies = [
+    *(_by_loss(f'digits, {damage}', 'experiments/label_noise', f'label_noise/{name}', False)
+        for damage,name in _damages.items()),
+    _by_loss('several labels', 'experiments/multi_label', 'multi_label/items', False),
     *_faster('several labels', 'multi_label', False),
-    Study('digits, 7 epochs', 'tutorials/demo', ('digits/runs',), 'valid_loss'), Study('digits, 8 epochs', 'experiments/forum', ('forum/full_batches',), 'valid_loss'),
-    *_faster('digits, 8 epochs', 'forum'), *(Study(f'digits, 8 epochs, {how}', 'experiments/forum', (f'forum/{name}',), 'valid_loss') for how,name in (('what is left of 64','small_batches'),('batches of 21','batches_of_21'))),
-    *(Study('CIFAR-10, 10,000 images, 120 seconds', 'experiments/cifar10', (f'cifar10/{name}',)) for name in ('time','others')),
-    *(Study(f'CIFAR-10, 10,000 images, {how}equal items', 'experiments/cifar10', (f'cifar10/{name}',), 'error', False) for how,name in (('','items'),('MixUp, ','mixup'))),
-    Study('digits, as files, equal seconds', 'experiments/imagenette', ('imagenette/digits',), 'valid_loss'),
-    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)), _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)), _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',), error='error of the worst kind'),
-    _noise('9 % wrong labels, from people', 'noise_9'), _noise('40 % wrong labels, from people', 'noise_40'), _regime('files to decode, equal seconds', 'files'),
-    _regime('segmentation, rare classes', 'segmentation', 'weighted', rivals=('weights in the loss',), error='mean IoU error'), _regime('CIFAR-10, 10,000 images, 6 epochs', 'little_time'),
-    _regime('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy', given=('a proxy, already paid',)), *_rates('CIFAR-10, 20,000 images, 5 epochs, a larger network', 'proxy'),
-    *_rates('a long tail of classes', 'long_tail'), *_rates('rare kinds, hidden', 'hidden_groups', error='error of the worst kind')]
+    _by_loss('digits, 7 epochs', 'tutorials/demo', 'digits/runs'),
+    _by_loss('digits, 8 epochs', 'experiments/forum', 'forum/full_batches'),
+    *_faster('digits, 8 epochs', 'forum'),
+    _by_loss('digits, 8 epochs, what is left of 64', 'experiments/forum', 'forum/small_batches'),
+    _by_loss('digits, 8 epochs, batches of 21', 'experiments/forum', 'forum/batches_of_21')]
+
+def _some_cifar(how, name, *args):
+    return Study(f'CIFAR-10, 10,000 images, {how}', 'experiments/cifar10', (f'cifar10/{name}',), *args)
+
+_few_images_studies = [
+    _some_cifar('120 seconds', 'time'),
+    _some_cifar('120 seconds', 'others'),
+    _some_cifar('equal items', 'items', 'error', False),
+    _some_cifar('MixUp, equal items', 'mixup', 'error', False),
+    _by_loss('digits, as files, equal seconds', 'experiments/imagenette', 'imagenette/digits')]
+
+_large = 'CIFAR-10, 20,000 images, 5 epochs, a larger network'
+_worst_kind = 'error of the worst kind'
+
+_regime_studies = [
+    _regime('near-duplicates', 'near_duplicates', 'deduplicated', rivals=('deduplicated',)),
+    _regime('a long tail of classes', 'long_tail', 'balanced', rivals=('class-balanced',)),
+    _regime('rare kinds, hidden', 'hidden_groups', 'balanced', rivals=('kinds known and balanced',), error=_worst_kind),
+    _noise('9 % wrong labels, from people', 'noise_9'),
+    _noise('40 % wrong labels, from people', 'noise_40'),
+    _regime('files to decode, equal seconds', 'files'),
+    _regime('segmentation, rare classes', 'segmentation', 'weighted',
+        rivals=('weights in the loss',), error='mean IoU error'),
+    _regime('CIFAR-10, 10,000 images, 6 epochs', 'little_time'),
+    _regime(_large, 'proxy', given=('a proxy, already paid',)),
+    *_rates(_large, 'proxy'),
+    *_rates('a long tail of classes', 'long_tail'),
+    *_rates('rare kinds, hidden', 'hidden_groups', error=_worst_kind)]
+
+studies = _cifar_studies+_regression_studies+_small_studies+_few_images_studies+_regime_studies
+
+def _verdict(difference):
+    if difference.seeds==1: return 'one seed'
+    if not difference.is_clear: return 'no clear difference'
+    return 'better' if difference.mean<0 else 'worse'
 
 def _outcome(ends, method, measure):
     "A method's difference from plain training and the verdict on it; None if no seed ran both"
@@ -52,31 +133,59 @@ def _outcome(ends, method, measure):
     shared = own.index.intersection(plain.index)
     if not len(shared): return
     if not np.isfinite([*own, *plain[shared]]).all(): return None,'diverged' # the seeds that went well would flatter it
-    return (found := paired(ends, method, measure=measure)),_verdict(found)
+    difference = paired(ends, method, measure=measure)
+    return difference,_verdict(difference)
 
-def _verdict(difference):
-    if difference.seeds==1: return 'one seed'
-    if not difference.is_clear: return 'no clear difference'
-    return 'better' if difference.mean<0 else 'worse'
+def _runs_of(study, top):
+    files = [top/f'{name}.csv' for name in study.files]
+    there = [pd.read_csv(f) for f in files if f.exists()]
+    return pd.concat(there) if there else pd.DataFrame(columns=['method'])
+
+def _idle_in(study, runs):
+    "What chooses by losses and never did"
+    return {m for m in never_selected(runs) if not is_control(m) and m not in study.rivals}
+
+def _lookers(ends):
+    "What forwarded more than it trained"
+    return set(ends.method[ends.forwarded>1.01*ends.backpropagated])
+
+def _not_counted(study, method, looks):
+    "What a method had beyond the budget, in words"
+    if method in study.given: return 'what it was given'
+    return 'looks' if looks and not study.counts_looks else ''
+
+def _loss_of(study, ends, method):
+    "A method's difference in validation loss; None where that says nothing new, or there is none"
+    has_loss = study.measure=='error' and not (ends.error==ends.valid_loss).all()
+    if not has_loss or method in study.rivals: return
+    outcome = _outcome(ends, method, 'valid_loss')
+    return outcome and outcome[0]
 
 def _of_study(study, top):
-    runs = pd.concat([pd.read_csv(f) for f in (top/f'{name}.csv' for name in study.files) if f.exists()] or [pd.DataFrame(columns=['method'])])
+    "A row for each method but plain training"
+    runs = _runs_of(study, top)
     if 'none' not in set(runs.method): return []
-    ends,idle = last_epochs(runs),never_selected(runs)
-    found = {m: (None,'never selected') if m in idle and not is_control(m) and m not in study.rivals else _outcome(ends, m, study.measure) for m in ends.method.unique() if m!='none'}
-    looks = ends.assign(looks=ends.forwarded>1.01*ends.backpropagated).groupby('method').looks.any()
-    has_loss = study.measure=='error' and not (ends.error==ends.valid_loss).all()
-    def loss_of(m): return (_outcome(ends, m, 'valid_loss') or [None])[0] if has_loss and m not in study.rivals else None
-    def not_counted(m): return 'what it was given' if m in study.given else 'looks' if looks[m] and not study.counts_looks else ''
+    ends = last_epochs(runs)
+    idle,lookers = _idle_in(study, runs),_lookers(ends)
+    about = dict(where=study.where, data=study.where.partition(',')[0], page=study.page)
     measure = study.error if study.measure=='error' else words[study.measure]
-    return [dict(where=study.where, data=study.where.partition(',')[0], page=study.page, method=m, difference=o[0], verdict=o[1], measure=measure, loss=o[0] and loss_of(m), not_counted=not_counted(m), equal_cost=not not_counted(m), is_rival=m in study.rivals)
-        for m,o in found.items() if o]
+
+    rows = []
+    for method in ends.method[ends.method!='none'].unique():
+        outcome = (None,'never selected') if method in idle else _outcome(ends, method, study.measure)
+        if outcome is None: continue
+        difference,verdict = outcome
+        loss = None if difference is None else _loss_of(study, ends, method)
+        not_counted = _not_counted(study, method, method in lookers)
+        rows.append(dict(about, method=method, difference=difference, verdict=verdict, measure=measure, loss=loss,
+            not_counted=not_counted, equal_cost=not not_counted, is_rival=method in study.rivals))
+    return rows
 
 columns = 'where','data','page','method','difference','verdict','measure','loss','not_counted','equal_cost','is_rival'
 
 def comparisons(
     top:Path|str|None=None, # The folder `results`; None: that of the checkout
-)->pd.DataFrame: # A row for each study and method; `difference` and `loss`, that of the validation loss, are a `Difference` or None
+)->pd.DataFrame: # A row for each study and method; `difference` and `loss` (of validation): `Difference`s or None
     "What each method was worth against plain training, in each study whose runs are there"
     top = Path(top or results_folder)
     return pd.DataFrame([row for study in studies for row in _of_study(study, top)], columns=columns)

@@ -79,7 +79,7 @@ def train(name):
     torch.manual_seed(dist.get_rank())
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(3); learn.fit(3 if name.startswith('guarded') else 5 if name in ('favor_hard','drop_easy','info_long') else 1)
     res = dict(steps=witness.steps, weights=weights(learn), loaders=witness.loaders, lengths=witness.lengths, orders=witness.orders, memories=witness.memories)
-    return res if cb is None else dict(res, memory=None if cb.memory is None else cb.memory.state_dict(), stats=cb.stats, left=cb.report.left, waiting=len(cb.delivery))
+    return res if cb is None else dict(res, memory=None if cb.memory is None else cb.memory.state_dict(), stats=cb.stats, left=cb.report.left, waiting=n_waiting(cb))
 
 def train_all(out, rank):
     for name in CASES: torch.save(train(name), out/f'{name}_{rank}.pt')

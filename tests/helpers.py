@@ -15,7 +15,7 @@ from fastai.torch_core import TensorCategory, TensorImage, default_device, set_s
 from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
 from selback.core.batches import as_tensors, map_tensors
-from selback.callback.selection import known_methods
+from selback.callback.attached import known_methods
 from selback.all import *
 from selback.bench.datasets import TensorItems
 from torch import distributed as dist, nn
@@ -52,6 +52,18 @@ def leaves_out(cls):
     return cls is not PrioritizedSamplingCallback
 
 # Fits
+def n_waiting(selection):
+    "How many chosen items wait until there are enough for a batch"
+    return len(selection.delivery) if isinstance(selection, BatchSelection) else 0
+
+def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
+
+def n_waiting(selection):
+    "How many chosen items wait until there are enough for a batch"
+    return len(selection.delivery) if isinstance(selection, BatchSelection) else 0
+
+def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
+
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
     return learn

@@ -125,7 +125,7 @@ def test_batches_of_one(cls):
     assert (stats.trained<=1).all()
     assert stats.trained.sum()>=20
     for _,epoch in stats.groupby('epoch'):
-        is_filled_up = epoch.kept.iloc[-1]==0 and learn.selection.gathers # the last step
+        is_filled_up = epoch.kept.iloc[-1]==0 and gathers(learn.selection) # the last step
         assert epoch.trained.sum()==epoch.kept.sum()+is_filled_up
 
 @every_method
@@ -296,7 +296,7 @@ def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
     told = capsys.readouterr().out
     words = dict(vmap='(vmap)', loop='(a loop)', reduction='unreduced losses')[way]
     assert words in learn.selection.card
-    assert learn.selection.scorer.losses.how==way
+    assert learn.selection.losses.how==way
     assert told.count('has no unreduced losses')==(way!='reduction')
     if way!='reduction': assert words in told
 
@@ -831,7 +831,7 @@ def test_a_loader_keeps_its_own_options(cls):
         cb = cls(warmup=0, auto=False)
         learn = skip_validation(Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(), cb]))
         if loader is Shifted: quiet_fit(learn, 3)
-        elif cb.tracker:
+        elif cb.tracker.is_on:
             is_told = 'Needy.new: got .*missing 1 required positional argument'
             with pytest.raises(TypeError, match=is_told): quiet_fit(learn, 1)
     assert seen
@@ -1148,7 +1148,7 @@ def test_numbers_that_differ_are_told_apart():
     def mixing(pred, y): return cross_entropy(pred, y)*(1+3e-4*(len(y)>1))
     learn = table_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0))
     with pytest.raises(ValueError, match='gives no loss per item') as error: quiet_fit(learn, 1)
-    one,other = re.findall(r'(?:mean of|batch is) (\d+\.\d+)', str(error.value))
+    one,other = re.findall(r'(?:mean of|wanted) (\d+\.\d+)', str(error.value))
     assert one!=other
 
 def test_a_callback_that_comes_back_selects_again():

@@ -7,66 +7,98 @@ from selback.bench.findings import *
 
 def run(method, seed, losses, seconds, **more):
     n = len(losses)
-    return pd.DataFrame({**dict(method=method, seed=seed, epoch=range(1, n+1), seconds=seconds, cpu_seconds=seconds, forwarded=1, backpropagated=[100*s for s in seconds], kept=.5, valid_loss=losses,
-        error=losses, n_valid=9, budget='4 epochs', annealing='constant'), **more})
+    costs = dict(seconds=seconds, cpu_seconds=seconds, forwarded=1, backpropagated=[100*s for s in seconds], kept=.5)
+    study = dict(n_valid=9, budget='4 epochs', annealing='constant')
+    rows = dict(method=method, seed=seed, epoch=range(1, n+1)) | costs | dict(valid_loss=losses, error=losses) | study
+    return pd.DataFrame(rows | more)
 
 @pytest.mark.law(11)
 def test_all_differences_are_of_one_moment():
     "When the cheapest run ended, whatever two runs are compared"
-    runs = pd.concat([o for s in (0,1) for o in (run('none', s, [1.,.8,.6,.4], [2.,4,6,8]), run('top_loss', s, [.9,.5,.3,.2], [1.5,3,4.5,6]), run('random_subset', s, [.9,.8,.7,.6], [1.,2,3,4]))])
+    ran = dict(none=([1.,.8,.6,.4], [2.,4,6,8]), top_loss=([.9,.5,.3,.2], [1.5,3,4.5,6]),
+        random_subset=([.9,.8,.7,.6], [1.,2,3,4]))
+    runs = pd.concat([run(m, s, losses, seconds) for s in (0,1) for m,(losses,seconds) in ran.items()])
     ends = summarize(runs, equal=('time',)).set_index(['method','seed']).xs(0, level='seed')
     at = dict(none=.8, top_loss=.5-.2*2/3, random_subset=.6) # at 4 seconds
     assert ends['validation loss'].to_dict()==pytest.approx(at)
-    for m in ('top_loss','random_subset'): assert ends.loc[m,'vs plain, equal time']==pytest.approx(at[m]/at['none']-1)
+    for m in ('top_loss','random_subset'):
+        assert ends.loc[m,'vs plain, equal time']==pytest.approx(at[m]/at['none']-1)
     assert ends.loc['top_loss','vs random, equal time']==pytest.approx(at['top_loss']/at['random_subset']-1)
 
 def test_at_the_end_of_equal_budgets_only_the_last_epochs_count():
-    runs = pd.concat([run('none', s, [1.,.3,.5], [1.,2,3], annealing='one_cycle', budget='3 seconds') for s in (0,1)]+[run('top_loss', s, [1.,.2,.4], [1.,2,3.1], annealing='one_cycle', budget='3 seconds') for s in (0,1)])
-    summary = summarize(runs, equal=('time',))
-    assert summary['validation loss'].tolist()==[.5,.5,.4,.4] and verdict(summary).startswith('At equal seconds top_loss won: its validation loss is 20.0% lower')
-    assert 'reached' not in verdict(summary) # half-way proves nothing
+    study = dict(annealing='one_cycle', budget='3 seconds')
+    plain = [run('none', s, [1.,.3,.5], [1.,2,3], **study) for s in (0,1)]
+    chosen = [run('top_loss', s, [1.,.2,.4], [1.,2,3.1], **study) for s in (0,1)]
+    summary = summarize(pd.concat(plain+chosen), equal=('time',))
+    assert summary['validation loss'].tolist()==[.5,.5,.4,.4]
+    said = verdict(summary)
+    assert said.startswith('At equal seconds top_loss won: its validation loss is 20.0% lower')
+    assert 'reached' not in said # half-way proves nothing
 
 def test_the_pieces_of_a_difference_agree():
     "The verdict, the tables and `paired` say the same of the same runs"
     losses = dict(none=[.5,.52,.49], top_loss=[.4,.43,.41], random_subset=[.45,.52,.44])
-    runs = pd.concat([run(m, s, [l], [1.], annealing='one_cycle', budget='1 seconds', kept=.5) for m,ls in losses.items() for s,l in enumerate(ls)])
+    study = dict(annealing='one_cycle', budget='1 seconds', kept=.5)
+    runs = pd.concat([run(m, s, [l], [1.], **study) for m,ls in losses.items() for s,l in enumerate(ls)])
     d = paired(last_epochs(runs), 'top_loss', 'none', 'valid_loss')
     summary = summarize(runs, equal=('time',))
     assert differences(summary).loc['top_loss','vs plain, equal time']==pytest.approx(d)
-    assert f'{d.size} than with plain training ({d.sure})' in verdict(summary) and show_table(summary).loc['vs plain, equal time','top_loss']==d.brief==signed(d.mean)
-    assert against(runs[(runs.method=='top_loss') & (runs.seed==0)], runs[(runs.method=='none') & (runs.seed==0)], 'seconds')==pytest.approx(-.2)
+    assert f'{d.size} than with plain training ({d.sure})' in verdict(summary)
+    assert show_table(summary).loc['vs plain, equal time','top_loss']==d.brief==signed(d.mean)
+
+    first = runs[runs.seed==0]
+    assert against(first[first.method=='top_loss'], first[first.method=='none'], 'seconds')==pytest.approx(-.2)
 
 def test_negative_losses_keep_their_order():
-    assert relative([-2.,-.5], [-1.,-1.]).tolist()==[-1.,.5] and relative(0, 0)==0 and relative(.1, 0)==np.inf
+    assert relative([-2.,-.5], [-1.,-1.]).tolist()==[-1.,.5]
+    assert relative(0, 0)==0
+    assert relative(.1, 0)==np.inf
 
 def test_a_method_that_never_selected_gets_a_dash():
-    runs = pd.concat([run(m, s, [1.,l-.01*s], [1.,2.], selected=n) for s in (0,1) for m,l,n in (('none',.5,0), ('top_loss',.4,3), ('stale_loss(warmup=9)',.3,0))])
+    ran = [('none',.5,0), ('top_loss',.4,3), ('stale_loss(warmup=9)',.3,0)]
+    runs = pd.concat([run(m, s, [1.,l-.01*s], [1.,2.], selected=n) for s in (0,1) for m,l,n in ran])
     summary = summarize(runs)
     shown = show_table(summary)
     rows = [r for r in shown.index if r.startswith(('vs','times less'))]
-    assert rows and (shown.loc[rows,'stale_loss(warmup=9)']=='-').all() and (shown.loc[rows,'top_loss']!='-').any()
+    assert rows
+    assert (shown.loc[rows,'stale_loss(warmup=9)']=='-').all()
+    assert (shown.loc[rows,'top_loss']!='-').any()
     assert summary[summary.method=='stale_loss(warmup=9)'].filter(regex='^vs').isna().all(axis=None)
     assert 'stale_loss' not in verdict(summary)
 
 def test_tables_lead_with_the_measure_and_the_difference_and_show_options():
-    runs = pd.concat([run(m, s, [1.,l], [1.,2.], error=[.5,.1]) for s in (0,1) for m,l in (('none',.5), ('selective_backprop(1)',.4), ('by hand',.3))])
+    ran = [('none',.5), ('selective_backprop(1)',.4), ('by hand',.3)]
+    runs = pd.concat([run(m, s, [1.,l], [1.,2.], error=[.5,.1]) for s in (0,1) for m,l in ran])
     shown = show_table(summarize(runs))
-    assert shown.index[:2].tolist()==['validation loss, equal time','vs plain, equal time'] and shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
+    assert shown.index[:2].tolist()==['validation loss, equal time','vs plain, equal time']
+    assert shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
 
 def test_options_are_those_that_run():
     for name,c in known_methods().items():
         if not c.__module__.startswith('selback.methods.') or name=='replay_choices': continue
         told = eval(f'dict({options_of(name)})')
-        assert {k: v for k,v in told.items() if v!=inspect.signature(c).parameters[k].default}=={} and told
+        assert told
+        assert {k: v for k,v in told.items() if v!=inspect.signature(c).parameters[k].default}=={}
     assert options_of('top_loss(.25,warmup=0)')=='keep=0.25, warmup=0'
 
 def test_a_measure_of_which_more_is_better_is_refused():
     runs = run('none', 0, [1.], [1.])
-    for call in (lambda: summarize(runs, 'accuracy'), lambda: verdict(summarize(runs), 'accuracy'), lambda: plot_runs(runs, measure='accuracy'), lambda: standing(runs, 'accuracy')):
-        with pytest.raises(ValueError, match="measure: got 'accuracy', wanted 'valid_loss' or 'error', of which less is better"): call()
+    calls = [lambda: summarize(runs, 'accuracy'), lambda: verdict(summarize(runs), 'accuracy'),
+        lambda: plot_runs(runs, measure='accuracy'), lambda: standing(runs, 'accuracy')]
+    said = "measure: got 'accuracy', wanted 'valid_loss' or 'error', of which less is better"
+    for call in calls:
+        with pytest.raises(ValueError, match=said): call()
 
-@pytest.mark.parametrize('text,said', [('AMD EPYC, 1 threads','AMD EPYC, 1 thread'), ('AMD EPYC, 2 threads','AMD EPYC, 2 threads'), ('china, coordinate_net, 1200000 compute, batch size 64','china, coordinate_net, compute of 1,200,000 items, batch size 64'),
-    ('1 epochs','1 epoch'), ('11 epochs','11 epochs'), ('0.5 seconds','0.5 seconds'), ('480 items','480 items'), ('20000 items','20,000 items')])
+@pytest.mark.parametrize('text,said', [
+    ('AMD EPYC, 1 threads', 'AMD EPYC, 1 thread'),
+    ('AMD EPYC, 2 threads', 'AMD EPYC, 2 threads'),
+    ('china, coordinate_net, 1200000 compute, batch size 64',
+        'china, coordinate_net, compute of 1,200,000 items, batch size 64'),
+    ('1 epochs', '1 epoch'),
+    ('11 epochs', '11 epochs'),
+    ('0.5 seconds', '0.5 seconds'),
+    ('480 items', '480 items'),
+    ('20000 items', '20,000 items')])
 def test_numbers_are_written_for_readers(text, said): assert in_words(text)==said
 
 @pytest.mark.parametrize('name', ['digits/runs','an_image/china_full','cifar10/time','label_noise/as_it_is'])
@@ -75,17 +107,21 @@ def test_stored_runs_are_read(name):
     runs = pd.read_csv(f'results/{name}.csv')
     if 'n_valid' not in runs: runs['n_valid'] = 360
     summary = summarize(runs, measure_of(runs), equal=comparable(runs))
-    assert verdict(summary, measure_of(runs)).startswith('At equal ') and len(show_table(summary))
+    assert verdict(summary, measure_of(runs)).startswith('At equal ')
+    assert len(show_table(summary))
 
 def test_the_stored_summary_is_read():
     summary = pd.read_csv('results/digits/summary.csv')
-    assert verdict(summary).startswith('At equal compute favor_hard ') and show_table(summary).index[:2].tolist()==['vs plain, equal compute','vs random, equal compute']
+    assert verdict(summary).startswith('At equal compute favor_hard ')
+    assert show_table(summary).index[:2].tolist()==['vs plain, equal compute','vs random, equal compute']
 
 def test_a_speedup_is_of_the_seeds_that_both_ran():
     "A seed that missed the target stays a gap"
-    summary = pd.DataFrame([dict(method=m, seed=s, **{'time to 1.2x': t}) for m,ts in dict(none=[8.,8.,8.], fewer=[4.,4.], missed=[4.,4.,float('nan')]).items() for s,t in enumerate(ts)])
-    found = speedup(summary).speedup
-    assert found['fewer']==pytest.approx(2) and pd.isna(found['missed'])
+    times = dict(none=[8.,8.,8.], fewer=[4.,4.], missed=[4.,4.,float('nan')])
+    rows = [{'method': m, 'seed': s, 'time to 1.2x': t} for m,ts in times.items() for s,t in enumerate(ts)]
+    found = speedup(pd.DataFrame(rows)).speedup
+    assert found['fewer']==pytest.approx(2)
+    assert pd.isna(found['missed'])
 
 def test_a_method_that_needs_an_object_has_no_options_of_its_own():
     assert options_of('replay_choices')==''
@@ -93,10 +129,11 @@ def test_a_method_that_needs_an_object_has_no_options_of_its_own():
 def test_a_terminal_shows_eight_rows():
     "At the moment of equal cost: what is compared, against whom, with which options, and what it took"
     methods = {'none': .2, 'favor_hard': .1, 'random_subset(keep=.5)': .3}
-    rows = [dict(method=method, seed=seed, epoch=1, seconds=1., cpu_seconds=1., forwarded=90, backpropagated=80, compute=100.,
-        selected=0 if method=='none' else 1, kept=.5, valid_loss=error+.01*seed, error=2*error)
-        for method,error in methods.items() for seed in range(3)]
+    costs = dict(seconds=1., cpu_seconds=1., forwarded=90, backpropagated=80, compute=100.)
+    rows = [dict(method=method, seed=seed, epoch=1, **costs, selected=0 if method=='none' else 1, kept=.5,
+        valid_loss=error+.01*seed, error=2*error) for method,error in methods.items() for seed in range(3)]
     table = brief(show_table(summarize(pd.DataFrame(rows), equal=('compute',))))
-    assert table.index.tolist()==['validation loss, equal compute','vs plain, equal compute','vs random, equal compute','options',
-        'seconds','items','share kept','best on the way']
-    assert table.loc['items'].tolist()==['80']*3 and float(table.favor_hard['best on the way'])==pytest.approx(.11, abs=.001)
+    assert table.index.tolist()==['validation loss, equal compute','vs plain, equal compute','vs random, equal compute',
+        'options','seconds','items','share kept','best on the way']
+    assert table.loc['items'].tolist()==['80']*3
+    assert float(table.favor_hard['best on the way'])==pytest.approx(.11, abs=.001)

@@ -33,6 +33,7 @@ FOREIGN = dict(
     _qualified_op_name='PyTorch: the name of an operation',
     _fields='Python: of a named tuple',
     _asdict='Python: of a named tuple',
+    _replace='Python: of a named tuple',
     _exit='Python: ends a process that was forked')
 
 def is_private(name): return isinstance(name, str) and re.match('_[^_]', name)

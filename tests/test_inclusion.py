@@ -23,10 +23,23 @@ def chances(losses, formula):
     known = iter(formula([l for l in losses if math.isfinite(l)]))
     return [next(known) if math.isfinite(l) else 1. for l in losses]
 
-SHAPES = dict(rank=(rank_inclusion, by_rank, dict(beta=2.)), half_rank=(rank_inclusion, by_rank, dict(beta=.5)), step=(step_inclusion, by_step, dict(quantile=.6, drop=.7)),
-    half=(step_inclusion, by_step, dict(quantile=.5, drop=.5)), gone=(step_inclusion, by_step, dict(quantile=.3, drop=1.)), mean=(mean_inclusion, by_mean, dict(prune=.7)))
-LOSSES = dict(distinct=torch.rand(37, generator=gen())**2, ties=torch.tensor([1.]*9+[2.]*5+[0.]*8+[7.]), equal=torch.full((12,), .1), signs=torch.randn(23, generator=gen()),
-    unknown=torch.tensor([math.nan,3.,1.,math.inf,2.,-math.inf,1.,5.,.5]), one=torch.tensor([4.]), none_known=torch.tensor([math.nan,math.inf]))
+SHAPES = dict(
+    rank=(rank_inclusion, by_rank, dict(beta=2.)),
+    half_rank=(rank_inclusion, by_rank, dict(beta=.5)),
+    step=(step_inclusion, by_step, dict(quantile=.6, drop=.7)),
+    half=(step_inclusion, by_step, dict(quantile=.5, drop=.5)),
+    gone=(step_inclusion, by_step, dict(quantile=.3, drop=1.)),
+    mean=(mean_inclusion, by_mean, dict(prune=.7)))
+LOSSES = dict(
+    distinct=torch.rand(37, generator=gen())**2,
+    ties=torch.tensor([1.]*9+[2.]*5+[0.]*8+[7.]),
+    equal=torch.full((12,), .1),
+    signs=torch.randn(23, generator=gen()),
+    unknown=torch.tensor([math.nan,3.,1.,math.inf,2.,-math.inf,1.,5.,.5]),
+    one=torch.tensor([4.]),
+    none_known=torch.tensor([math.nan,math.inf]))
+
+def mask_of(rows, n): return torch.zeros(n).index_fill_(0, rows, 1.)
 
 @pytest.mark.law(2)
 @pytest.mark.parametrize('shape', SHAPES)
@@ -34,23 +47,31 @@ LOSSES = dict(distinct=torch.rand(37, generator=gen())**2, ties=torch.tensor([1.
 def test_as_many_as_the_probabilities_sum_to_and_each_as_often_as_its_own(shape, losses):
     "The sum is rounded at random; items of probability 1 are always there, of 0 never, all others within 4 sigma"
     inclusion,formula,kwargs = SHAPES[shape]
-    p,n,generator = torch.tensor(chances(losses.tolist(), partial(formula, **kwargs))).double(),300,gen(1)
-    drawn = torch.stack([torch.zeros(len(p)).index_fill_(0, include(losses, partial(inclusion, **kwargs), 0., generator).rows, 1.) for _ in range(n)]).double()
+    inclusion,formula = partial(inclusion, **kwargs),partial(formula, **kwargs)
+    p = torch.tensor(chances(losses.tolist(), formula)).double()
+    n,generator = 300,gen(1)
+    drawn = torch.stack([mask_of(include(losses, inclusion, 0., generator).rows, len(p)) for _ in range(n)]).double()
+
     counts,total = drawn.sum(1),p.sum().item()
     assert set(counts.tolist())<={math.floor(total+1e-5),math.ceil(total-1e-5)}
     assert abs(counts.mean()-total)<=4*(total%1*(1-total%1)/n)**.5+1e-5
     assert ((drawn.mean(0)-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
+
     known = losses[losses.isfinite()]
-    torch.testing.assert_close(inclusion(known, **kwargs).double(), torch.tensor(formula(known.tolist(), **kwargs)).double(), rtol=0, atol=1e-6)
+    wanted = torch.tensor(formula(known.tolist())).double()
+    torch.testing.assert_close(inclusion(known).double(), wanted, rtol=0, atol=1e-6)
 
 def test_items_alike_come_together_as_often_as_any_two():
     "Ten of twenty: a pair in 9/38 of the draws"
-    n,together,generator = 1500,torch.zeros(20, 20),gen()
+    n,generator = 1500,gen()
+    together = torch.zeros(20, 20)
+    def half(loss): return torch.full((20,), .5)
     for _ in range(n):
-        drawn = torch.zeros(20).index_fill_(0, include(torch.zeros(20), lambda loss: torch.full((20,), .5), 0., generator).rows, 1.)
+        drawn = mask_of(include(torch.zeros(20), half, 0., generator).rows, 20)
         together += drawn[:,None]*drawn
     pairs = together[torch.ones(20, 20).triu(1).bool()]/n
-    assert ((pairs-9/38).abs()<4.5*(9/38*29/38/n)**.5).all() and pairs.mean().item()==pytest.approx(9/38)
+    assert ((pairs-9/38).abs()<4.5*(9/38*29/38/n)**.5).all()
+    assert pairs.mean().item()==pytest.approx(9/38)
 
 @pytest.mark.parametrize('correct', [0., .5, 1.])
 def test_weights_are_powers_of_the_probabilities(correct):
@@ -59,50 +80,83 @@ def test_weights_are_powers_of_the_probabilities(correct):
     for s in range(20):
         due = torch.arange(9)==6
         rows,weight = include(losses, partial(rank_inclusion, beta=2.), correct, gen(s), due)
-        assert 6 in rows.tolist() and rows.tolist()==sorted(set(rows.tolist())) and (weight is None)==(correct==0)
+        assert 6 in rows.tolist()
+        assert rows.tolist()==sorted(set(rows.tolist()))
+        assert (weight is None)==(correct==0)
         if correct: torch.testing.assert_close(weight, torch.where(due, 1., p)[rows]**-correct)
 
 @pytest.mark.parametrize('shape', [s for s in SHAPES if s!='gone'])
 def test_the_weighted_sum_is_that_of_all_items_on_average(shape):
     inclusion,_,kwargs = SHAPES[shape]
-    generator,losses,x = gen(2),torch.rand(60, generator=gen(3)),torch.randn(60, generator=gen(4))
-    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in (include(losses, partial(inclusion, **kwargs), 1., generator) for _ in range(1000))])
-    assert abs(sums.mean()-x.sum())<4*sums.std()/1000**.5 and sums.std()>.1
+    losses,x = torch.rand(60, generator=gen(3)),torch.randn(60, generator=gen(4))
+    sums,generator = [],gen(2)
+    for _ in range(1000):
+        chosen = include(losses, partial(inclusion, **kwargs), 1., generator)
+        sums.append((x[chosen.rows]*chosen.weight).sum())
+    sums = torch.stack(sums)
+    assert abs(sums.mean()-x.sum())<4*sums.std()/1000**.5
+    assert sums.std()>.1
 
 # in training
-METHODS = dict(favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, beta=2)), drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
+METHODS = dict(
+    favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, beta=2)),
+    drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
     info_batch=(partial(InfoBatchCallback, prune=.7, delta=1.), partial(by_mean, prune=.7)))
 
 def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
+
 def epochs_of(cb, n_epoch, bs=16, net=None, drop_last=False, num_workers=0, **kwargs):
-    return trained_only(learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers), n_epoch, **kwargs).diary.epochs
+    learn = learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers)
+    return trained_only(learn, n_epoch, **kwargs).diary.epochs
+
 def linear():
     "The same weights in whatever order tests run"
     set_seed(0)
     return nn.Linear(4, 3)
+
 def losses_of(learn):
     "Of all items, by hand"
     x,y = learn.dls.train.dataset.tensors
     return F.cross_entropy(learn.model(x), y, reduction='none').detach()
+
+def longer_rest(rested, trained): return [0 if i in trained else r+1 for i,r in enumerate(rested)]
+
+def longest_rest(epochs, n_items=100):
+    "For how many epochs in a row an item was left out, the longest time"
+    rested,longest = [0]*n_items,0
+    for epoch in epochs:
+        rested = longer_rest(rested, set(items_of(epoch)))
+        longest = max(longest, *rested)
+    return longest
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(ema=.5), dict(correct=1.), dict(max_rest=2)], ids=str)
 @pytest.mark.parametrize('method', METHODS)
 def test_each_epoch_loads_what_the_formula_says_of_the_last_losses(method, kwargs):
     "Where one would be left over for a batch of its own, another one comes along"
     make,formula = METHODS[method]
-    last,smooth,rested,correct = [math.nan]*100,[math.nan]*100,[0]*100,kwargs.get('correct', method=='info_batch')
+    correct = kwargs.get('correct', method=='info_batch')
+    last,smooth,rested = [math.nan]*100,[math.nan]*100,[0]*100
     for epoch in epochs_of(make(seed=0, **kwargs), 16):
         p = chances(smooth if 'ema' in kwargs else last, formula)
         p = [1. if kwargs.get('max_rest')==r else q for q,r in zip(p, rested)]
-        loaded,total,sizes = items_of(epoch),math.fsum(p),[len(batch) for batch,*_ in epoch]
-        joined = {n+(n%16==1) for n in (math.floor(total+1e-4),math.ceil(total-1e-4))}
-        assert len(loaded) in joined and len(set(loaded))==len(loaded) and {i for i in range(100) if p[i]==1}<=set(loaded)
-        assert sizes[:-1]==[16]*(len(sizes)-1) and sizes[-1]>1
-        of_others = [i for batch,weights,losses in epoch for i,w,l in zip(batch, weights, losses) if w!=pytest.approx(p[i]**-correct, rel=1e-4)]
+        total,sure = math.fsum(p),{i for i in range(100) if p[i]==1}
+
+        loaded,sizes = items_of(epoch),[len(batch) for batch,*_ in epoch]
+        assert len(loaded) in {n+(n%16==1) for n in (math.floor(total+1e-4),math.ceil(total-1e-4))}
+        assert len(set(loaded))==len(loaded)
+        assert sure<=set(loaded)
+        assert sizes[:-1]==[16]*(len(sizes)-1)
+        assert sizes[-1]>1
+
+        weight_of = {i: w for batch,weights,_ in epoch for i,w in zip(batch, weights)}
+        of_others = [i for i,w in weight_of.items() if w!=pytest.approx(p[i]**-correct, rel=1e-4)]
         assert len(of_others)<=(sizes[-1]==2) # the one that came along
+
         for batch,_,losses in epoch:
-            for i,l in zip(batch, losses): last[i],smooth[i] = l,l if math.isnan(smooth[i]) else .5*smooth[i]+.5*l
-        rested = [0 if i in loaded else r+1 for i,r in enumerate(rested)]
+            for i,l in zip(batch, losses):
+                last[i] = l
+                smooth[i] = l if math.isnan(smooth[i]) else .5*smooth[i]+.5*l
+        rested = longer_rest(rested, set(loaded))
 
 @pytest.mark.parametrize('method', METHODS)
 def test_over_epochs_each_item_is_loaded_as_often_as_its_probability_says(method):
@@ -110,48 +164,48 @@ def test_over_epochs_each_item_is_loaded_as_often_as_its_probability_says(method
     learn = learner(make(seed=1, correct=0.), linear(), bs=100)
     p = torch.tensor(chances(losses_of(learn).tolist(), formula))
     first,*epochs = [items_of(e) for e in trained_only(learn, 121, lr=0.).diary.epochs]
+    assert sorted(first)==list(range(100))
+    assert {len(e) for e in epochs}<={math.floor(p.sum()+1e-4),math.ceil(p.sum()-1e-4)}
+
     counts = torch.bincount(torch.tensor(sum(epochs, [])), minlength=100)
-    assert sorted(first)==list(range(100)) and {len(e) for e in epochs}<={math.floor(p.sum()+1e-4),math.ceil(p.sum()-1e-4)}
-    assert ((counts/120-p).abs()<=4*(p*(1-p)/120).sqrt()).all() and (counts[p==1]==120).all()
+    assert ((counts/120-p).abs()<=4*(p*(1-p)/120).sqrt()).all()
+    assert (counts[p==1]==120).all()
 
 def test_what_is_sure_to_be_loaded_never_stands_back():
     "50 hard items and 30 % of 50 easy ones are four batches of 16 and one item: another one joins it"
     learn = learner(DropEasyCallback(quantile=.5, drop=.7, seed=0), linear())
     hard = set(losses_of(learn).argsort()[50:].tolist())
     for epoch in trained_only(learn, 20, lr=0.).diary.epochs[1:]:
-        assert len(epoch[-1][0])==2 and len(set(items_of(epoch)))==66 and hard<=set(items_of(epoch))
+        loaded,last_batch = set(items_of(epoch)),epoch[-1][0]
+        assert len(last_batch)==2
+        assert len(loaded)==66
+        assert hard<=loaded
 
 @pytest.mark.parametrize('k', [1, 2, 3])
-@pytest.mark.parametrize('cb', [partial(DropEasyCallback, quantile=.83, drop=1.), partial(DropEasyCallback, quantile=.83, drop=.9), partial(FavorHardCallback, beta=6)])
+@pytest.mark.parametrize('cb', [
+    partial(DropEasyCallback, quantile=.83, drop=1.),
+    partial(DropEasyCallback, quantile=.83, drop=.9),
+    partial(FavorHardCallback, beta=6)])
 def test_no_item_is_left_out_more_than_k_epochs_in_a_row(cb, k):
-    rested,longest = [0]*100,0
-    for epoch in epochs_of(cb(max_rest=k, seed=0), 4*k+6):
-        rested = [0 if i in set(items_of(epoch)) else r+1 for i,r in enumerate(rested)]
-        longest = max(longest, *rested)
-    assert longest==k
+    assert longest_rest(epochs_of(cb(max_rest=k, seed=0), 4*k+6))==k
 
 @pytest.mark.parametrize('bs', [16, 20])
 @pytest.mark.parametrize('k', [1, 2])
-@pytest.mark.parametrize('cb', [partial(FavorHardCallback, beta=3), partial(FavorHardCallback, beta=1000), partial(DropEasyCallback, .83, 1.)])
+@pytest.mark.parametrize('cb', [
+    partial(FavorHardCallback, beta=3),
+    partial(FavorHardCallback, beta=1000),
+    partial(DropEasyCallback, .83, 1.)])
 def test_a_dropped_last_batch_is_not_made_of_items_that_are_due(cb, k, bs):
     "100 items: in batches of 16 even a full epoch would drop four of them"
-    rested,longest = [0]*100,0
-    for epoch in epochs_of(cb(max_rest=k, seed=0), 4*k+6, bs=bs, drop_last=True):
-        trained = set(items_of(epoch))
-        assert all(len(batch)==bs for batch,*_ in epoch) or len(trained)<bs
-        rested = [0 if i in trained else r+1 for i,r in enumerate(rested)]
-        longest = max(longest, *rested)
-    assert longest==k
+    epochs = epochs_of(cb(max_rest=k, seed=0), 4*k+6, bs=bs, drop_last=True)
+    for epoch in epochs: assert all(len(batch)==bs for batch,*_ in epoch) or len(set(items_of(epoch)))<bs
+    assert longest_rest(epochs)==k
 
 def test_items_that_are_due_train_where_all_are_chosen():
     "Of 55 items in batches of 16 seven are dropped; nearly all are chosen in each epoch"
-    rested,longest = [0]*55,0
-    learn = numbered_learner(n=87, cbs=[DropEasyCallback(drop=.05, max_rest=1, seed=0, auto=False), Diary()], drop_last=True)
-    for epoch in trained_only(learn, 10).diary.epochs[1:]:
-        trained = set(items_of(epoch))
-        rested = [0 if i in trained else r+1 for i,r in enumerate(rested)]
-        longest = max(longest, *rested)
-    assert longest==1
+    cb = DropEasyCallback(drop=.05, max_rest=1, seed=0, auto=False)
+    learn = numbered_learner(n=87, cbs=[cb, Diary()], drop_last=True)
+    assert longest_rest(trained_only(learn, 10).diary.epochs[1:], 55)==1
 
 def test_an_extreme_choice_is_filled_up_with_the_hardest():
     "Of a hundred items hardly one is drawn"
@@ -165,8 +219,10 @@ def test_an_extreme_choice_is_filled_up_with_the_hardest():
 
 def test_items_that_never_trained_are_loaded():
     "The warm-up drops four of a hundred; later on nobody is spared for a batch that is not full"
-    first,*epochs = [items_of(e) for e in epochs_of(DropEasyCallback(quantile=.9, drop=1., seed=0), 3, drop_last=True)]
-    assert len(first)==96 and set(epochs[0])>=set(range(100))-set(first)
+    epochs = epochs_of(DropEasyCallback(quantile=.9, drop=1., seed=0), 3, drop_last=True)
+    first,second,_ = map(items_of, epochs)
+    assert len(first)==96
+    assert set(second)>=set(range(100))-set(first)
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 def test_items_whose_loss_is_not_finite_are_loaded(bad):
@@ -176,18 +232,28 @@ def test_items_whose_loss_is_not_finite_are_loaded(bad):
         def after_train(self): cb.memory.loss[odd] = bad
     learn = learner(cb)
     learn.add_cb(Spoil())
-    for epoch in trained_only(learn, 5).diary.epochs[1:]: assert set(odd)<=set(items_of(epoch)) and len(items_of(epoch))<=6
+    for epoch in trained_only(learn, 5).diary.epochs[1:]:
+        assert set(odd)<=set(items_of(epoch))
+        assert len(items_of(epoch))<=6
 
-@pytest.mark.parametrize('window', [dict(), dict(warmup=3), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3), dict(start=.25, end=.75, warmup=0, interrupt=2)], ids=str)
+WINDOWS = [
+    dict(), dict(warmup=3), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3),
+    dict(start=.25, end=.75, warmup=0, interrupt=2)]
+
+@pytest.mark.parametrize('window', WINDOWS, ids=str)
 def test_when(window):
     w = dict(start=0., end=1., warmup=1, interrupt=0) | window
-    epochs = epochs_of(FavorHardCallback(seed=0, **window), 8)
-    on = [e>=max(w['warmup'], 1) and w['start']<=e/8<w['end'] and not (w['interrupt'] and (e+1)%w['interrupt']==0) for e in range(8)] # in the first one nothing is known
-    assert [len(items_of(e))<100 for e in epochs]==on and all(len(items_of(e))>=49 for e in epochs)
+    def is_on(e):
+        is_full = w['interrupt'] and (e+1)%w['interrupt']==0
+        return e>=max(w['warmup'], 1) and w['start']<=e/8<w['end'] and not is_full # in the first one nothing is known
+    sizes = [len(items_of(e)) for e in epochs_of(FavorHardCallback(seed=0, **window), 8)]
+    assert [n<100 for n in sizes]==[is_on(e) for e in range(8)]
+    assert min(sizes)>=49
 
 @pytest.mark.parametrize('make,share', [
     (lambda: FavorHardCallback(beta=lambda pct: 8*pct), lambda pct: sum(((2*i+1)/200)**(8*pct) for i in range(100))),
-    (lambda: DropEasyCallback(quantile=lambda pct: pct, drop=.5), lambda pct: 100-50*pct), (lambda: DropEasyCallback(quantile=.5, drop=lambda pct: 1-pct), lambda pct: 100-50*(1-pct))])
+    (lambda: DropEasyCallback(quantile=lambda pct: pct, drop=.5), lambda pct: 100-50*pct),
+    (lambda: DropEasyCallback(quantile=.5, drop=lambda pct: 1-pct), lambda pct: 100-50*(1-pct))])
 def test_numbers_follow_schedules(make, share):
     for e,epoch in enumerate(epochs_of(make(), 10, bs=50)[1:], 1):
         n = round(share(e/10), 9)
@@ -198,50 +264,78 @@ def test_weights_follow_a_schedule():
     for e,epoch in enumerate(trained_only(learn, 8).diary.epochs[1:], 1):
         assert {round(w, 5) for _,weight,_ in epoch for w in weight}<={1.,round(2**(e/8), 5)}
 
-@pytest.mark.parametrize('make', [lambda **k: FavorHardCallback(0., **k), lambda **k: DropEasyCallback(drop=0., **k), lambda **k: DropEasyCallback(quantile=0., **k), lambda **k: InfoBatchCallback(0., **k)])
+@pytest.mark.parametrize('make', [
+    lambda **kwargs: FavorHardCallback(0., **kwargs),
+    lambda **kwargs: DropEasyCallback(drop=0., **kwargs),
+    lambda **kwargs: DropEasyCallback(quantile=0., **kwargs),
+    lambda **kwargs: InfoBatchCallback(0., **kwargs)])
 def test_nothing_left_out_is_plain_training_with_all_options(make):
-    plain,ours = quiet_fit(numbered_learner(), 3),quiet_fit(numbered_learner(cbs=make(correct=1., max_rest=1, ema=.5, warmup=0)), 3)
-    assert same(weights(plain), weights(ours)) and plain.recorder.values==[v[:2] for v in ours.recorder.values] and [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
+    plain = quiet_fit(numbered_learner(), 3)
+    ours = quiet_fit(numbered_learner(cbs=make(correct=1., max_rest=1, ema=.5, warmup=0)), 3)
+    assert same(weights(plain), weights(ours))
+    assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
+    assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
 
 @pytest.mark.parametrize('method', METHODS)
 def test_workers_load_the_same_items(method):
     make,_ = METHODS[method]
     alone,shared = (epochs_of(make(seed=0, max_rest=2), 3, bs=50, num_workers=n) for n in (0, 2))
-    assert alone==shared and len(items_of(alone[2]))<100
+    assert alone==shared
+    assert len(items_of(alone[2]))<100
 
 def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     "Items are read once for each time that they train; the model runs once a step, and once to try the first batch"
     read,runs,epochs = reads_and_runs(learner(FavorHardCallback(beta=3, seed=0)), 6)
-    assert read==Counter(sum(map(items_of, epochs), [])) and 100<read.total()<6*50 and runs==sum(map(len, epochs))+1
+    n_steps = sum(map(len, epochs))
+    assert read==Counter(sum(map(items_of, epochs), []))
+    assert 100<read.total()<6*50
+    assert runs==n_steps+1
 
 @pytest.mark.parametrize('method', METHODS)
 def test_training_and_memory_are_those_of_a_loop_by_hand(method):
     make,_ = METHODS[method]
     learn = learner(make(seed=0, correct=1., ema=.8), linear())
-    learn.opt_func,net,(x,y) = SGD,copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
-    table = by_hand(net, x, y, trained_only(learn, 6, lr=.05).diary.epochs, .05, .8)
-    for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    for k in table[0]: torch.testing.assert_close(getattr(learn.selection.memory, k).double(), torch.tensor([o[k] for o in table]).double(), rtol=1e-4, atol=1e-5)
+    learn.opt_func = SGD
+    net,(x,y) = copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
+    epochs = trained_only(learn, 6, lr=.05).diary.epochs
 
-@pytest.mark.parametrize('call', [lambda: FavorHardCallback(beta=-1.), lambda: FavorHardCallback(beta=lambda pct: -pct), lambda: DropEasyCallback(quantile=1.1), lambda: DropEasyCallback(drop=lambda pct: 2*pct),
-    lambda: DropEasyCallback(max_rest=-1), lambda: DropEasyCallback(max_rest=1.5), lambda: FavorHardCallback(ema=1.), lambda: FavorHardCallback(correct=-.1), lambda: FavorHardCallback(correct=lambda pct: -pct),
-    lambda: mean_inclusion(LOSSES['ties'], 1.), lambda: step_inclusion(LOSSES['ties'], 2.), lambda: rank_inclusion(LOSSES['ties'], -1.)])
+    table = by_hand(net, x, y, epochs, .05, .8)
+    for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    for k in table[0]:
+        remembered,wanted = getattr(learn.selection.memory, k),torch.tensor([o[k] for o in table])
+        torch.testing.assert_close(remembered.double(), wanted.double(), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('call', [
+    lambda: FavorHardCallback(beta=-1.), lambda: FavorHardCallback(beta=lambda pct: -pct),
+    lambda: DropEasyCallback(quantile=1.1), lambda: DropEasyCallback(drop=lambda pct: 2*pct),
+    lambda: DropEasyCallback(max_rest=-1), lambda: DropEasyCallback(max_rest=1.5),
+    lambda: FavorHardCallback(ema=1.),
+    lambda: FavorHardCallback(correct=-.1), lambda: FavorHardCallback(correct=lambda pct: -pct),
+    lambda: mean_inclusion(LOSSES['ties'], 1.),
+    lambda: step_inclusion(LOSSES['ties'], 2.),
+    lambda: rank_inclusion(LOSSES['ties'], -1.)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()
 
 # what the loader drops
-@pytest.mark.parametrize('cb', [lambda: FavorHardCallback(seed=0), lambda: DropEasyCallback(drop=.7, seed=0), lambda: InfoBatchCallback(seed=0)])
+@pytest.mark.parametrize('cb', [
+    lambda: FavorHardCallback(seed=0),
+    lambda: DropEasyCallback(drop=.7, seed=0),
+    lambda: InfoBatchCallback(seed=0)])
 def test_what_drop_last_leaves_over_counts_as_left_out(cb):
     learn = trained_only(learner(cb(), linear(), bs=16, drop_last=True), 6)
     stats,diary = learn.selection.stats.groupby('epoch'),learn.diary.epochs
     for epoch,steps in stats:
         n = len(items_of(diary[epoch]))
-        assert n%16==0 and steps.kept.sum()==steps.trained.sum()==n and steps.seen.sum()==(96 if n==96 else 100)
+        assert n%16==0
+        assert steps.kept.sum()==steps.trained.sum()==n
+        assert steps.seen.sum()==(96 if n==96 else 100)
     rested = learn.selection.memory.rested
     assert {i for i in range(100) if rested[i]==1}==set(items_of(diary[-1])) # an epoch ago
 
 def test_a_choice_of_less_than_a_batch_trains_with_drop_last():
-    assert [len(items_of(e)) for e in epochs_of(FavorHardCallback(beta=19, seed=0), 3, bs=32, drop_last=True)][1:]!=[0,0]
+    epochs = epochs_of(FavorHardCallback(beta=19, seed=0), 3, bs=32, drop_last=True)
+    assert [len(items_of(e)) for e in epochs][1:]!=[0,0]
 
 def test_full_epochs_in_between_are_counted_over_fits():
     def sizes(fit):
@@ -253,8 +347,12 @@ def test_full_epochs_in_between_are_counted_over_fits():
     whole = sizes(lambda learn: trained_only(learn, 9))
     assert whole==sizes(one_by_one)==[True,False,True,False,False,True,False,False,True]
 
-@pytest.mark.parametrize('found,match', [(lambda self, idxs: idxs[:50], 'choose_items: got a tensor of torch.int64'), (lambda self, idxs: Chosen(idxs>5), 'choose_items: got Chosen with rows of torch.bool'),
-    (lambda self, idxs: [1,2], 'choose_items: got list'), (lambda self, idxs: Chosen(torch.arange(10), torch.ones(3)), r'choose_items: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
+@pytest.mark.parametrize('found,match', [
+    (lambda self, idxs: idxs[:50], 'choose_items: got a tensor of torch.int64'),
+    (lambda self, idxs: Chosen(idxs>5), 'choose_items: got Chosen with rows of torch.bool'),
+    (lambda self, idxs: [1,2], 'choose_items: got list'),
+    (lambda self, idxs: Chosen(torch.arange(10), torch.ones(3)),
+        r'choose_items: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
 def test_what_is_no_choice_of_items_is_named(found, match):
     class Own(EpochSelection): choose_items = found
     with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=Own(warmup=0, auto=False)), 1)
@@ -262,4 +360,5 @@ def test_what_is_no_choice_of_items_is_named(found, match):
 @pytest.mark.parametrize('found,got', [(lambda self, loss: .5, 'float'), (lambda self, loss: loss[:7], r'\(7,\)')])
 def test_what_is_no_probability_of_each_item_is_named(found, got):
     class Own(InclusionSelection): inclusion = found
-    with pytest.raises(TypeError, match=f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'): quiet_fit(table_learner(cbs=Own(auto=False)), 2)
+    message = f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'
+    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=Own(auto=False)), 2)

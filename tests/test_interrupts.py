@@ -66,7 +66,7 @@ def check_whole(learn, where):
     own = now.iloc[len(stats):]
     assert own.fit.nunique()==1 and own.epoch.tolist()==sorted(own.epoch) and set(own.epoch)=={0,1}, where
     assert (own.trained>0).sum()==len(learn.recorder.losses), where
-    assert not len(learn.selection.delivery), where
+    assert not n_waiting(learn.selection), where
 
 @pytest.mark.law(6)
 @pytest.mark.measured

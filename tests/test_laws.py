@@ -1,8 +1,8 @@
 "The laws: nothing is added, lost, left behind or changed"
-import contextlib, functools, gc, runpy, sys, warnings
+import contextlib, functools, gc, random, runpy, sys, warnings, weakref
 from pathlib import Path
 
-import pytest, torch
+import numpy as np, pytest, torch
 from fastai.callback.schedule import LRFinder
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException,
     CancelTrainException)
@@ -18,25 +18,39 @@ def law_cases():
     "Every method with each of its settings that keep all"
     return [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all]
 cases = law_cases()
-def case_id(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else ','.join(f'{k}={o}' for k,o in v.items()) if isinstance(v, dict) else v
+
+def case_id(v):
+    if isinstance(v, type): return v.__name__.removesuffix('Callback')
+    if isinstance(v, dict): return ','.join(f'{k}={o}' for k,o in v.items())
+    return v
 
 def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for c in methods())
 
 # law 1
-SMALL = LEARNERS | dict(table=partial(table_learner, n=84), image=partial(image_learner, n=36)) # a last batch of 4 items, as ever
+SMALL = LEARNERS | dict( # a last batch of 4 items, as ever
+    table=partial(table_learner, n=84),
+    image=partial(image_learner, n=36))
 
 @pytest.mark.law(1)
 @pytest.mark.parametrize('kind', SMALL)
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training(cls, kwargs, kind):
     learn = quiet_fit(SMALL[kind]().add_cb(cls(**kwargs, warmup=0)))
-    assert learn.selection.stats.kept.sum()==learn.selection.stats.seen.sum()>0
-    trained,recorded = plain_training(kind)
-    assert same(trained, weights(learn)) and recorded==recording(learn)
+    stats = learn.selection.stats
+    assert stats.kept.sum()==stats.seen.sum()>0
+    assert_trained_as(plain_training(kind), learn)
+
+def assert_trained_as(plain, learn):
+    trained,recorded = plain
+    assert same(trained, weights(learn))
+    assert recorded==recording(learn)
 
 def recording(learn):
+    "The losses of each step and epoch, learning rates, and the numbers of steps"
     rec = learn.recorder
-    return [float(o) for o in rec.losses],[v[:2] for v in rec.values],list(rec.lrs),list(rec.iters)
+    losses = [float(o) for o in rec.losses]
+    values = [v[:2] for v in rec.values]
+    return losses,values,list(rec.lrs),list(rec.iters)
 
 @functools.cache
 def plain_training(kind, **kwargs):
@@ -47,8 +61,7 @@ def plain_training(kind, **kwargs):
 @pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
 def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
     learn = quiet_fit(SMALL['table'](drop_last=True, cbs=cls(**kwargs, warmup=0)))
-    trained,recorded = plain_training('table', drop_last=True)
-    assert same(trained, weights(learn)) and recorded==recording(learn)
+    assert_trained_as(plain_training('table', drop_last=True), learn)
 
 def test_a_new_method_takes_part_by_itself(monkeypatch):
     class NewcomerCallback(SelectionCallback):
@@ -56,15 +69,29 @@ def test_a_new_method_takes_part_by_itself(monkeypatch):
         __module__,keeps_all = 'selback.methods.newcomer',(dict(),)
         def choose(self, scores): return Chosen(torch.arange(len(scores)))
     assert 'newcomer' not in known_methods() # it has no one-liner yet
+
     monkeypatch.setattr(Learner, 'newcomer', lambda learn: learn.add_cb(NewcomerCallback()), raising=False)
-    assert known_methods()['newcomer'] is NewcomerCallback in methods()
-    here,loaded = Path(__file__).parent,set(sys.modules)
+    assert known_methods()['newcomer'] is NewcomerCallback
+    assert NewcomerCallback in methods()
     test_selecting_everything_is_plain_training(NewcomerCallback, {}, 'table')
-    found = {f.stem: runpy.run_path(str(f)) for f in (here/'matrix.py',*here.glob('test_*.py')) if 'methods()' in f.read_text(encoding='utf-8')} # as when tests are collected
-    assert (NewcomerCallback,{}) in found['test_laws']['cases'] and NewcomerCallback not in [cls for cls,_ in cases] and 'newcomer' in found['matrix']['METHODS']
-    for name in {f.stem for f in here.glob('*.py')} & (set(sys.modules)-loaded): del sys.modules[name] # what these have loaded knows it, too
+
+    found = collected_anew()
+    assert (NewcomerCallback,{}) in found['test_laws']['cases']
+    assert NewcomerCallback not in [cls for cls,_ in cases]
+    assert 'newcomer' in found['matrix']['METHODS']
+
     NewcomerCallback.__module__ = 'no module'
     assert NewcomerCallback not in methods()
+
+def collected_anew():
+    "What each file that asks for all methods defines, as when tests are collected"
+    here,loaded = Path(__file__).parent,set(sys.modules)
+    asking = [f for f in (here/'matrix.py',*here.glob('test_*.py')) if 'methods()' in f.read_text(encoding='utf-8')]
+    found = {f.stem: runpy.run_path(str(f)) for f in asking}
+
+    newly_loaded = {f.stem for f in here.glob('*.py')} & (set(sys.modules)-loaded)
+    for name in newly_loaded: del sys.modules[name] # they know the newcomer, too
+    return found
 
 # law 2 lives in test_policies.py; here: the chosen items are the ones that reach the model
 class ScoreSpy(TopLossCallback):
@@ -81,9 +108,11 @@ class ScoreSpy(TopLossCallback):
 def test_exactly_the_hardest_items_train():
     learn = quiet_fit(numbered_learner(n=128+32, cbs=[ScoreSpy(keep=.25, warmup=0), Spy()]), 2)
     assert len(learn.spy.batches)==len(learn.selection.seen)==16
+
     for trained,(items,scores,rows) in zip(learn.spy.batches, learn.selection.seen):
         hardest = scores.argsort(descending=True)[:len(items)//4].sort().values.tolist()
-        assert rows==hardest and trained==[items[i] for i in hardest]
+        assert rows==hardest
+        assert trained==[items[i] for i in hardest]
 
 def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
     learn = numbered_learner(cbs=ScoreSpy(keep=.5, warmup=0))
@@ -91,7 +120,10 @@ def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
     learn.model.eval()
     wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
     learn.model.train()
-    for got in learn.selection.score(Items((x,), (y,))): torch.testing.assert_close(got, wanted) # scores and losses
+
+    scores,losses = learn.selection.score(Items((x,), (y,)))
+    torch.testing.assert_close(scores, wanted)
+    torch.testing.assert_close(losses, wanted)
 
 # law 4: here what all methods share; test_pull.py has the steps, one by one
 @pytest.mark.law(4)
@@ -99,122 +131,198 @@ def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
 @pytest.mark.parametrize('cls', [c for c in methods() if issubclass(c, SelectionCallback)], ids=case_id)
 def test_every_method_gathers_full_batches(cls, drop_last):
     "An epoch's steps have 16 items each, but for the last where no other item is left to fill it up"
-    own = {ImportanceSamplingCallback: dict(tau=0, presample=2)}.get(cls, dict(gather=True))
+    is_drawn = cls is ImportanceSamplingCallback # with weights, and not filled up
+    own = dict(tau=0, presample=2) if is_drawn else dict(gather=True)
     learn = quiet_fit(numbered_learner(n=212, drop_last=drop_last, cbs=cls(seed=0, **own)), 4)
-    cb,n_gathered = learn.selection,0
+    cb = learn.selection
+    n_gathered = 0
+
     for _,epoch in cb.stats.query('epoch>0 and step>=0').groupby('epoch'):
-        batches,sizes = epoch[epoch.seen>0],epoch.trained[epoch.trained>0].tolist()
+        batches = epoch[epoch.seen>0]
         if cb.scored and not batches.scored.all(): # chosen before loading
             assert (epoch.trained==epoch.seen).all()
             continue
-        n_gathered,waited,last = n_gathered+1,batches.kept.sum()-sum(sizes[:-1]),batches.iloc[-1]
-        assert batches.seen.tolist()==[16]*11+[4]*(not drop_last) and sizes[:-1]==[16]*(len(sizes)-1) and 0<=waited<=16
-        assert sizes[-1]==(16 if cls is ImportanceSamplingCallback else min(16, waited+last.seen-last.kept)) # weighted ones are drawn, not filled up
-    assert n_gathered and cb.report.left==len(cb.delivery)==0
+        n_gathered += 1
+        assert batches.seen.tolist()==[16]*11+[4]*(not drop_last)
+
+        *full,last = epoch.trained[epoch.trained>0].tolist()
+        assert full==[16]*len(full)
+        waited = batches.kept.sum()-sum(full)
+        assert 0<=waited<=16
+        others = batches.iloc[-1].seen-batches.iloc[-1].kept
+        assert last==(16 if is_drawn else min(16, waited+others))
+
+    assert n_gathered
+    assert cb.report.left==0
+    assert n_waiting(cb)==0
 
 # law 5
 class Nosy(nn.Module):
     "Draws random numbers of all kinds in its forward pass, and may fail"
-    def __init__(self): super().__init__(); self.net,self.fail = mlp(),False
+    def __init__(self, fail):
+        super().__init__()
+        self.net,self.fail = mlp(),fail
     def forward(self, x):
-        import numpy as np, random
-        random.random(); np.random.rand(); torch.rand(1)
+        random.random()
+        np.random.rand()
+        torch.rand(1)
         if self.fail: raise RuntimeError('model failed')
         return self.net(x)
 
 @pytest.mark.law(5)
 @pytest.mark.parametrize('fail', [False, True])
 def test_scoring_leaves_no_trace(fail):
-    model = Nosy()
+    model = Nosy(fail)
     model.net[1].eval()
-    model.fail,x = fail,torch.randn(8,4)
+    x = torch.randn(8,4)
+    def state():
+        flags = [m.training for m in model.modules()]
+        return flags,random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
+
+    weights = {k: v.clone() for k,v in model.state_dict().items()}
     autocast = torch.autocast('cpu', dtype=torch.bfloat16)
-    def state(): return [m.training for m in model.modules()],random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
-    weights,before = {k: v.clone() for k,v in model.state_dict().items()},state()
+    before = state()
     with pytest.raises(RuntimeError, match='model failed') if fail else contextlib.nullcontext():
         pred = ScoringPass()(model, (x,), (), autocast)
-        assert pred.dtype==torch.float32 and not pred.requires_grad
-    assert state()==before and same(weights, model.state_dict())
+        assert pred.dtype==torch.float32
+        assert not pred.requires_grad
 
-SETTINGS = dict(plain=lambda: [], mixup=lambda: [MixUp(.4)], amp=lambda: [CPUMixedPrecision()], frozen_bn=lambda: [BnFreeze()])
+    assert state()==before
+    assert same(weights, model.state_dict())
+
+SETTINGS = dict(
+    plain=lambda: [],
+    mixup=lambda: [MixUp(.4)],
+    amp=lambda: [CPUMixedPrecision()],
+    frozen_bn=lambda: [BnFreeze()])
+
+def state_within_a_step(learn):
+    params = list(learn.model.parameters())
+    return dict(flags=[m.training for m in learn.model.modules()], random=random_states(),
+        loss=learn.loss_func, reduction=base_loss(learn).reduction, metrics=list(learn.metrics),
+        dls=learn.dls, loaders=list(learn.dls.loaders), opt=learn.opt,
+        grad=torch.is_grad_enabled(), requires_grad=[p.requires_grad for p in params],
+        grads=[p.grad is None for p in params],
+        autocast=(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')))
 
 @pytest.mark.law(5)
 @pytest.mark.parametrize('setting', SETTINGS)
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_a_batch_is_chosen_without_side_effects(cls, setting):
-    def state(learn):
-        return dict(flags=[m.training for m in learn.model.modules()], random=random_states(), reduction=base_loss(learn).reduction, loss=learn.loss_func, grad=torch.is_grad_enabled(),
-            autocast=(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')), dls=learn.dls, loaders=list(learn.dls.loaders), metrics=list(learn.metrics), opt=learn.opt,
-            requires_grad=[p.requires_grad for p in learn.model.parameters()], grads=[p.grad is None for p in learn.model.parameters()])
     class Before(Callback):
         order,run_valid = SelectionCallback.order-1,False
-        def before_batch(self): self.kept,self.state = weights(self.learn),state(self.learn)
+        def before_batch(self):
+            self.kept = weights(self.learn)
+            self.state = state_within_a_step(self.learn)
     class After(Callback):
         order,run_valid,n = SelectionCallback.order+1,False,0
         def before_batch(self):
-            assert same(self.before.kept, weights(self.learn)) and self.before.state==state(self.learn)
+            assert same(self.before.kept, weights(self.learn))
+            assert self.before.state==state_within_a_step(self.learn)
             self.n += 1
-    learn = table_learner(n=84, cbs=[lively(cls), Before(), After(), *SETTINGS[setting]()], metrics=accuracy_of)
+
+    cbs = [lively(cls), Before(), After(), *SETTINGS[setting]()]
+    learn = table_learner(n=84, cbs=cbs, metrics=accuracy_of)
     learn.model[3].eval() # a flag that is not the model's
     quiet_fit(learn, 3)
     assert learn.after.n>3
 
 # law 6
 def state_of(learn):
-    return dict(loss=learn.loss_func, dls=learn.dls, train=learn.dls.train, reduction=base_loss(learn).reduction, metrics=list(learn.metrics),
-        cbs=[type(cb) for cb in learn.cbs], flags=[m.training for m in learn.model.modules()], logger=learn.logger,
-        grad=torch.is_grad_enabled(), autocast=torch.is_autocast_enabled('cpu'), run=[cb.run for cb in learn.cbs])
+    return dict(loss=learn.loss_func, reduction=base_loss(learn).reduction, metrics=list(learn.metrics),
+        dls=learn.dls, train=learn.dls.train, logger=learn.logger,
+        cbs=[type(cb) for cb in learn.cbs], run=[cb.run for cb in learn.cbs],
+        flags=[m.training for m in learn.model.modules()],
+        grad=torch.is_grad_enabled(), autocast=torch.is_autocast_enabled('cpu'))
 
 class Raiser(Callback):
     "Raises in the `at`-th call of an event: the first ones find a training that has begun"
-    def __init__(self, event, ex, at=1): self.event,self.ex,self.at,self.n = event,ex,at,0
+    def __init__(self, event, ex, at=1):
+        self.event,self.ex,self.at = event,ex,at
+        self.n = 0
     def __call__(self, event_name):
         if event_name==self.event:
             self.n += 1
             if self.n==self.at: raise self.ex
         return super().__call__(event_name)
 
-BATCH_EVENTS = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
-EVENTS = ['before_fit','before_epoch','before_train',*BATCH_EVENTS,'after_train','before_validate','after_validate','after_epoch','after_fit']
+BATCH_EVENTS = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
+    'after_batch']
+EVENTS = ['before_fit','before_epoch','before_train',*BATCH_EVENTS,'after_train','before_validate','after_validate',
+    'after_epoch','after_fit']
 EXCEPTIONS = [CancelFitException, KeyboardInterrupt, ZeroDivisionError]
 OTHERS = [CancelEpochException, CancelTrainException, CancelBatchException]
 
 def left_behind(make, cbs, interrupts):
-    "What interrupted fits raise and leave behind, and the fit after each that was cut short; what fastai itself leaves broken is mended in between"
+    "What interrupted fits raise and leave behind, and the fit after each that was cut short"
     learn = make()
     learn.add_cbs(cbs)
-    loss_func,found = learn.loss_func,[]
+    loss_func = learn.loss_func
+    found = []
     for event,ex in interrupts:
-        for more in [[Raiser(event, ex, 2 if event in BATCH_EVENTS else 1)]]+[[]]*(ex not in OTHERS or (event, ex)==interrupts[-1]):
-            before,raised = state_of(learn),None
-            with learn.no_bar(),learn.no_logging(),warnings.catch_warnings():
-                warnings.simplefilter('ignore')
-                try: learn.fit(2 if more and ex not in EXCEPTIONS else 1, cbs=more) # the others go on with the next epoch
-                except (Exception,KeyboardInterrupt) as e: raised = type(e)
-            after = state_of(learn)
-            left = {k: after[k] if k in ('flags','grad','autocast','reduction','run') else after[k] is before[k] for k in ('loss','dls','train','flags','grad','autocast','reduction','logger')}
-            found.append((event, ex, bool(more), raised, left, [type(cb) for cb in learn.cbs if not isinstance(cb, (Selection,SelectionColumns))]))
-            if learn.selection and not more and raised is None: assert_whole(learn)
-            while torch.is_autocast_enabled('cpu'): # mixed precision leaves it on after an exception
-                torch.set_autocast_enabled('cpu', False)
-                torch.autocast_decrement_nesting()
+        raiser = Raiser(event, ex, 2 if event in BATCH_EVENTS else 1)
+        n_epoch = 1 if ex in EXCEPTIONS else 2 # the others go on with the next epoch
+        found.append((event, ex, True, *left_by_a_fit(learn, n_epoch, [raiser])))
+
+        is_last = (event, ex)==interrupts[-1]
+        if ex not in OTHERS or is_last: found.append((event, ex, False, *left_by_the_next_fit(learn)))
         learn.loss_func = loss_func # MixUp leaves its own
     return found
 
+def left_by_the_next_fit(learn):
+    raised,*left = left_by_a_fit(learn, 1, [])
+    if learn.selection and raised is None: assert_whole(learn)
+    return raised,*left
+
+def left_by_a_fit(learn, n_epoch, cbs):
+    "What it raises, what is in place after it, and which callbacks; what fastai itself leaves broken is mended"
+    before = state_of(learn)
+    raised = raised_by_a_fit(learn, n_epoch, cbs)
+    after = state_of(learn)
+    leave_autocast()
+
+    in_place = {k: after[k] is before[k] for k in ('loss','dls','train','logger')}
+    modes = {k: after[k] for k in ('flags','grad','autocast','reduction')}
+    others = [type(cb) for cb in learn.cbs if not isinstance(cb, (Selection,SelectionColumns))]
+    return raised,in_place,modes,others
+
+def raised_by_a_fit(learn, n_epoch, cbs):
+    with learn.no_bar(),learn.no_logging(),warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try: learn.fit(n_epoch, cbs=cbs)
+        except (Exception,KeyboardInterrupt) as e: return type(e)
+
+def leave_autocast():
+    "Mixed precision leaves it on after an exception"
+    while torch.is_autocast_enabled('cpu'):
+        torch.set_autocast_enabled('cpu', False)
+        torch.autocast_decrement_nesting()
+
+COLUMNS = ['samp_perc','loss_perc','full_loss','saved_secs']
+
 def assert_whole(learn):
     "A fit went through, each column is there once, and nothing waits"
-    assert all(cb.run for cb in learn.cbs) and len(learn.recorder.values)==1 and len(learn.recorder.values[-1])==6 and not len(learn.selection.delivery)
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','saved_secs','time']
+    assert all(cb.run for cb in learn.cbs)
+    assert len(learn.recorder.values)==1
+    assert len(learn.recorder.values[-1])==6
+    assert not n_waiting(learn.selection)
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*COLUMNS,'time']
 
 def small_learner(): return table_learner(n=64, n_valid=16) # three batches, and one of validation
 
 @functools.cache
-def left_by_fastai(other, interrupts): return left_behind(small_learner, [OTHER_CALLBACKS[other]()] if other else [], interrupts)
+def left_by_fastai(other, interrupts):
+    return left_behind(small_learner, [OTHER_CALLBACKS[other]()] if other else [], interrupts)
 
 OTHER_CALLBACKS = dict(mixup=lambda: MixUp(.4), amp=CPUMixedPrecision, accumulation=lambda: GradientAccumulation(8))
-INTERRUPTS = {ex: tuple((event, ex) for event in (EVENTS if ex in EXCEPTIONS else BATCH_EVENTS)) for ex in EXCEPTIONS+OTHERS}
-LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), ImportanceSamplingCallback: dict(tau=0, presample=2), InfoBatchCallback: dict(delta=1.)}
-def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in a fit of one epoch, in two steps at least
+INTERRUPTS = {ex: tuple((event, ex) for event in EVENTS) for ex in EXCEPTIONS}
+INTERRUPTS |= {ex: tuple((event, ex) for event in BATCH_EVENTS) for ex in OTHERS}
+
+LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),
+    ImportanceSamplingCallback: dict(tau=0, presample=2)}
+def lively(cls):
+    "Selects in a fit of one epoch, in two steps at least"
+    return cls(warmup=0, seed=0, **LIVELY.get(cls, {}))
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('ex', INTERRUPTS, ids=case_id)
@@ -228,12 +336,17 @@ def test_interrupted_fits_leave_what_fastai_leaves(cls, ex):
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, ex, other):
     interrupts = tuple((event, ex) for event in ('before_batch','after_pred','after_step','after_train'))
-    cbs = [OTHER_CALLBACKS[other](), lively(cls)][::-1 if ex is KeyboardInterrupt else 1] # attached in either order
+    cbs = [OTHER_CALLBACKS[other](), lively(cls)]
+    if ex is KeyboardInterrupt: cbs.reverse() # attached in either order
     assert left_behind(small_learner, cbs, interrupts)==left_by_fastai(other, interrupts)
 
 class Fails(nn.Module):
     "Fails in one of its batches of training, or when it is looked through"
-    def __init__(self, in_training, at): super().__init__(); self.net,self.in_training,self.at,self.calls = mlp(),in_training,at,[] # a look puts a number back
+    def __init__(self, in_training, at):
+        super().__init__()
+        self.net = mlp()
+        self.in_training,self.at = in_training,at
+        self.calls = [] # a look puts a number back
     def forward(self, x):
         if self.training==self.in_training:
             self.calls.append(1)
@@ -244,32 +357,42 @@ class Fails(nn.Module):
 @pytest.mark.parametrize('amp', [False, True])
 @pytest.mark.parametrize('cls', methods(), ids=case_id)
 def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
-    def run(cbs):
-        def make():
-            learn = table_learner(n=84)
-            learn.model = Fails(True, 3)
-            return learn
-        return left_behind(make, ([CPUMixedPrecision()] if amp else [])+cbs, [(None, None)])
-    plain = run([])
-    assert plain==run([cls(warmup=0)]) and plain[0][3] is ZeroDivisionError
-    learn = table_learner(cbs=[cls(warmup=0)]) # and one in the scoring pass leaves the flags, the gradients and autocast
+    def make():
+        learn = table_learner(n=84)
+        learn.model = Fails(True, 3)
+        return learn
+    def left(*cbs): return left_behind(make, [*([CPUMixedPrecision()] if amp else []), *cbs], [(None, None)])
+
+    plain = left()
+    assert plain==left(cls(warmup=0))
+    assert plain[0][3] is ZeroDivisionError
+    assert_a_failed_look_leaves_no_trace(cls)
+
+def assert_a_failed_look_leaves_no_trace(cls):
+    "An exception in the scoring pass leaves the loss, the flags, the gradients and autocast"
+    learn = table_learner(cbs=[cls(warmup=0)])
     if not learn.selection.scored: return
     learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
-    before = state_of(learn)
     learn._do_epoch_validate = lambda *args: None
+
+    before = state_of(learn)
     with pytest.raises(ZeroDivisionError),learn.no_bar(),learn.no_logging(): learn.fit(3)
     after = state_of(learn)
-    assert {k: after[k] for k in ('flags','grad','autocast','reduction')}=={k: before[k] for k in ('flags','grad','autocast','reduction')} and after['loss'] is before['loss']
+    for k in ('flags','grad','autocast','reduction'): assert after[k]==before[k]
+    assert after['loss'] is before['loss']
 
 @pytest.mark.law(6)
 def test_columns_once_and_gone():
     learn = table_learner(metrics=[accuracy_of]).selective_backprop()
     for _ in range(3): quiet_fit(learn, 2)
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','samp_perc','loss_perc','full_loss','saved_secs','time']
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of',*COLUMNS,'time']
     assert len(learn.metrics)==1
+
     quiet_fit(learn.full_batches())
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time'] and len(learn.recorder.values[-1])==3
-    assert not hasattr(learn, 'selection_columns') and not learn.selection
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time']
+    assert len(learn.recorder.values[-1])==3
+    assert not hasattr(learn, 'selection_columns')
+    assert not learn.selection
 
 def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
 
@@ -283,7 +406,9 @@ def evaluated(cls, path):
         losses = [float(o) for o in learn.recorder.losses]
         preds = [o.tolist() for o in learn.get_preds(with_loss=True)]
         train_preds = [o.tolist() for o in learn.get_preds(ds_idx=0)]
-        values,state = list(learn.validate()),{k: v.tolist() for k,v in weights(learn).items()}
+        values = list(learn.validate())
+        state = {k: v.tolist() for k,v in weights(learn).items()}
+
         learn.fit(2)
         last = list(learn.recorder.values[-1][1:3])
         assert list(learn.validate())==last # no columns of a fit
@@ -295,6 +420,7 @@ def evaluated_images(cls):
     with learn.no_bar(),learn.no_logging():
         learn.fit(1)
         learn.model.load_state_dict(image_learner(n=36).model.state_dict())
+
         set_seed(3)
         tta = [o.tolist() for o in learn.tta(n=2)]
         interp = Interpretation.from_learner(learn)
@@ -317,9 +443,10 @@ def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images
 def test_show_results_is_unchanged():
     def shown(cb):
         learn,calls = image_learner(),[]
+        def note(b, out, **kwargs): calls.append((b[0].tolist(), [str(o) for o in out]))
         if cb: learn.add_cb(cb)
         learn.dls.valid.new = lambda **kwargs: learn.dls.valid # its own copy would not have the spy below
-        learn.dls.valid.show_results = lambda b,out,**kwargs: calls.append((b[0].tolist(), [str(o) for o in out]))
+        learn.dls.valid.show_results = note
         set_seed(1)
         with learn.no_bar(): learn.show_results()
         return calls
@@ -329,7 +456,8 @@ def test_show_results_is_unchanged():
 def test_validate_after_an_interrupted_validation(event):
     class Stop(Callback):
         def __call__(self, name):
-            if name==event and self.epoch==1 and (name!='after_batch' or not self.training): raise KeyboardInterrupt
+            if name!=event or self.epoch!=1: return
+            if name!='after_batch' or not self.training: raise KeyboardInterrupt
     learn = table_learner(metrics=accuracy_of).top_loss(warmup=0)
     with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging(): learn.fit(2, cbs=Stop())
     with learn.no_bar(): assert len(learn.validate())==2
@@ -338,13 +466,14 @@ def test_fit_after_an_interrupted_lr_find_selects():
     learn = table_learner(cbs=TopLossCallback(keep=.25, warmup=0))
     class Stop(Callback):
         def after_batch(self): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=[LRFinder(num_it=6), Stop()])
+    with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging():
+        learn.fit(1, cbs=[LRFinder(num_it=6), Stop()])
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (LRFinder, Stop))])
     quiet_fit(learn, 1)
-    assert (learn.selection.stats.query('seen==16').kept==4).all() and len(learn.selection.stats)
+    assert len(learn.selection.stats)
+    assert (learn.selection.stats.query('seen==16').kept==4).all()
 
 def test_nothing_keeps_a_learner_alive():
-    import weakref
     learn = quiet_fit(table_learner().selective_backprop(warmup=0))
     learn.full_batches()
     ref = weakref.ref(learn.model)

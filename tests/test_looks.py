@@ -9,18 +9,28 @@ from torch.nn import functional as F
 
 class Looks(nn.Module):
     "Notes what it is asked to look at"
-    def __init__(self): super().__init__(); self.net,self.looks = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),[]
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+        self.looks = []
     def forward(self, x):
-        if not self.training: self.looks.append((tuple(x.shape),x.is_contiguous(memory_format=torch.channels_last),torch.is_autocast_enabled('cpu')))
+        is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        if not self.training: self.looks.append((tuple(x.shape),is_channels_last,torch.is_autocast_enabled('cpu')))
         return self.net(x)
 
 def test_low_precision_and_resolution_go_together():
     x,model = torch.randn(4, 3, 16, 16),Looks()
     pred = ScoringPass(.5, 'bf16')(model, (x,))
-    with torch.autocast('cpu', dtype=torch.bfloat16),torch.no_grad(): wanted = model.eval()(F.interpolate(x, size=8, mode='bilinear', align_corners=False)).float()
-    assert pred.dtype==torch.float32 and model.looks[0]==((4,3,8,8),True,True) and not torch.is_autocast_enabled('cpu')
+    with torch.autocast('cpu', dtype=torch.bfloat16),torch.no_grad():
+        small = F.interpolate(x, size=8, mode='bilinear', align_corners=False)
+        wanted = model.eval()(small).float()
+
+    assert pred.dtype==torch.float32
+    assert model.looks[0]==((4,3,8,8),True,True)
+    assert not torch.is_autocast_enabled('cpu')
     torch.testing.assert_close(pred, wanted, rtol=.02, atol=.02)
-    assert (pred-ScoringPass(.5)(model, (x,))).abs().max()>1e-6 # it was bf16
+    in_full = ScoringPass(.5)(model, (x,))
+    assert (pred-in_full).abs().max()>1e-6 # it was bf16
 
 # another model looks
 def test_a_proxy_scores_and_the_model_does_not():
@@ -33,12 +43,18 @@ def test_a_proxy_scores_and_the_model_does_not():
             return super().choose_from(pool, batch, scores, losses)
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn.add_cb(Spy(.5, warmup=0, scorer=proxy)), 1)
-    assert len(proxy.looks)>=4 and not main.looks
-    for x,y,s in chosen: torch.testing.assert_close(s, F.cross_entropy(proxy.net(x), y, reduction='none').detach())
+
+    assert len(proxy.looks)>=4
+    assert not main.looks
+    for x,y,scores in chosen:
+        losses = F.cross_entropy(proxy.net(x), y, reduction='none').detach()
+        torch.testing.assert_close(scores, losses)
 
 def test_errors_name_the_scorer():
-    with pytest.raises(TypeError, match='scorer: got the class ModelCopy, wanted a module'): TopLossCallback(scorer=ModelCopy)
-    with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(table_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3))), 1)
+    with pytest.raises(TypeError, match='scorer: got the class ModelCopy, wanted a module'):
+        TopLossCallback(scorer=ModelCopy)
+    learn = table_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3)))
+    with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(learn, 1)
     for bad in dict(n_epoch=0),dict(lr=-1.):
         with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(table_learner(), mlp(), **bad)
 
@@ -48,10 +64,12 @@ def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
         if first: train_proxy(learn, proxy, n_epoch=2, every=2, lr=.1)
         return quiet_fit(learn, 2)
     assert same(weights(run(False)), weights(run(True)))
+
     set_seed(0)
     learn,proxy = table_learner(),mlp()
     before = {k: v.clone() for k,v in proxy.state_dict().items()}
-    assert train_proxy(learn, proxy, every=4) is proxy and not same(before, proxy.state_dict())
+    assert train_proxy(learn, proxy, every=4) is proxy
+    assert not same(before, proxy.state_dict())
     assert proxy[1].num_batches_tracked==2 # of seven batches, every fourth
 
 # copies
@@ -61,17 +79,23 @@ def copy_of(cb): return cb.scorer.scoring.scorer
 def test_a_copy_follows_the_model_every_k_steps(decay):
     class Follow(Callback):
         order,run_valid = 90,False
-        def before_fit(self): self.average,self.n = None,0
+        def before_fit(self):
+            self.average = None
+            self.n = 0
         def before_batch(self):
             if self.average is None: self.average = weights(self.learn)
-            copied = copy_of(self.learn.selection).model.state_dict()
-            for k in [k for k,v in copied.items() if v.is_floating_point() and 'running' not in k]: torch.testing.assert_close(copied[k], self.average[k])
+            for k,copied in copy_of(self.learn.selection).model.state_dict().items():
+                is_averaged = copied.is_floating_point() and 'running' not in k
+                if is_averaged: torch.testing.assert_close(copied, self.average[k])
         def after_step(self):
             self.n += 1
             if self.n%3: return
             now = weights(self.learn)
-            for k,v in self.average.items(): self.average[k] = decay*v+(1-decay)*now[k] if v.is_floating_point() else now[k]
-    learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0, scorer=ModelCopy(every=3, decay=decay)), Follow()]), 2)
+            for k,v in self.average.items():
+                self.average[k] = decay*v+(1-decay)*now[k] if v.is_floating_point() else now[k]
+
+    cb = TopLossCallback(.5, warmup=0, scorer=ModelCopy(every=3, decay=decay))
+    learn = quiet_fit(table_learner(cbs=[cb, Follow()]), 2)
     assert learn.follow.n>9
 
 def learner_with(model, cb):
@@ -80,8 +104,9 @@ def learner_with(model, cb):
     return learn
 
 def test_a_copy_is_of_the_model_that_trains():
+    def net(n): return nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))
     copied,x = ModelCopy(every=1000),torch.randn(8, 4)
-    first,second = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    first,second = net(8),net(9)
     for model in first,second,first:
         got,wanted = copied.of(model, (x,))(x),model(x)
         assert (got-wanted).abs().max()<.1*wanted.abs().max()
@@ -91,38 +116,46 @@ def test_a_copy_is_of_the_model_that_trains():
 def test_a_model_that_cannot_be_copied_is_named():
     model = mlp()
     model.extra = model[0].weight*2 # not a leaf
-    with pytest.raises(ValueError, match="ModelCopy: the model can't be copied"): quiet_fit(learner_with(model, TopLossCallback(scorer=ModelCopy())), 1)
+    learn = learner_with(model, TopLossCallback(scorer=ModelCopy()))
+    with pytest.raises(ValueError, match="ModelCopy: the model can't be copied"): quiet_fit(learn, 1)
 
 def test_a_copy_is_saved_and_goes_on():
     def make(): return table_learner(cbs=TopLossCallback(.5, warmup=0, seed=0, scorer=ModelCopy(every=7, decay=.5)))
-    whole = make()
-    quiet_fit(whole, 1)
-    state,trained,opt = whole.selection.state_dict(),weights(whole),copy.deepcopy(whole.opt.state_dict())
+    whole = quiet_fit(make(), 1)
+    state,trained = whole.selection.state_dict(),weights(whole)
+    opt = copy.deepcopy(whole.opt.state_dict())
+
     resumed = make()
     resumed.model.load_state_dict(trained)
     resumed.create_opt()
     resumed.opt.load_state_dict(opt)
     resumed.selection.load_state_dict(state)
     copied = copy_of(resumed.selection).of(resumed.model).state_dict()
-    assert same(copied, state['parts']['scoring']['model']) and not same(copied, trained)
+    assert same(copied, state['parts']['scoring']['model'])
+    assert not same(copied, trained)
+
     for learn in whole,resumed: # both go on, on the same batches
         set_seed(9)
         learn.dls.train.rng.seed(9)
         quiet_fit(learn, 1)
-    assert same(weights(whole), weights(resumed)) and not same(trained, weights(resumed))
+    assert same(weights(whole), weights(resumed))
+    assert not same(trained, weights(resumed))
 
 def test_a_stale_copy_begins_with_the_selection():
     copies = []
     class Notes(Callback):
         order,run_valid = 60,False
+        def before_batch(self): self.before = weights(self.learn)
         def after_loss(self):
             cb = self.learn.selection
-            if cb.is_chosen: copies.append((weights(copy_of(cb)), self.learn.before))
-        def before_batch(self): self.learn.before = weights(self.learn)
-    learn = table_learner(n=32+160, drop_last=True, cbs=TopLossCallback(.5, warmup=1, scorer=ModelCopy(every=1000)))
-    quiet_fit(learn.add_cb(Notes()), 2)
-    copied,first = copies[0]
-    assert same(copied, first) and same(copies[-1][0], first) and not same(copies[-1][1], first)
+            if cb.is_chosen: copies.append((weights(copy_of(cb)), self.before))
+
+    cb = TopLossCallback(.5, warmup=1, scorer=ModelCopy(every=1000))
+    quiet_fit(table_learner(n=32+160, drop_last=True, cbs=[cb, Notes()]), 2)
+    (first_copy,first),(last_copy,last) = copies[0],copies[-1]
+    assert same(first_copy, first)
+    assert same(last_copy, first)
+    assert not same(last, first)
 
 def test_copies_check_what_they_get():
     for bad in dict(every=0),dict(decay=1.),dict(decay=-1):
@@ -136,7 +169,8 @@ class Batches(Callback):
     def before_train(self): self.epochs.append([])
     def before_batch(self):
         if any(torch.equal(self.x, x) for x,*_ in self.epochs[-1]): return # a step after the last one
-        with fixed_random(),torch.no_grad(): losses = F.cross_entropy(self.model.eval()(self.x), self.y, reduction='none')
+        with fixed_random(),torch.no_grad():
+            losses = F.cross_entropy(self.model.eval()(self.x), self.y, reduction='none')
         self.model.train()
         self.epochs[-1].append((self.x.clone(), self.y.clone(), losses))
 
@@ -153,6 +187,22 @@ def follow(cb, n=32+132, n_epoch=2, bs=16, **kwargs):
     quiet_fit(learn, n_epoch)
     return learn,[*zip(learn.batches.epochs, learn.trained.epochs)]
 
+def hardest(batch, n):
+    "The `n` hardest items of a batch, in its order"
+    x,_,losses = batch
+    return x[losses.argsort(descending=True)[:n].sort().values]
+
+def next_hardest(batch, n, more):
+    "The `more` hardest items after the `n` hardest, in the batch's order"
+    x,_,losses = batch
+    return x[losses.argsort(descending=True)[n:n+more].sort().values]
+
+def together(batches):
+    "Several batches as one"
+    return [torch.cat(o) for o in zip(*batches)]
+
+def keys(x): return {item.numpy().tobytes() for item in x}
+
 @pytest.mark.parametrize('k', [2, 3, 99])
 def test_batches_are_scored_together(k):
     "The hardest of `k` batches at once, and of as many as are there at an epoch's end; nothing waits between epochs"
@@ -160,119 +210,155 @@ def test_batches_are_scored_together(k):
     class Spy(TopLossCallback):
         def score(self, batch):
             scores,losses = super().score(batch)
-            looks.append((batch, losses))
+            looks.append((batch.xb[0], losses))
             return scores,losses
     learn,epochs = follow(Spy(keep=.25, warmup=0, gather=True, presample=k))
-    pools = iter(looks)
-    for batches,steps in epochs:
-        wanted = []
-        for i in range(0, len(batches), k):
-            x,losses = (torch.cat([b[j] for b in batches[i:i+k]]) for j in (0,2))
-            batch,found = next(pools)
-            assert torch.equal(batch.xb[0], x) # each is scored once, with its neighbours
-            torch.testing.assert_close(found, losses)
-            hardest = losses.argsort(descending=True)
-            wanted.append(x[hardest[:len(x)//4].sort().values])
-        total = sum(map(len, wanted))
-        if total%16: # the hardest others of the last look fill the last batch up
-            wanted.append(x[hardest[len(x)//4:][:16-total%16].sort().values])
-        wanted = torch.cat(wanted)
-        assert torch.equal(torch.cat(steps), wanted) and [len(o) for o in steps[:-1]]==[16]*(len(steps)-1)
-    assert next(pools, None) is None
+    pools_of = [[together(batches[i:i+k]) for i in range(0, len(batches), k)] for batches,_ in epochs]
+
+    for (x,losses),(wanted_x,_,wanted) in zip(looks, sum(pools_of, []), strict=True):
+        assert torch.equal(x, wanted_x) # each is scored once, with its neighbours
+        torch.testing.assert_close(losses, wanted)
+
+    for (_,steps),pools in zip(epochs, pools_of):
+        chosen = [hardest(pool, len(pool[0])//4) for pool in pools]
+        lacking = -sum(map(len, chosen))%16
+        chosen.append(next_hardest(pools[-1], len(chosen[-1]), lacking)) # these fill the last step up
+        assert torch.equal(torch.cat(steps), torch.cat(chosen))
+        assert [len(o) for o in steps[:-1]]==[16]*(len(steps)-1)
+
     stats = learn.selection.stats
-    for _,rows in stats.groupby('epoch'):
-        n_loader = -(-132//16)
-        assert rows.seen.sum()==132 and rows.scored[:n_loader].all() and rows.step.tolist()==list(range(len(rows))) and (rows.seen[n_loader:]==0).all()
-        full = [(i+1)%k==0 or i==n_loader-1 for i in range(n_loader)]
-        assert (rows.kept[:n_loader]>0).tolist()==full and rows.full_loss[:n_loader][full].notna().all()
-    assert (stats.trained>0).sum()==len(learn.trained.epochs[0])+len(learn.trained.epochs[1])
+    assert (stats.trained>0).sum()==sum(map(len, learn.trained.epochs))
+    for _,rows in stats.groupby('epoch'): assert_chosen_from_every(k, rows, n_batches=9)
+
+def assert_chosen_from_every(k, rows, n_batches):
+    "Of an epoch's rows in the report those of the loader's batches come first"
+    read,more = rows[:n_batches],rows[n_batches:]
+    assert rows.seen.sum()==132
+    assert rows.step.tolist()==list(range(len(rows)))
+    assert read.scored.all()
+    assert (more.seen==0).all()
+    are_looked_at = [(i+1)%k==0 or i==n_batches-1 for i in range(n_batches)]
+    assert (read.kept>0).tolist()==are_looked_at
+    assert read.full_loss[are_looked_at].notna().all()
 
 @pytest.mark.parametrize('k', [2, 3])
 def test_selective_backprop_of_several_batches(k):
     "Each item that is chosen trains once, in its turn and its epoch"
-    chosen = []
+    choices = []
     class Spy(SelectiveBackpropCallback):
         def choose_from(self, pool, batch, scores, losses):
             got = super().choose_from(pool, batch, scores, losses)
-            chosen.append((batch.xb[0][got.rows], batch.xb[0]))
+            choices.append((batch.xb[0][got.rows], batch.xb[0]))
             return got
     learn,epochs = follow(Spy(beta=1, warmup=0, seed=0, presample=k))
-    i = 0
+
+    in_turn = iter(choices)
     for batches,steps in epochs:
         n_looks = -(-len(batches)//k)
-        kept = torch.cat([x for x,_ in chosen[i:i+n_looks]])
-        trained,i = torch.cat(steps),i+n_looks
-        assert torch.equal(trained[:len(kept)], kept)
-        more = {x.numpy().tobytes() for x in trained[len(kept):]}
-        assert len(more)==len(trained)-len(kept)<16 and more<={x.numpy().tobytes() for x in chosen[i-1][1]} and not more & {x.numpy().tobytes() for x in kept}
-    assert i==len(chosen)
+        own = [next(in_turn) for _ in range(n_looks)]
+        chosen,trained = torch.cat([x for x,_ in own]),torch.cat(steps)
+        assert torch.equal(trained[:len(chosen)], chosen)
+
+        more,last_pool = trained[len(chosen):],own[-1][1]
+        assert len(keys(more))==len(more)<16
+        assert keys(more)<=keys(last_pool)
+        assert not keys(more) & keys(chosen)
+    assert next(in_turn, None) is None
 
 def test_weighted_items_of_several_batches_are_scored_together():
     class Weighs(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(len(scores)//2), torch.full((len(scores)//2,), 2.))
-    learn = quiet_fit(table_learner(n=32+336, drop_last=True, cbs=Weighs(warmup=0, gather=True, presample=2)), 1)
-    stats = learn.selection.stats
-    assert stats.trained.sum()==stats.kept.sum()==336//2 and stats[stats.trained>0].trained.tolist()==[16]*10+[8] # not filled up
+        def choose(self, scores):
+            half = len(scores)//2
+            return Chosen(torch.arange(half), torch.full((half,), 2.))
+    cb = Weighs(warmup=0, gather=True, presample=2)
+    stats = quiet_fit(table_learner(n=32+336, drop_last=True, cbs=cb), 1).selection.stats
+    assert stats.trained.sum()==stats.kept.sum()==336//2
+    assert stats[stats.trained>0].trained.tolist()==[16]*10+[8] # not filled up
 
 def test_what_presample_and_passes_refuse():
     for k,v in dict(scale_factor=.5, precision='bf16', scorer=nn.Linear(1, 1)).items():
-        with pytest.raises(ValueError, match='passes: got 1, so that there is no scoring pass'): TopLossCallback(passes=1, **{k: v})
+        with pytest.raises(ValueError, match='passes: got 1, so that there is no scoring pass'):
+            TopLossCallback(passes=1, **{k: v})
     for bad in 3,'auto':
         with pytest.raises(ValueError, match=f'passes: got {bad!r}, wanted 1 or 2'): TopLossCallback(passes=bad)
-    with pytest.raises(ValueError, match='presample: got 2 with passes=1.*wanted passes=2 and gather=True'): SelectiveBackpropCallback(passes=1, presample=2)
-    with pytest.raises(ValueError, match='presample: got 2 with passes=2 and gather=False, wanted passes=2 and gather=True'): TopLossCallback(presample=2)
+
+    with pytest.raises(ValueError, match='presample: got 2 with passes=1.*wanted passes=2 and gather=True'):
+        SelectiveBackpropCallback(passes=1, presample=2)
+    with pytest.raises(ValueError, match='presample: got 2 with passes=2 and gather=False, '
+                                         'wanted passes=2 and gather=True'):
+        TopLossCallback(presample=2)
     with pytest.raises(ValueError, match='presample: got 0'): TopLossCallback(presample=0, gather=True)
-    with pytest.raises(ValueError, match='passes: got 1, but importance sampling draws from several batches'): ImportanceSamplingCallback(passes=1)
+    with pytest.raises(ValueError, match='passes: got 1, but importance sampling draws from several batches'):
+        ImportanceSamplingCallback(passes=1)
 
 # before each pull it is asked whether that batch is chosen from
+class InBetween:
+    "By hand, with the hardest quarter of each look: some batches train as they are, and what waits goes on waiting"
+    def __init__(self, presample):
+        self.presample = presample
+        self.steps = []
+        self.look,self.waiting = [],torch.zeros(0, 4) # batches to be looked at together, and items that are chosen
+        self.last = None # the pool that was chosen from last, unless another batch has trained since
+
+    def choose(self):
+        self.last = together(self.look)
+        self.look = []
+        self.waiting = torch.cat([self.waiting, hardest(self.last, len(self.last[0])//4)])
+    def train_whole(self, batch):
+        if self.look: self.choose() # those that had come are chosen from
+        self.steps.append(batch[0])
+        self.last = None
+    def read(self, batch):
+        self.look.append(batch)
+        if len(self.look)==self.presample: self.choose()
+        self.train_full_ones()
+    def train_full_ones(self):
+        while len(self.waiting)>=16:
+            self.steps.append(self.waiting[:16])
+            self.waiting = self.waiting[16:]
+    def end(self):
+        if self.look: self.choose()
+        self.train_full_ones()
+        if not len(self.waiting): return
+        step = [self.waiting]
+        if self.last: # they are filled up, if the last batch was chosen from
+            step.append(next_hardest(self.last, len(self.last[0])//4, 16-len(self.waiting)))
+        self.steps.append(torch.cat(step))
+
 @pytest.mark.parametrize('presample', [1, 2])
 @pytest.mark.parametrize('interrupt', [2, 3, 5])
 def test_a_batch_in_between_trains_as_it_is(interrupt, presample):
     "What waits goes on waiting for the next one that is chosen from, or for the epoch's end"
-    learn,epochs = follow(TopLossCallback(keep=.25, warmup=0, gather=True, interrupt=interrupt, presample=presample), n=32+176)
+    cb = TopLossCallback(keep=.25, warmup=0, gather=True, interrupt=interrupt, presample=presample)
+    learn,epochs = follow(cb, n=32+176)
     for batches,steps in epochs:
-        wanted,pool,look,last = [],[],[],None
-        def choose():
-            x,losses = (torch.cat([o[j] for o in look]) for j in (0,2))
-            order = losses.argsort(descending=True)
-            pool.extend(x[order[:len(x)//4].sort().values])
-            look.clear()
-            return x,order[len(x)//4:]
-        for i,b in enumerate(batches, 1):
-            if i%interrupt==0:
-                if look: choose() # those that had come are chosen from
-                wanted.append(b[0])
-                last = None
-                continue
-            look.append(b)
-            if len(look)==presample: last = choose()
-            while len(pool)>=16:
-                wanted.append(torch.stack(pool[:16]))
-                del pool[:16]
-        if look: last = choose()
-        while len(pool)>=16:
-            wanted.append(torch.stack(pool[:16]))
-            del pool[:16]
-        if pool: # they are filled up, if the last batch was chosen from
-            more = last[0][last[1][:16-len(pool)].sort().values] if last else torch.zeros(0, 4)
-            wanted.append(torch.cat([torch.stack(pool), more]))
-        assert len(steps)==len(wanted) and all(torch.equal(a, b) for a,b in zip(steps, wanted))
-    stats = learn.selection.stats
+        wanted = InBetween(presample)
+        for i,batch in enumerate(batches, 1):
+            if i%interrupt==0: wanted.train_whole(batch)
+            else: wanted.read(batch)
+        wanted.end()
+        assert_same_steps(steps, wanted.steps)
+
+    stats = cb.stats
     whole = stats[(stats.seen>0) & ((stats.step+1)%interrupt==0)]
-    assert not whole.scored.any() and (whole.trained==16).all() and (whole.kept==16).all() and learn.selection.report.left==0
+    assert not whole.scored.any()
+    assert (whole.trained==16).all()
+    assert (whole.kept==16).all()
+    assert cb.report.left==0
+
+def assert_same_steps(got, wanted):
+    for a,b in zip(got, wanted, strict=True): assert torch.equal(a, b)
 
 def test_the_window_is_asked_for_each_batch():
     "By the trained share that the loader has come to"
-    learn,epochs = follow(TopLossCallback(keep=.25, warmup=0, gather=True, start=.25, end=.75), n=32+160, n_epoch=2)
-    scored = learn.selection.stats.query('seen>0').scored.tolist()
+    cb = TopLossCallback(keep=.25, warmup=0, gather=True, start=.25, end=.75)
+    learn,epochs = follow(cb, n=32+160, n_epoch=2)
+    scored = cb.stats.query('seen>0').scored.tolist()
     assert scored==[.25<=i/20<.75 for i in range(20)]
-    first,second = (steps for _,steps in epochs)
-    assert [len(o) for o in first]==[16]*5+[16,16] and [len(o) for o in second]==[16]+[16]*5+[4] # 5 of 10 are looked at; 4 wait for the epoch's end
 
-def hardest(batch, n):
-    "The `n` hardest items of a batch, in its order"
-    x,_,losses = batch
-    return x[losses.argsort(descending=True)[:n].sort().values]
+    first,second = ([len(step) for step in steps] for _,steps in epochs)
+    assert first==[16]*5+[16,16]
+    assert second==[16]+[16]*5+[4] # 5 of 10 are looked at; 4 wait for the epoch's end
 
 def test_the_gain_is_asked_for_each_batch():
     "Where it is too small for a batch, those that had come are chosen from, and that one trains as it is"
@@ -284,11 +370,13 @@ def test_the_gain_is_asked_for_each_batch():
     learn,((batches,steps),) = follow(Spy(tau=1., warmup=0, seed=0), n=32+160, n_epoch=1)
     stats = learn.selection.stats
     assert stats.query('seen>0').scored.tolist()==[i not in (0,5) for i in range(10)]
-    assert torch.equal(steps[0], batches[0][0]) and torch.equal(steps[2], batches[5][0])
+    assert len(steps)==6
+    assert torch.equal(steps[0], batches[0][0])
+    assert torch.equal(steps[2], batches[5][0])
     for step,pool in zip((1,3,4,5), ((1,2,3),(4,),(6,7,8),(9,)), strict=True):
-        known = {x.numpy().tobytes() for i in pool for x in batches[i][0]}
-        assert len(steps[step])==16 and all(x.numpy().tobytes() in known for x in steps[step])
-    assert len(steps)==6 and stats[stats.trained>0].seen.tolist()==[16,16,16,0,16,16] # a step more for what was drawn from batch 4
+        assert len(steps[step])==16
+        assert keys(steps[step])<=keys(torch.cat([batches[i][0] for i in pool]))
+    assert stats[stats.trained>0].seen.tolist()==[16,16,16,0,16,16] # a step more for what was drawn from batch 4
 
 def test_a_meter_that_stands_aside_is_asked_for_each_batch():
     class Spy(TopLossCallback):
@@ -297,17 +385,19 @@ def test_a_meter_that_stands_aside_is_asked_for_each_batch():
             return super().meet(batch)
     learn,((batches,steps),) = follow(Spy(keep=.25, warmup=0, gather=True), n=32+160, n_epoch=1)
     stats = learn.selection.stats
-    assert stats.scored.tolist()==[i not in (2,3,6) for i in range(10)] and stats.trained.tolist()==[0,0,16,16,0,16,16,0,0,16]
-    last = torch.cat([hardest(batches[i], 4) for i in (7,8,9)])
-    more = batches[9][2].argsort(descending=True)[4:8].sort().values # they fill it up
-    wanted = batches[2][0],batches[3][0],torch.cat([hardest(batches[i], 4) for i in (0,1,4,5)]),batches[6][0],torch.cat([last, batches[9][0][more]])
-    assert all(torch.equal(a, b) for a,b in zip(steps, wanted, strict=True))
+    assert stats.scored.tolist()==[i not in (2,3,6) for i in range(10)]
+    assert stats.trained.tolist()==[0,0,16,16,0,16,16,0,0,16]
+
+    def chosen(*numbers): return torch.cat([hardest(batches[i], 4) for i in numbers])
+    more = next_hardest(batches[9], 4, 4) # they fill the last step up
+    wanted = batches[2][0],batches[3][0],chosen(0,1,4,5),batches[6][0],torch.cat([chosen(7,8,9), more])
+    assert_same_steps(steps, wanted)
 
 def test_a_resumed_copy_is_first_made_of_what_the_warm_up_trained():
     "As it is without the stop in between"
     def made(): return TopLossCallback(.5, auto=False, scorer=ModelCopy(every=10**6))
     learn = quiet_fit(table_learner(cbs=made()), 1)
-    trained = {k: v.clone() for k,v in learn.model.state_dict().items()}
+    trained = weights(learn)
     then = table_learner(seed=9, cbs=made())
     then.model.load_state_dict(trained)
     then.selection.load_state_dict(learn.selection.state_dict())

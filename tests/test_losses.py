@@ -18,7 +18,8 @@ def name_of(o):
 
 torch.manual_seed(0)
 n,classes = 5,4
-logits,label = torch.randn(n, classes),torch.randint(0, classes, (n,))
+logits = torch.randn(n, classes)
+label = torch.randint(0, classes, (n,))
 labels = (torch.rand(n, classes)>.5).float()
 maps,mask = torch.randn(n, classes, 6, 7),torch.randint(0, classes, (n, 6, 7))
 mask[0,:3],mask[1] = 255,255
@@ -26,17 +27,20 @@ weight = torch.tensor([.5,1.,2.,4.])
 
 def by_hand_ce(pred, target, weight=None, ignore=None):
     "Cross-entropy of each item, element by element in float64"
-    res = []
-    for p,t in zip(pred.double(), target):
+    if weight is None: weight = torch.ones(classes)
+    def item_loss(p, t):
         p = p.reshape(classes, -1).T
-        losses = [-(p[i,c]-p[i].exp().sum().log())*(weight[c].double() if weight is not None else 1)
+        losses = [-(p[i,c]-p[i].exp().sum().log())*weight[c].double()
             for i,c in enumerate(t.reshape(-1).tolist()) if c!=ignore]
-        res.append(sum(losses)/len(losses) if losses else torch.tensor(0.).double())
-    return torch.stack(res)
+        return sum(losses)/len(losses) if losses else torch.tensor(0.).double()
+    return torch.stack([item_loss(p, t) for p,t in zip(pred.double(), target)])
 
 def by_hand_bce(pred, target):
+    "Binary cross-entropy of each item, in float64"
     p = 1/(1+(-pred.double()).exp())
     return -(target*p.log()+(1-target)*(1-p).log()).mean(1)
+
+def by_hand_kl(log_p, target): return (target.double()*(target.double().log()-log_p.double())).mean(1)
 
 @pytest.mark.parametrize('loss,pred,y,wanted', [
     (CrossEntropyLossFlat(), logits, label, by_hand_ce(logits, label)),
@@ -52,22 +56,25 @@ def by_hand_bce(pred, target):
     (MSELossFlat(), logits, labels, ((logits-labels).double()**2).mean(1)),
     (L1LossFlat(), logits, labels, (logits-labels).double().abs().mean(1)),
     (nn.KLDivLoss(reduction='batchmean'), logits.log_softmax(1), labels.softmax(1),
-        (labels.softmax(1).double()*(labels.softmax(1).double().log()-logits.double().log_softmax(1))).mean(1)),
+        by_hand_kl(logits.double().log_softmax(1), labels.softmax(1))),
     (partial(CrossEntropyLossFlat()), logits, label, by_hand_ce(logits, label)),
 ], ids=name_of)
 def test_item_losses_by_hand(loss, pred, y, wanted):
     got = item_losses(loss, pred, y)
-    assert got.dtype==torch.float32 and got.shape==(n,)
+    assert got.dtype==torch.float32
+    assert got.shape==(n,)
     torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-6)
 
 def test_losses_whose_mean_is_the_batch_loss():
-    for f in LabelSmoothingCrossEntropyFlat(),FocalLossFlat(),nn.CrossEntropyLoss(label_smoothing=.1):
-        torch.testing.assert_close(item_losses(f, logits, label).mean(), torch.as_tensor(f(logits, label)), check_dtype=False)
+    for loss in LabelSmoothingCrossEntropyFlat(),FocalLossFlat(),nn.CrossEntropyLoss(label_smoothing=.1):
+        wanted = torch.as_tensor(loss(logits, label))
+        torch.testing.assert_close(item_losses(loss, logits, label).mean(), wanted, check_dtype=False)
 
 def test_dice_is_the_mean_over_classes():
     target = torch.randint(0, classes, (n, 6, 7))
     p,one_hot = maps.double().softmax(1),F.one_hot(target, classes).permute(0,3,1,2).double()
-    wanted = 1-(2*(p*one_hot).sum((2,3))+1e-6)/((p+one_hot).sum((2,3))+1e-6)
+    both,either = (p*one_hot).sum((2,3)),(p+one_hot).sum((2,3))
+    wanted = 1-(2*both+1e-6)/(either+1e-6)
     torch.testing.assert_close(item_losses(DiceLoss(), maps, target), wanted.mean(1).float())
 
 def test_half_precision_is_summed_in_float32():
@@ -98,26 +105,37 @@ def has_none(pred, targ): return (pred-targ).mean()
 def not_traceable(pred, targ): return (pred-targ).mean() if pred.sum().item()<1e9 else pred.sum()
 def of_numbers(pred, targ): return float((pred-targ).mean())
 
-@pytest.mark.parametrize('loss,way', [(HasNone(), 'vmap'), (has_none, 'vmap'), (Ignores(), 'vmap'), (ReadOnly(), 'vmap'), (partial(has_none), 'vmap'),
-    (lambda p,t,reduction='mean': (p-t).mean(), 'vmap'), (not_traceable, 'loop'), (of_numbers, 'loop')], ids=name_of)
+@pytest.mark.parametrize('loss,way', [
+    (HasNone(), 'vmap'),
+    (has_none, 'vmap'),
+    (Ignores(), 'vmap'),
+    (ReadOnly(), 'vmap'),
+    (partial(has_none), 'vmap'),
+    (lambda p,t,reduction='mean': (p-t).mean(), 'vmap'),
+    (not_traceable, 'loop'),
+    (of_numbers, 'loop')], ids=name_of)
 def test_losses_that_return_one_number_are_taken_item_by_item(loss, way):
     got,how = item_losses_how(loss, logits, labels)
-    assert how==way and got.dtype==torch.float32
+    assert how==way
+    assert got.dtype==torch.float32
     torch.testing.assert_close(got, (logits-labels).double().mean(1).float())
     torch.testing.assert_close(separable_losses(loss, logits, labels), got)
 
 def test_losses_that_return_one_number_take_dicts_and_several_targets():
     def loss(pred, y, w): return ((pred['a']-y)*w).mean()
     w = torch.rand(n, 1)
-    torch.testing.assert_close(item_losses(loss, {'a':logits, 'size':3}, labels, w), ((logits-labels)*w).double().mean(1).float())
+    got = item_losses(loss, {'a':logits, 'size':3}, labels, w)
+    torch.testing.assert_close(got, ((logits-labels)*w).double().mean(1).float())
 
+def squared_distances(pred): return (pred[:,None]-pred).square().sum(-1)
 def contrastive(pred, y):
-    same = y[:,None]==y
-    distance = (pred[:,None]-pred).square().sum(-1)
+    same,distance = y[:,None]==y,squared_distances(pred)
     return torch.where(same, distance, (4-distance).clamp(min=0)).mean()
 def batch_hard_triplet(pred, y):
-    distance,same = (pred[:,None]-pred).square().sum(-1),y[:,None]==y
-    return (distance.masked_fill(~same, 0).amax(1)-distance.masked_fill(same, 1e3).amin(1)+1).clamp(min=0).mean()
+    same,distance = y[:,None]==y,squared_distances(pred)
+    farthest = distance.masked_fill(~same, 0).amax(1)
+    nearest_other = distance.masked_fill(same, 1e3).amin(1)
+    return (farthest-nearest_other+1).clamp(min=0).mean()
 def batch_dice(pred, y):
     p,t = pred.sigmoid(),F.one_hot(y, classes)
     return 1-2*(p*t).sum()/(p+t).sum()
@@ -127,13 +145,18 @@ def weighted_by_batch(pred, y): return F.cross_entropy(pred, y, weight)
 @pytest.mark.parametrize('loss', [contrastive, batch_hard_triplet, batch_dice, root_mean_square, weighted_by_batch])
 def test_losses_that_mix_items_are_refused(loss):
     y = torch.tensor([0,1,0,3,1])
-    with pytest.raises(ValueError, match=f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='): separable_losses(loss, logits, y)
+    refused = f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='
+    with pytest.raises(ValueError, match=refused): separable_losses(loss, logits, y)
 
 def test_losses_that_fail_on_one_item_are_refused():
-    with pytest.raises(ValueError, match='fails on a batch of one item.*item_loss='): item_losses(lambda p,y: F.triplet_margin_loss(p[0], p[1], p[2]), logits, label)
+    def of_three(pred, y): return F.triplet_margin_loss(pred[0], pred[1], pred[2])
+    with pytest.raises(ValueError, match='fails on a batch of one item.*item_loss='):
+        item_losses(of_three, logits, label)
 
 def test_unreduced_losses_of_another_number_are_refused_with_shapes():
-    with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items.*item_loss='): item_losses(lambda p,t,reduction: torch.zeros(7), logits, labels)
+    def seven(pred, y, reduction): return torch.zeros(7)
+    with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items.*item_loss='):
+        item_losses(seven, logits, labels)
 
 @pytest.mark.parametrize('loss', [HasNone(), has_none, ReadOnly()])
 def test_nothing_unreduced_is_made_up(loss):
@@ -147,10 +170,15 @@ def test_n_items():
 def test_entropy_by_hand():
     p = logits.double().softmax(1)
     torch.testing.assert_close(entropy_score(logits), -(p*p.log()).sum(1).float())
+
     q = logits.double().sigmoid()
-    torch.testing.assert_close(entropy_score(logits, multi_label=True), -(q*q.log()+(1-q)*(1-q).log()).mean(1).float())
+    by_label = q*q.log()+(1-q)*(1-q).log()
+    torch.testing.assert_close(entropy_score(logits, multi_label=True), -by_label.mean(1).float())
+
     p = maps.double().softmax(1)
-    torch.testing.assert_close(get_score('entropy', CrossEntropyLossFlat(axis=1))(maps, mask), -(p*p.log()).sum(1).mean((1,2)).float())
+    score = get_score('entropy', CrossEntropyLossFlat(axis=1))
+    torch.testing.assert_close(score(maps, mask), -(p*p.log()).sum(1).mean((1,2)).float())
+
     assert entropy_score(torch.tensor([[1e4,-1e4]])).isfinite().all()
 
 def test_scores_refuse():

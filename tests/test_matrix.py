@@ -132,7 +132,9 @@ def note_scores(cb):
 
 def note_loads(cb):
     "By epoch, what a method goes by when it chooses before loading: indices, losses, and its random numbers"
-    loads,choose_items = {},cb.choose_items
+    loads = {}
+    if not isinstance(cb, EpochSelection): return loads
+    choose_items = cb.choose_items
     def noting(idxs):
         gen,losses = torch.Generator().set_state(cb.generator.get_state()),cb.memory.loss.tolist()
         chosen = choose_items(idxs)
@@ -235,7 +237,7 @@ def check_laws(epochs, cb):
 
         extra = rows.trained.sum()-rows.kept.sum()
         never_alone = (rows.kept<2) & (rows.trained<=2)
-        if cb.gathers:
+        if gathers(cb):
             assert trained[:-1]==[BS]*(len(trained)-1)
             assert 0<=extra<=BS
         else: assert ((rows.trained==rows.kept) | never_alone).all()

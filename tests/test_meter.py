@@ -97,7 +97,7 @@ class Steps:
             chosen = selecting and not self.meter.is_aside
             self.meter.arrive(waited, chosen)
             if self.meter.is_measuring: self.tell(self.meter.try_parts(n, BS, self.trial, self.look, chosen))
-            if selecting and not chosen: self.meter.look_again(lambda: kept)
+            if selecting and not chosen and self.meter.is_time_to_look(): self.meter.reconsider(kept)
             if chosen:
                 with self.meter.timing(): self.time.tick(self.score+self.choice)
                 self.tell(self.meter.observe(kept))
@@ -165,8 +165,10 @@ def test_it_looks_again_more_and_more_seldom(monkeypatch):
     assert s.meter.is_aside and len(s.said)==1
     asked = []
     def look(n, share):
-        def keeps(): asked.append(share); return share
-        for _ in range(n): s.meter.look_again(keeps)
+        for _ in range(n):
+            if not s.meter.is_time_to_look(): continue
+            asked.append(share)
+            s.meter.reconsider(share)
     look(9, .1)
     assert not asked
     look(1, .9)
@@ -247,8 +249,8 @@ def test_what_a_step_takes_adds_up(kept, method, wait):
     "In numbers and in words, waiting included"
     meter = CostMeter(**method)
     for _ in range(3): meter.note(full=2.77, small=1.03, score=.913, step=3.019, wait=wait)
-    meter.small_share,meter.share = 1/3,kept
-    meter.settle(meter.cost_of(kept))
+    meter.steps.note_size(1/3)
+    meter.settle(meter.cost_of(kept), kept)
     parts,plain = cost_parts(meter.times, 1/3, kept, **method),3.019+wait
     assert math.isclose(sum(parts.values())/plain, meter.cost) and min(parts.values())>=0 and math.isclose(parts['scoring'], .913*method.get('score_share', 1.))
     assert sums_up(meter.in_words) and f'takes {meter.cost:.2f} of a plain one of {1000*plain:.3g} ms' in meter.in_words and 'pay' not in meter.in_words
@@ -394,7 +396,7 @@ def test_a_selection_that_does_not_pay_is_told_of_or_stands_aside(cls, kwargs, a
     if auto is False: assert not clock.trials and not said and chosen>20
     else: assert said.count('selecting saves no time here')==1 and 0<clock.trials<=6
     if auto=='warn': assert 'It goes on' in said and chosen>20
-    decides = (4+5 if learn.selection.gathers else 5)-warmup*(4 if learn.selection.gathers else 5) # where batches are gathered, it is the share kept that says it
+    decides = (4+5 if gathers(learn.selection) else 5)-warmup*(4 if gathers(learn.selection) else 5) # where batches are gathered, it is the share kept that says it
     if auto is True: assert 'It stands aside' in said and chosen==decides and (stats.trained==stats.seen).sum()>=31
     if auto: assert sums_up(learn.selection.card) and 'pay' not in learn.selection.card
 
@@ -422,7 +424,7 @@ def test_it_selects_again_once_less_is_kept(monkeypatch, capsys):
 def known(cb, monkeypatch, **times):
     "A meter that has measured already"
     monkeypatch.setattr(CostMeter, 'forget', lambda self: None)
-    cb.meter.small_share = 1/3
+    cb.meter.steps.note_size(1/3)
     for _ in range(3): cb.meter.note(**(dict(full=3., small=1., score=1., step=3., wait=0.) | times))
 
 def test_one_odd_batch_does_not_reopen_a_selection_for_good(monkeypatch):
@@ -524,13 +526,11 @@ def test_importance_sampling_stands_aside_and_looks_again(monkeypatch):
 def test_stale_losses_that_stand_aside_look_again(monkeypatch):
     monkeypatch.setattr(CostMeter, 'every', 3)
     learn,shares = table_learner(n=32+320, cbs=(cb := StaleLossCallback(2, n=3, auto=True))),[]
-    look_again = CostMeter.look_again
+    reconsider = CostMeter.reconsider
     def noting(self, kept):
-        def noted():
-            shares.append((cb.epoch, kept()))
-            return shares[-1][1]
-        look_again(self, noted)
-    monkeypatch.setattr(CostMeter, 'look_again', noting)
+        shares.append((cb.epoch, kept))
+        reconsider(self, kept)
+    monkeypatch.setattr(CostMeter, 'reconsider', noting)
     known(cb, monkeypatch)
     cb.meter.cost,cb.meter.is_aside = 1.5,True
     quiet_fit(learn, 6)
@@ -615,5 +615,5 @@ def test_a_loss_without_reduction_is_computed_once_at_rest():
     learn.add_cb(Notes())
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn, 1)
-    assert cb.scorer.losses.how=='loop' and calls.count(16)<=10+3 and calls[-5:]==[16]*5
+    assert cb.losses.how=='loop' and calls.count(16)<=10+3 and calls[-5:]==[16]*5
     assert cb.stats.full_loss.tolist()==pytest.approx(losses)

@@ -420,7 +420,7 @@ def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make):
         order,run_valid = 60,False
         def after_batch(self):
             cb = self.learn.selection
-            waited.append(len(cb.delivery))
+            waited.append(n_waiting(cb))
             assert not holds_batches(cb.state_dict())
     learn = item_learner([make(), Saves()])
     quiet_fit(learn, 1)
@@ -438,7 +438,7 @@ def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
     first = item_learner([cls(**kwargs), Picks()], path=tmp_path)
     quiet_fit(first, 6, cbs=StopAfter(3))
     first.save('half')
-    assert not len(first.selection.delivery) and not holds_batches(first.selection.state_dict())
+    assert not n_waiting(first.selection) and not holds_batches(first.selection.state_dict())
     torch.save(first.selection.state_dict(), tmp_path/'selection.pth')
     states = random.getstate(),np.random.get_state(),torch.get_rng_state(),first.dls.train.rng.getstate()
     then = item_learner([cls(**kwargs), Picks()], path=tmp_path)

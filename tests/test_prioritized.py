@@ -15,30 +15,46 @@ from torch.nn import functional as F
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 def shares(losses, alpha):
-    "p_i = l_i^alpha over their sum: what is not finite counts as the highest finite loss; where some are negative, the lowest counts as 0; if nothing counts all are alike"
+    "p_i = l_i^alpha over their sum, or 1/n where all count nothing"
     known = [l for l in losses if math.isfinite(l)]
-    highest,lowest = max(known, default=0.),min([0., *known])
+    highest = max(known, default=0.) # what is not finite counts as the highest finite loss
+    lowest = min([0., *known]) # where some are negative, the lowest counts as 0
     powers = [((l if math.isfinite(l) else highest)-lowest)**alpha for l in losses]
-    return [w/sum(powers) if sum(powers) else 1/len(losses) for w in powers]
+    total = sum(powers)
+    return [w/total if total else 1/len(losses) for w in powers]
 
 def is_own(j, u): return (j+1)*u//1>j*u//1 # of a Fraction
 def mixed(n, u): return [is_own(j, Fraction(str(u))) for j in range(n)]
 
-LOSSES = dict(plain=[.5,2.,.1,3.,1.,1.], unknown=[math.nan,2.,.1,math.inf,-math.inf,4.], negative=[-1.,0.,.5,2.,-math.inf], zero=[0.]*5, only_negative=[-1.,-2.,math.nan], none_known=[math.nan]*3,
-    zero_or_unknown=[0.,math.nan,0.,math.inf], huge=[1e38,3e38,1.], tiny=[1e-38,3e-38,2e-38])
+LOSSES = dict(
+    plain=[.5,2.,.1,3.,1.,1.],
+    unknown=[math.nan,2.,.1,math.inf,-math.inf,4.],
+    negative=[-1.,0.,.5,2.,-math.inf],
+    zero=[0.]*5,
+    only_negative=[-1.,-2.,math.nan],
+    none_known=[math.nan]*3,
+    zero_or_unknown=[0.,math.nan,0.,math.inf],
+    huge=[1e38,3e38,1.],
+    tiny=[1e-38,3e-38,2e-38])
+
+def is_near(share, p, n):
+    "Is the share of `n` draws that each item got its probability, within 4 sigma?"
+    return ((share-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
 
 @pytest.mark.parametrize('alpha', [0., .5, 1., 2.])
 @pytest.mark.parametrize('losses', LOSSES.values(), ids=LOSSES)
 def test_items_are_drawn_as_often_as_the_power_of_their_loss_says(losses, alpha):
-    p,n = torch.tensor(shares(losses, alpha), dtype=torch.float64),20_000
+    n = 20_000
+    p = torch.tensor(shares(losses, alpha), dtype=torch.float64)
     torch.testing.assert_close(priorities(torch.tensor(losses), alpha), p, rtol=1e-5, atol=0.)
-    drawn = torch.bincount(prioritized(torch.tensor(losses), n, alpha, gen()).rows, minlength=len(losses))/n
-    assert ((drawn-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
+    rows = prioritized(torch.tensor(losses), n, alpha, gen()).rows
+    assert is_near(torch.bincount(rows, minlength=len(losses))/n, p, n)
 
 def test_nothing_to_draw_from():
     empty = torch.zeros(0)
     with pytest.raises(ValueError, match='got no items to draw 3 from'): prioritized(empty, 3)
-    assert prioritized(empty, 0).rows.tolist()==prioritized(torch.ones(2), 0).rows.tolist()==prioritized_epoch(empty).rows.tolist()==[]
+    for chosen in (prioritized(empty, 0), prioritized(torch.ones(2), 0), prioritized_epoch(empty)):
+        assert chosen.rows.tolist()==[]
 
 def test_draws_are_independent():
     "Also of each other's place in the epoch: each position is drawn alike"
@@ -68,11 +84,13 @@ def test_shares_that_no_float_is_are_exact(a, b):
 @pytest.mark.parametrize('bs', [1, 4, 16, 30])
 def test_any_batch_is_mixed_alike(u, bs):
     "Wherever it begins"
-    own = own_positions(200, u).long()
+    own,exact = own_positions(200, u).long(),Fraction(str(u))
     counts = own.unfold(0, bs, 1).sum(1)
-    assert set(counts.tolist())<={math.floor(Fraction(str(u))*bs),math.ceil(Fraction(str(u))*bs)} and own.sum()==math.floor(Fraction(str(u))*200)
+    assert set(counts.tolist())<={math.floor(exact*bs),math.ceil(exact*bs)}
+    assert own.sum()==math.floor(exact*200)
 
 def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
+
 def linear():
     "The same weights in whatever order tests run"
     set_seed(0)
@@ -87,7 +105,9 @@ def followed(learn, n_epoch, **kwargs):
     "The epochs of a fit, and the order in which the loader itself would have drawn its items in each"
     dl,orders = learn.dls.train,[]
     draw = dl.get_idxs
-    def noted(): orders.append([int(i) for i in draw()]); return orders[-1]
+    def noted():
+        orders.append([int(i) for i in draw()])
+        return orders[-1]
     dl.get_idxs = noted
     epochs = trained_only(learn, n_epoch, **kwargs).diary.epochs
     del dl.get_idxs
@@ -96,22 +116,29 @@ def followed(learn, n_epoch, **kwargs):
 @pytest.mark.parametrize('bs,drop_last', [(16,False), (16,True), (32,False), (100,False), (25,True)])
 @pytest.mark.parametrize('u', [0., .3, .7])
 def test_batches_are_as_many_as_ever_and_keep_their_own_items_where_they_were(u, bs, drop_last):
-    epochs,orders = followed(learner(PrioritizedSamplingCallback(uniform=u, warmup=1), bs=bs, drop_last=drop_last), 4)
+    selection = PrioritizedSamplingCallback(uniform=u, warmup=1)
+    epochs,orders = followed(learner(selection, bs=bs, drop_last=drop_last), 4)
     sizes = [bs]*(100//bs)+[100%bs]*(not drop_last and 100%bs>0)
+    exact = Fraction(str(u))
     for e,(epoch,order) in enumerate(zip(epochs, orders, strict=True)):
         own = mixed(100, u if e else 1)
         kept = [i==o for i,o in zip(items_of(epoch), order)]
-        assert [len(batch) for batch,*_ in epoch]==sizes and all(k for k,o in zip(kept, own) if o) and (sum(kept)<sum(own)+20 or not e)
-        at = [j*bs for j in range(len(sizes))]
-        assert all(sum(own[a:a+n]) in (math.floor(n*Fraction(str(u))),math.ceil(n*Fraction(str(u)))) for a,n in zip(at, sizes)) or not e
+        assert [len(batch) for batch,*_ in epoch]==sizes
+        assert all(k for k,o in zip(kept, own) if o)
+        if e==0: continue # the warm-up
+        assert sum(kept)<sum(own)+20
+        for start,n in zip(range(0, 100, bs), sizes):
+            assert sum(own[start:start+n]) in (math.floor(n*exact),math.ceil(n*exact))
 
 # how often
 @pytest.mark.parametrize('alpha', [0., .5, 1.])
 def test_over_epochs_each_item_is_drawn_as_often_as_its_loss_says(alpha):
     learn = learner(PrioritizedSamplingCallback(alpha, uniform=.25, seed=0, warmup=1), linear(), bs=100)
     p,own = torch.tensor(shares(losses_of(learn).tolist(), alpha)),mixed(100, .25)
-    drawn = [i for epoch in trained_only(learn, 61, lr=0.).diary.epochs[1:] for i,o in zip(items_of(epoch), own) if not o]
-    assert len(drawn)==60*75 and ((torch.bincount(torch.tensor(drawn), minlength=100)/4500-p).abs()<=4*(p*(1-p)/4500).sqrt()).all()
+    epochs = trained_only(learn, 61, lr=0.).diary.epochs[1:]
+    drawn = [i for epoch in epochs for i,is_kept in zip(items_of(epoch), own) if not is_kept]
+    assert len(drawn)==60*75
+    assert is_near(torch.bincount(torch.tensor(drawn), minlength=100)/4500, p, 4500)
 
 def test_items_that_never_trained_or_have_no_finite_loss_count_as_the_hardest():
     learn = learner(PrioritizedSamplingCallback(1., uniform=0., seed=0, warmup=1), linear(), bs=100)
@@ -120,29 +147,41 @@ def test_items_that_never_trained_or_have_no_finite_loss_count_as_the_hardest():
         order,run_valid = 70,False
         def after_train(self): self.learn.selection.memory.loss[odd] = torch.tensor([math.nan,math.inf,-math.inf,-3.])
     learn.add_cb(Forget())
-    wanted = loss.index_fill(0, odd, loss[~torch.isin(torch.arange(100), odd)].max())
+    is_known = ~torch.isin(torch.arange(100), odd)
+    wanted = loss.index_fill(0, odd, loss[is_known].max())
     wanted[99] = -3.
     p = (wanted+3)/(wanted+3).sum()
-    drawn = torch.bincount(torch.tensor(sum(map(items_of, trained_only(learn, 26, lr=0.).diary.epochs[1:]), [])), minlength=100)
-    assert drawn[99]==0 and ((drawn/2500-p).abs()<=4*(p*(1-p)/2500).sqrt()).all()
+
+    epochs = trained_only(learn, 26, lr=0.).diary.epochs[1:]
+    drawn = torch.bincount(torch.tensor(sum(map(items_of, epochs), [])), minlength=100)
+    assert drawn[99]==0
+    assert is_near(drawn/2500, p, 2500)
 
 def test_what_the_loader_draws_more_often_is_drawn_more_often_here():
     "In an epoch of a `WeightedDL` an item stands several times, or never; of weight 0 it never comes"
     learn = learner(PrioritizedSamplingCallback(1., uniform=.2, seed=0, warmup=0), linear(), bs=100)
-    ds,wgts,loss = learn.dls.train.dataset,torch.tensor([0.,1.,1.,4.]*25),losses_of(learn)
+    loss,wgts = losses_of(learn),torch.tensor([0.,1.,1.,4.]*25)
+    ds = learn.dls.train.dataset
     learn.dls.loaders[0] = WeightedDL(ds, bs=100, wgts=wgts.numpy(), shuffle=True, num_workers=0)
     epochs,orders = followed(learn, 61, lr=0.)
-    own,got,wanted,variance = mixed(100, .2),torch.zeros(100),torch.zeros(100),torch.zeros(100)
-    known = torch.zeros(100).bool()
+
+    own,known = mixed(100, .2),torch.zeros(100).bool()
+    got,wanted,variance = (torch.zeros(100) for _ in range(3)) # of the draws of each item
     for epoch,order in zip(epochs, orders, strict=True):
         highest = loss[order][known[order]].max() if known[order].any() else 1.
         p = torch.bincount(torch.tensor(order), minlength=100)*torch.where(known, loss, highest)
-        p,known = p/p.sum(),known.index_fill(0, torch.tensor(items_of(epoch)), True)
-        got += torch.bincount(torch.tensor([i for i,o in zip(items_of(epoch), own) if not o]), minlength=100)
-        wanted,variance = wanted+80*p,variance+80*p*(1-p)
-    assert (got[::4]==0).all() and ((got-wanted).abs()<=4*variance.sqrt()).all()
+        p = p/p.sum()
+        known = known.index_fill(0, torch.tensor(items_of(epoch)), True)
+        drawn = [i for i,is_kept in zip(items_of(epoch), own) if not is_kept]
+        got += torch.bincount(torch.tensor(drawn), minlength=100)
+        wanted += 80*p
+        variance += 80*p*(1-p)
+    assert (got[::4]==0).all()
+    assert ((got-wanted).abs()<=4*variance.sqrt()).all()
+
     rate = got/loss # less what the losses say: as the weights
-    assert rate[3::4].mean()/torch.cat([rate[1::4], rate[2::4]]).mean()==pytest.approx(4, rel=.15)
+    of_weight_1,of_weight_4 = torch.cat([rate[1::4], rate[2::4]]),rate[3::4]
+    assert of_weight_4.mean()/of_weight_1.mean()==pytest.approx(4, rel=.15)
 
 # weights
 @pytest.mark.parametrize('u,alpha', [(0.,.5), (.25,1.), (.5,.5)])
@@ -150,36 +189,43 @@ def test_what_the_loader_draws_more_often_is_drawn_more_often_here():
 def test_weights_are_powers_of_how_often_an_item_comes_of_mean_1(u, alpha, correct):
     loss = (torch.rand(40, generator=gen())+.01).double()
     p = torch.tensor(shares(loss.tolist(), alpha)).double()
-    q = u/40+(1-u)*p
+    q = u/40+(1-u)*p # how often an item comes
     w = (1/(40*q))**correct
     w = w/(q*w).sum()
     rows,weight = prioritized_epoch(loss, alpha, u, correct, gen())
     torch.testing.assert_close(weight.double(), w[rows], rtol=1e-5, atol=0.)
-    assert (q*w).sum().item()==pytest.approx(1) and (correct!=1 or (q*w*40).tolist()==pytest.approx([1.]*40)) # unbiased
-    assert prioritized_epoch(loss, alpha, u, 0., gen()).weight is None is prioritized_epoch(loss, alpha, 1., correct, gen()).weight
+    assert (q*w).sum().item()==pytest.approx(1)
+    if correct==1: assert (q*w*40).tolist()==pytest.approx([1.]*40) # unbiased
+    assert prioritized_epoch(loss, alpha, u, 0., gen()).weight is None
+    assert prioritized_epoch(loss, alpha, 1., correct, gen()).weight is None
 
 def test_the_mean_over_a_corrected_epoch_is_that_of_all_items():
-    loss,x,generator = torch.rand(60, generator=gen(1))**2,torch.randn(60, generator=gen(2)),gen(3)
-    means = []
+    loss,x = torch.rand(60, generator=gen(1))**2,torch.randn(60, generator=gen(2))
+    means,generator = [],gen(3)
     for _ in range(1000):
         order = torch.randperm(60, generator=generator)
         rows,weight = prioritized_epoch(loss[order], 1., .5, 1., generator)
         means.append((x[order][rows]*weight).mean())
     means = torch.stack(means)
-    assert abs(means.mean()-x.mean())<4*means.std()/1000**.5 and means.std()>.01
+    assert abs(means.mean()-x.mean())<4*means.std()/1000**.5
+    assert means.std()>.01
 
 def test_corrected_gradients_are_unbiased():
     "On average over the draws an epoch's gradient is that of all items"
-    learn,sums = learner(PrioritizedSamplingCallback(1., uniform=.5, correct=1., seed=0, warmup=1), linear(), bs=50),[]
+    learn = learner(PrioritizedSamplingCallback(1., uniform=.5, correct=1., seed=0, warmup=1), linear(), bs=50)
+    sums = []
     class Sum(Callback):
         order,run_valid = 60,False
         def before_train(self): self.total = 0.
-        def after_backward(self): self.total = self.total+torch.cat([p.grad.flatten() for p in self.model.parameters()])
+        def after_backward(self):
+            grads = [p.grad.flatten() for p in self.model.parameters()]
+            self.total = self.total+torch.cat(grads)
         def after_train(self): sums.append(self.total/2)
     learn.add_cb(Sum())
     trained_only(learn, 61, lr=0.)
     full,draws = sums[0],torch.stack(sums[1:])
-    assert draws.std(0).min()>.001 and ((draws.mean(0)-full).abs()<4*draws.std(0)/60**.5).all()
+    assert draws.std(0).min()>.001
+    assert ((draws.mean(0)-full).abs()<4*draws.std(0)/60**.5).all()
 
 def test_in_training_weights_go_with_their_items():
     learn = learner(PrioritizedSamplingCallback(.5, uniform=.4, correct=1., warmup=1), linear())
@@ -198,69 +244,107 @@ def test_suspects_come_in_the_own_order_only_and_can_be_cleared():
             suspects.append(set(self.learn.selection.suspects.tolist()))
     learn.add_cb(Turn())
     epochs,orders = followed(learn, 30, lr=0.)
-    assert not any(suspects[:3]) and suspects[3] and suspects[12]==hardest and len(hardest & suspects[-1])<5
+    assert not any(suspects[:3])
+    assert suspects[3]
+    assert suspects[12]==hardest
+    assert len(hardest & suspects[-1])<5
+
     for e in range(2, 30):
-        mine,loaded = ({i: own.count(i) for i in range(100)} for own in ([i for i,o in zip(orders[e], mixed(100, .5)) if o], items_of(epochs[e])))
-        assert all(loaded[i]==mine[i] for i in suspects[e]) and sum(loaded[i]>mine[i] for i in range(100))>15
-    assert any(loaded[i]>mine[i] for i in hardest-suspects[-1])
+        own = Counter(i for i,is_kept in zip(orders[e], mixed(100, .5)) if is_kept)
+        loaded = Counter(items_of(epochs[e]))
+        assert all(loaded[i]==own[i] for i in suspects[e])
+        assert sum(loaded[i]>own[i] for i in range(100))>15
+    assert any(loaded[i]>own[i] for i in hardest-suspects[-1])
 
 @pytest.mark.parametrize('loss', [[5.,0.,0.,0.], [math.nan,0.,-1.,0.], [9.,1.,2.,3.]])
 def test_who_is_not_allowed_is_not_drawn(loss):
     "Even if nobody else has a loss"
-    rows = torch.cat([prioritized_epoch(torch.tensor(loss), 1., 0., 0., gen(s), torch.tensor([False,True,True,True])).rows for s in range(200)])
-    counts = torch.bincount(rows, minlength=4)
-    p = torch.tensor([0.,*shares(loss[1:], 1.)])
-    assert ((counts/800-p).abs()<=4*(p*(1-p)/800).sqrt()).all()
-    assert prioritized_epoch(torch.tensor(loss), 1., 0., 0., gen(), torch.zeros(4).bool()).rows.shape==(4,) # unless nobody is allowed
+    def draw(allowed, seed): return prioritized_epoch(torch.tensor(loss), 1., 0., 0., gen(seed), allowed).rows
+    allowed = torch.tensor([False,True,True,True])
+    counts = torch.bincount(torch.cat([draw(allowed, seed) for seed in range(200)]), minlength=4)
+    assert is_near(counts/800, torch.tensor([0.,*shares(loss[1:], 1.)]), 800)
+    assert draw(torch.zeros(4).bool(), 0).shape==(4,) # unless nobody is allowed
 
 # when, and with what
-@pytest.mark.parametrize('window', [dict(), dict(warmup=0), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3), dict(start=.25, end=.75, warmup=0, interrupt=2)], ids=str)
+WINDOWS = [
+    dict(), dict(warmup=0), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3),
+    dict(start=.25, end=.75, warmup=0, interrupt=2)]
+
+@pytest.mark.parametrize('window', WINDOWS, ids=str)
 def test_when(window):
     w = dict(start=0., end=1., warmup=2, interrupt=0) | window
+    def is_on(e):
+        is_full = w['interrupt'] and (e+1)%w['interrupt']==0
+        return e>=w['warmup'] and w['start']<=e/8<w['end'] and not is_full
     epochs,orders = followed(learner(PrioritizedSamplingCallback(uniform=.3, **window)), 8)
-    on = [e>=w['warmup'] and w['start']<=e/8<w['end'] and not (w['interrupt'] and (e+1)%w['interrupt']==0) for e in range(8)]
-    assert [items_of(epoch)!=order for epoch,order in zip(epochs, orders, strict=True)]==on
+    was_on = [items_of(epoch)!=order for epoch,order in zip(epochs, orders, strict=True)]
+    assert was_on==[is_on(e) for e in range(8)]
 
 def test_numbers_follow_schedules():
-    cb = PrioritizedSamplingCallback(alpha=lambda pct: 2*pct, uniform=lambda pct: pct, correct=lambda pct: pct, warmup=1)
+    def rises(pct): return pct
+    cb = PrioritizedSamplingCallback(alpha=lambda pct: 2*pct, uniform=rises, correct=rises, warmup=1)
     learn = learner(cb, linear())
     loss = losses_of(learn).tolist()
     epochs,orders = followed(learn, 8, lr=0.)
-    for e,(epoch,order) in list(enumerate(zip(epochs, orders, strict=True)))[1:]:
+    for e,(epoch,order) in enumerate(zip(epochs, orders, strict=True)):
+        if e==0: continue # the warm-up
         own = int(100*e/8)/100 # of whole positions
         q = own/100+(1-own)*torch.tensor(shares(loss, e/4))
         w = (1/(100*q))**(e/8)
         w = w/(q*w).sum()
-        assert all(i==o for i,o,kept in zip(items_of(epoch), order, mixed(100, e/8)) if kept) and len(set(items_of(epoch)))<100
+        assert all(i==o for i,o,is_kept in zip(items_of(epoch), order, mixed(100, e/8)) if is_kept)
+        assert len(set(items_of(epoch)))<100
         for batch,weight,_ in epoch: assert weight==pytest.approx(w[batch].tolist(), rel=1e-4)
 
 @pytest.mark.parametrize('drop_last', [False, True])
 def test_all_from_the_own_order_is_plain_training_with_all_options(drop_last):
-    plain,ours = (quiet_fit(numbered_learner(cbs=cb, drop_last=drop_last), 3) for cb in (None, PrioritizedSamplingCallback(1., 1., correct=1., noise_quantile=.5, warmup=0)))
-    assert same(weights(plain), weights(ours)) and plain.recorder.values==[v[:2] for v in ours.recorder.values] and [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
+    cb = PrioritizedSamplingCallback(1., 1., correct=1., noise_quantile=.5, warmup=0)
+    plain,ours = (quiet_fit(numbered_learner(cbs=o, drop_last=drop_last), 3) for o in (None, cb))
+    assert same(weights(plain), weights(ours))
+    assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
+    assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
 
 def test_workers_load_the_same_items():
-    alone,shared = (trained_only(learner(PrioritizedSamplingCallback(correct=1., seed=0, warmup=1), num_workers=n, bs=50), 3).diary.epochs for n in (0, 2))
-    assert alone==shared and len(set(items_of(alone[2])))<100
+    def epochs(num_workers):
+        cb = PrioritizedSamplingCallback(correct=1., seed=0, warmup=1)
+        return trained_only(learner(cb, num_workers=num_workers, bs=50), 3).diary.epochs
+    alone,shared = epochs(0),epochs(2)
+    assert alone==shared
+    assert len(set(items_of(alone[2])))<100
 
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     "Items are read once for each time that they train; the model runs once a step, and once to try the first batch"
     read,runs,epochs = reads_and_runs(learner(PrioritizedSamplingCallback(seed=0, warmup=1)), 4)
-    assert read==Counter(sum(map(items_of, epochs), [])) and read.total()==400 and max(read.values())>4 and runs==4*7+1
+    assert read==Counter(sum(map(items_of, epochs), []))
+    assert read.total()==400
+    assert max(read.values())>4
+    assert runs==4*7+1
 
 @pytest.mark.parametrize('correct', [0., 1.])
 def test_training_and_memory_are_those_of_a_loop_by_hand(correct):
     "Also of items that come several times within a batch"
     learn = learner(PrioritizedSamplingCallback(2., uniform=.2, correct=correct, warmup=1), linear(), bs=33)
-    learn.opt_func,net,(x,y) = SGD,copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
+    learn.opt_func = SGD
+    net,(x,y) = copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
     epochs = trained_only(learn, 6, lr=.05).diary.epochs
     assert max(max(Counter(batch).values()) for epoch in epochs for batch,*_ in epoch)>2
+
     table = by_hand(net, x, y, epochs, .05)
     for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    for k in table[0]: torch.testing.assert_close(getattr(learn.selection.memory, k).double(), torch.tensor([o[k] for o in table]).double(), rtol=1e-4, atol=1e-5)
+    for k in table[0]:
+        remembered,wanted = getattr(learn.selection.memory, k),torch.tensor([o[k] for o in table])
+        torch.testing.assert_close(remembered.double(), wanted.double(), rtol=1e-4, atol=1e-5)
 
-@pytest.mark.parametrize('call', [lambda: PrioritizedSamplingCallback(-1.), lambda: PrioritizedSamplingCallback(uniform=1.1), lambda: PrioritizedSamplingCallback(uniform=lambda pct: -pct),
-    lambda: PrioritizedSamplingCallback(correct=-1.), lambda: PrioritizedSamplingCallback(alpha=lambda pct: 1-2*pct), lambda: PrioritizedSamplingCallback(warmup=-1), lambda: priorities(torch.ones(3), -1.),
-    lambda: prioritized(torch.ones(3), -1), lambda: own_positions(3, 2.), lambda: prioritized_epoch(torch.ones(3), correct=-1.)])
+@pytest.mark.parametrize('call', [
+    lambda: PrioritizedSamplingCallback(-1.),
+    lambda: PrioritizedSamplingCallback(uniform=1.1),
+    lambda: PrioritizedSamplingCallback(uniform=lambda pct: -pct),
+    lambda: PrioritizedSamplingCallback(correct=-1.),
+    lambda: PrioritizedSamplingCallback(alpha=lambda pct: 1-2*pct),
+    lambda: PrioritizedSamplingCallback(warmup=-1),
+    lambda: priorities(torch.ones(3), -1.),
+    lambda: prioritized(torch.ones(3), -1),
+    lambda: own_positions(3, 2.),
+    lambda: prioritized_epoch(torch.ones(3), correct=-1.)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()

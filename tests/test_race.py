@@ -9,46 +9,73 @@ from selback.bench.compare import describe
 from selback.bench.race import best_rate, better_half, field, race, race_verdict, rounds_of
 from selback.bench.command import main
 
-def ends_of(measure='error', **values): return pd.DataFrame([dict(method=m, seed=s, **{measure: v}) for m,vs in values.items() for s,v in enumerate(vs)])
-def runs_of(*rounds, n_valid=5000): return pd.concat([ends_of(**of).assign(epoch=1, n_valid=n_valid, valid_loss=1., round=i) for i,of in enumerate(rounds, 1)])
+NAN = float('nan')
+
+def ends_of(measure='error', **values):
+    "The last epoch of each run; for each method, a value for each seed"
+    return pd.DataFrame([{'method': m, 'seed': s, measure: v} for m,vs in values.items() for s,v in enumerate(vs)])
+
+def runs_of(*rounds, n_valid=5000):
+    "Runs of one epoch, in rounds"
+    more = dict(epoch=1, n_valid=n_valid, valid_loss=1.)
+    return pd.concat([ends_of(**values).assign(**more, round=i) for i,values in enumerate(rounds, 1)])
 
 def test_a_difference_is_that_of_the_same_seeds():
     d = paired(ends_of(none=[.2,.4,.1], a=[.1,.3,.09]), 'a')
     logs = np.log([.5,.75,.9])
-    half = np.std(logs, ddof=1)/3**.5*t.ppf(.975, 2)
-    assert tuple(d[:3])==pytest.approx(np.exp([np.mean(logs), np.mean(logs)-half, np.mean(logs)+half])-1) and d[3:]==(3,3,0)
+    mean,half = np.mean(logs),np.std(logs, ddof=1)/3**.5*t.ppf(.975, 2)
+    assert tuple(d[:3])==pytest.approx(np.exp([mean, mean-half, mean+half])-1)
+    assert d[3:]==(3,3,0)
     assert not d.is_clear # all seeds agree, but the interval contains zero
-    unequal = pd.concat([ends_of(none=[.2,.4,.1], a=[.1,.3]), pd.DataFrame([dict(method='a', seed=2, error=float('nan'))])])
-    assert paired(unequal, 'a')[3:]==(2,2,1) and paired(unequal[:-1], 'a')[3:]==(2,2,0) # it diverged, and was not run
+
+    diverged = ends_of(none=[.2,.4,.1], a=[.1,.3,NAN])
+    assert paired(diverged, 'a')[3:]==(2,2,1)
+    not_run = ends_of(none=[.2,.4,.1], a=[.1,.3])
+    assert paired(not_run, 'a')[3:]==(2,2,0)
 
 @pytest.mark.law(11)
-@pytest.mark.parametrize('a,b,clear', [([.1,.11,.12],[.2,.21,.22],True), ([.2,.21,.22],[.1,.11,.12],True), ([.1,.2,.3],[.1,.2,.3],False), ([.1,.2,.3,.4,.1,.1,.1],[.2,.4,.6,.8,.2,.2,.09],False), ([.1],[.5],False)])
+@pytest.mark.parametrize('a,b,clear', [
+    ([.1,.11,.12], [.2,.21,.22], True),
+    ([.2,.21,.22], [.1,.11,.12], True),
+    ([.1,.2,.3], [.1,.2,.3], False),
+    ([.1,.2,.3,.4,.1,.1,.1], [.2,.4,.6,.8,.2,.2,.09], False),
+    ([.1], [.5], False)])
 def test_clear_takes_all_seeds_and_the_interval(a, b, clear):
     d = paired(ends_of(a=a, b=b), 'a', 'b')
-    assert d.is_clear==clear and ('not clearly different' in str(d))==(not clear)
-    if clear: assert str(d).startswith(f"{abs(d.mean):.1%} {'lower' if a[0]<b[0] else 'higher'} (95 % interval ") and str(d).endswith(f'better on {3*(a[0]<b[0])} of 3 seeds)')
+    assert d.is_clear==clear
+    assert ('not clearly different' in str(d))==(not clear)
+    if not clear: return
+
+    way,better = ('lower',3) if a[0]<b[0] else ('higher',0)
+    assert str(d).startswith(f'{abs(d.mean):.1%} {way} (95 % interval ')
+    assert str(d).endswith(f'better on {better} of 3 seeds)')
 
 @pytest.mark.law(11)
 def test_equal_methods_are_taken_for_different_once_in_twenty():
     "Which is what an interval of 95 % says; that all seeds agree makes it rarer"
     rng = np.random.default_rng(0)
-    found = sum(paired(ends_of(a=rng.normal(1, .05, 3), b=rng.normal(1, .05, 3)), 'a', 'b').is_clear for _ in range(800))/800
+    def alike(): return ends_of(a=rng.normal(1, .05, 3), b=rng.normal(1, .05, 3))
+    found = sum(paired(alike(), 'a', 'b').is_clear for _ in range(800))/800
     assert .01<found<.05+4*(.05*.95/800)**.5
 
 def test_no_method_of_zero_and_no_sign_of_nothing():
     assert [signed(o) for o in (0., -.0001, .0004, .015, -.5)]==['0.0%','0.0%','0.0%','+1.5%','-50.0%']
-    assert paired(ends_of(none=[0.,0.], a=[0.,0.]), 'a').mean==0 and paired(ends_of(none=[0.,0.], a=[.1,.1]), 'a').mean==float('inf')
-    with pytest.raises(ValueError, match='no seed that both a and none'): paired(ends_of(none=[.1], a=[float('nan')]), 'a')
+    assert paired(ends_of(none=[0.,0.], a=[0.,0.]), 'a').mean==0
+    assert paired(ends_of(none=[0.,0.], a=[.1,.1]), 'a').mean==float('inf')
+    with pytest.raises(ValueError, match='no seed that both a and none'): paired(ends_of(none=[.1], a=[NAN]), 'a')
 
 def test_the_worse_half_goes_but_no_control():
-    ends = ends_of(none=[9.,9.], a=[1.,5.], b=[2.,2.], c=[4.,4.], d=[float('nan'),1.], **{'random_subset(keep=.3)': [8.,8.]})
+    control = {'random_subset(keep=.3)': [8.,8.]}
+    ends = ends_of(none=[9.,9.], a=[1.,5.], b=[2.,2.], c=[4.,4.], d=[NAN,1.], **control)
     assert better_half(ends)==['none','a','b','random_subset(keep=.3)']
-    assert better_half(ends[ends.method.isin(['none','a','b','c'])])==['none','a','b'] and better_half(ends_of(none=[1.], a=[2.]))==['none','a']
+    assert better_half(ends[ends.method.isin(['none','a','b','c'])])==['none','a','b']
+    assert better_half(ends_of(none=[1.], a=[2.]))==['none','a']
 
 def test_what_never_selected_goes_on_and_takes_no_place():
     "Of it nothing is known: it trained as plain training does"
     ends = ends_of(none=[3.], a=[4.], b=[5.], c=[6.], d=[7.], idle=[3.])
-    assert better_half(ends, idle=['idle'])==['none','a','b','idle'] and better_half(ends)==['none','a','b','idle']
+    assert better_half(ends, idle=['idle'])==['none','a','b','idle']
+    assert better_half(ends)==['none','a','b','idle']
     assert better_half(ends.assign(error=[3.,4.,5.,6.,7.,9.]), idle=['idle'])==['none','a','b','idle']
 
 @pytest.mark.parametrize('n', range(1, 20))
@@ -56,57 +83,88 @@ def test_two_are_left_for_the_last_round(n):
     left = n
     shares = rounds_of(n)
     for _ in shares[1:]: left = max(2, -(-left//2))
-    assert left<=2 and shares[-1]==1 and all(b==2*a for a,b in zip(shares, shares[1:])) and (len(shares)==1 or n>2**(len(shares)-1))
+    assert left<=2
+    assert shares[-1]==1
+    assert all(b==2*a for a,b in zip(shares, shares[1:]))
+    assert len(shares)==1 or n>2**(len(shares)-1) # no more rounds than are needed
 
+NO_DIFFERENCE = 'At equal compute there is no clear difference'
+PLAIN_IS_LOWEST = 'At equal compute plain training has the lowest error'
 VERDICTS = [
-    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]), 'At equal compute a won: its error is', []),
-    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]), 'At equal compute a is among the best: its error is', ['Between it and b there is no clear difference.']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['better on 2 of 3 seeds']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]), 'At equal compute there is no clear difference from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315], c=[.3,.3,.316]), 'At equal compute there is no clear difference', ['Between it and b and c there is no clear difference.']),
-    (dict(none=[.2,.21,.22], a=[.3,.31,.32]), 'At equal compute plain training has the lowest error. Of the methods that choose by loss a came closest; against plain training, its error is', ['higher']),
-    (dict(none=[.2,.21,.22], a=[.2,.215,.22], b=[.2,.216,.22], c=[.2,.217,.22]), 'At equal compute plain training has the lowest error, but it is not clearly lower than with a, b and c.', []),
-    (dict(none=[.2,.21,.22], a=[.2,.215,.22]), 'At equal compute plain training has the lowest error, but it is not clearly lower than with a.', []),
-    (dict(none=[.3,.3], a=[float('nan'),float('nan')]), 'There is nothing to compare', []),
-    (dict(none=[.3,.31], a=[.3,.31]), 'At equal compute plain training has the lowest error, but', [])]
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]),
+        'At equal compute a won: its error is', []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]),
+        'At equal compute a is among the best: its error is', ['Between it and b there is no clear difference.']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]),
+        f'{NO_DIFFERENCE} from plain training: a has the lowest', ['better on 2 of 3 seeds']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]),
+        f'{NO_DIFFERENCE} from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
+    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315], c=[.3,.3,.316]),
+        NO_DIFFERENCE, ['Between it and b and c there is no clear difference.']),
+    (dict(none=[.2,.21,.22], a=[.3,.31,.32]),
+        f'{PLAIN_IS_LOWEST}. Of the methods that choose by loss a came closest; '
+        'against plain training, its error is', ['higher']),
+    (dict(none=[.2,.21,.22], a=[.2,.215,.22], b=[.2,.216,.22], c=[.2,.217,.22]),
+        f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a, b and c.', []),
+    (dict(none=[.2,.21,.22], a=[.2,.215,.22]),
+        f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a.', []),
+    (dict(none=[.3,.3], a=[NAN,NAN]),
+        'There is nothing to compare', []),
+    (dict(none=[.3,.31], a=[.3,.31]),
+        f'{PLAIN_IS_LOWEST}, but', [])]
 
 @pytest.mark.parametrize('of,begins,more', VERDICTS)
 def test_the_words_fit_the_numbers(of, begins, more):
     said = race_verdict(runs_of(of))
     assert said.startswith(begins)
-    assert all(o in said for o in more) and '-0' not in said
+    assert all(o in said for o in more)
+    assert '-0' not in said
     assert said==race_verdict(runs_of(dict(reversed(of.items()))))
 
 @pytest.mark.law(9)
 def test_a_tie_and_a_control_are_no_win():
-    assert race_verdict(runs_of(dict(a=[.3,.31], none=[.3,.31]))).startswith('At equal compute plain training has the lowest error, but it is not clearly lower than with a')
-    assert race_verdict(runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})).startswith('At equal compute no method that chooses by loss is the best: a random choice')
+    tie = runs_of(dict(a=[.3,.31], none=[.3,.31]))
+    assert race_verdict(tie).startswith(f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a')
+    lucky = runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})
+    said = 'At equal compute no method that chooses by loss is the best: a random choice'
+    assert race_verdict(lucky).startswith(said)
 
 def test_twice_and_half_cancel_out_and_nothing_falls_by_more_than_all():
     assert paired(ends_of(none=[.1,.1], a=[.2,.05]), 'a').mean==pytest.approx(0)
     d = paired(ends_of(none=[.1,.1,.1], a=[.001,.3,.1]), 'a')
-    assert -1<d.low<d.mean<d.high and d.mean==pytest.approx(.03**(1/3)-1)
+    assert -1<d.low<d.mean<d.high
+    assert d.mean==pytest.approx(.03**(1/3)-1)
     assert paired(ends_of(none=[.1,.1], a=[0.,.1]), 'a').mean==-.5 # a zero has no logarithm
 
 def test_losses_may_be_negative():
     d = paired(ends_of(none=[-1.,-1.1,-1.2], a=[-2.,-2.2,-2.4]), 'a')
-    assert d.mean==pytest.approx(-1) and d.better==3 and 'lower' in d.size
+    assert d.mean==pytest.approx(-1)
+    assert d.better==3
+    assert 'lower' in d.size
 
 @pytest.mark.law(11)
-@pytest.mark.parametrize('bad', [float('inf'), float('nan')])
+@pytest.mark.parametrize('bad', [float('inf'), NAN])
 def test_what_diverged_on_a_seed_is_not_clearly_better(bad):
     runs = ends_of(none=[.3,.31,.32,.3], a=[.1,.11,.12,bad])
+    assert paired(runs[runs.seed<3], 'a').is_clear
     d = paired(runs, 'a')
-    assert paired(runs[runs.seed<3], 'a').is_clear and not d.is_clear and d.seeds==3 and 'better on 3 of 3 seeds, diverged on 1 more' in str(d)
+    assert not d.is_clear
+    assert d.seeds==3
+    assert 'better on 3 of 3 seeds, diverged on 1 more' in str(d)
     assert not paired(runs, 'none', 'a').is_clear
 
 def test_a_method_that_never_selected_takes_no_part():
     runs = runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22], idle=[.1,.1,.1]))
     said = race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
-    assert said.startswith('At equal compute a won') and said.endswith(' Never selected anything within the budget: idle.') and said.count('idle')==1
+    assert said.startswith('At equal compute a won')
+    assert said.endswith(' Never selected anything within the budget: idle.')
+    assert said.count('idle')==1
 
 def test_who_left_is_named_with_the_round():
-    said = race_verdict(runs_of(dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1]), dict(none=[.3,.31], a=[.2,.21], c=[.1,.11]), dict(none=[.3,.31], c=[.1,.11])))
+    first = dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1])
+    second = dict(none=[.3,.31], a=[.2,.21], c=[.1,.11])
+    third = dict(none=[.3,.31], c=[.1,.11])
+    said = race_verdict(runs_of(first, second, third))
     assert said.endswith('Dropped: b (round 1), a (round 2).')
 
 def test_few_validation_items_are_compared_by_their_loss():
@@ -121,113 +179,179 @@ def learner():
 def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter','random_subset(keep=.5)']
     runs = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
-    assert runs.groupby('round').budget.unique().tolist()==[['200 compute'],['400 compute']] and runs[runs['round']==1].method.nunique()==5 and runs[runs['round']==2].method.nunique()==4
-    assert {'none','random_subset(keep=.5)'}<set(runs[runs['round']==2].method)
-    ends = runs[runs['round']==2].groupby(['method','seed']).compute.max()
-    assert (ends>=400).all() and (ends<400+20).all()
+    first,second = runs[runs['round']==1],runs[runs['round']==2]
+    assert runs.groupby('round').budget.unique().tolist()==[['200 compute'],['400 compute']]
+    assert first.method.nunique()==5
+    assert second.method.nunique()==4
+    assert {'none','random_subset(keep=.5)'}<set(second.method)
+    ends = second.groupby(['method','seed']).compute.max()
+    assert ((ends>=400) & (ends<400+20)).all()
+
     said = capsys.readouterr().out
-    assert race_verdict(runs) in said and 'without' not in said
-    assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said and 'Round 2 of 2: 4 methods' in said
-    files = {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
+    assert race_verdict(runs) in said
+    assert 'without' not in said
+    assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said
+    assert 'Round 2 of 2: 4 methods' in said
+
+    def files(): return {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
+    before = files()
     again = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
-    assert set(files)=={'round_1.csv','round_2.csv'} and {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}==files
+    assert set(before)=={'round_1.csv','round_2.csv'}
+    assert files()==before
     pd.testing.assert_frame_equal(again, runs, check_dtype=False, rtol=1e-5)
 
 def test_the_command(tmp_path, capsys, tiny_network):
-    args = dict(race=True, data='digits', n_train=200, n_valid=100, seeds=1, compute=600, methods='top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
+    methods = ['top_loss(keep=.5)','random_subset(keep=.5)']
+    args = dict(race=True, data='digits', n_train=200, n_valid=100, seeds=1, compute=600,
+        methods=','.join(methods), out=str(tmp_path))
     main(**args)
     said = capsys.readouterr().out
-    assert (tmp_path/'round_1.csv').exists() and 'validation loss' in said and f'Wrote 1 round, and table.md of the last one, to {tmp_path}' in said
+    assert (tmp_path/'round_1.csv').exists()
+    assert 'validation loss' in said
+    assert f'Wrote 1 round, and table.md of the last one, to {tmp_path}' in said
+
     table = (tmp_path/'table.md').read_text(encoding='utf-8')
-    assert all(m in table for m in ('none','top_loss(keep=.5)','random_subset(keep=.5)')) and table.splitlines()[-1] in said.splitlines()
+    assert all(m in table for m in ('none',*methods))
+    assert table.splitlines()[-1] in said.splitlines()
     with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
     assert 'race: got --epochs, --seconds,' in capsys.readouterr().err
 
 @pytest.mark.parametrize('epochs,short', [(1.9,True),(2,False)])
 def test_a_race_too_short_to_choose_says_so_first(epochs, short, capsys):
     n = len(learner().dls.train_ds)
+    warning = ('race: round 1 has 1.9 epochs, and most methods choose from the second one on; '
+        f'compute={2*n} gives it two.\n')
     race(learner, ['top_loss(keep=.5)','random_subset(keep=.5)'], compute=epochs*n, seeds=1)
-    assert capsys.readouterr().out.startswith(f'race: round 1 has 1.9 epochs, and most methods choose from the second one on; compute={2*n} gives it two.\n')==short
+    assert capsys.readouterr().out.startswith(warning)==short
 
 def test_what_a_race_needs():
-    with pytest.raises(ValueError, match='wanted one at least that chooses by loss'): race(learner, 'none,random_subset')
+    with pytest.raises(ValueError, match='wanted one at least that chooses by loss'):
+        race(learner, 'none,random_subset')
     with pytest.raises(ValueError, match="method: got 'nonsense'"): race(learner, 'nonsense', compute=100)
     with pytest.raises(ValueError, match='compute: got 0'): race(learner, compute=0)
     with pytest.raises(TypeError, match='race: got epochs, wanted compute alone'): race(learner, epochs=3)
-    with pytest.raises(TypeError, match="unknown option 'lrs', wanted 'lr', or another of "): race(learner, compute=100, lrs=3)
+    with pytest.raises(TypeError, match="unknown option 'lrs', wanted 'lr', or another of "):
+        race(learner, compute=100, lrs=3)
 
-@pytest.mark.parametrize('kwargs,error,match', [(dict(plot=False), TypeError, "race: got an unknown option 'plot', wanted one of get_learner, methods, compute, seeds, lr, path, about, annealing, watch. A budget is compute alone; "),
-    (dict(tell_controls=True), TypeError, "race: got an unknown option 'tell_controls'"), (dict(anealing='step'), TypeError, "race: got an unknown option 'anealing', wanted 'annealing'"), (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
-    (dict(methods='favor_hard(beta=-1)'), ValueError, 'beta: got -1'), (dict(seeds=0), ValueError, 'seeds: got 0'), (dict(about=dict(epoch=3)), ValueError, 'about: got epoch')])
+NOT_AN_OPTION = ("race: got an unknown option 'plot', wanted one of get_learner, methods, compute, seeds, lr, path, "
+    'about, annealing, watch. A budget is compute alone; ')
+
+@pytest.mark.parametrize('kwargs,error,match', [
+    (dict(plot=False), TypeError, NOT_AN_OPTION),
+    (dict(tell_controls=True), TypeError, "race: got an unknown option 'tell_controls'"),
+    (dict(anealing='step'), TypeError, "race: got an unknown option 'anealing', wanted 'annealing'"),
+    (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
+    (dict(methods='favor_hard(beta=-1)'), ValueError, 'beta: got -1'),
+    (dict(seeds=0), ValueError, 'seeds: got 0'),
+    (dict(about=dict(epoch=3)), ValueError, 'about: got epoch')])
 def test_a_race_refuses_before_its_first_round(kwargs, error, match, capsys, tmp_path):
     "And leaves no folder"
-    with pytest.raises(error, match=match): race(learner, **dict(methods=['favor_hard'], compute=100, path=tmp_path/'race') | kwargs)
-    assert 'Round' not in capsys.readouterr().out and not (tmp_path/'race').exists()
+    plan = dict(methods=['favor_hard'], compute=100, path=tmp_path/'race')
+    with pytest.raises(error, match=match): race(learner, **plan | kwargs)
+    assert 'Round' not in capsys.readouterr().out
+    assert not (tmp_path/'race').exists()
 
 def test_a_race_hands_on_what_it_takes():
-    runs = race(learner, ['top_loss(keep=.5,warmup=0)'], compute=200, seeds=1, annealing='step', watch=lambda learn: dict(steps=7))
-    assert set(runs.annealing)=={'step'} and set(runs.steps)=={7}
+    plan = dict(compute=200, seeds=1, annealing='step', watch=lambda learn: dict(steps=7))
+    runs = race(learner, ['top_loss(keep=.5,warmup=0)'], **plan)
+    assert set(runs.annealing)=={'step'}
+    assert set(runs.steps)=={7}
 
 def test_a_missing_control_is_said_once(capsys):
     race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=100, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
-    assert set(field) & {'none'} and len(rounds_of(6))==3
+
+def test_six_methods_and_two_controls_take_three_rounds():
+    assert 'none' in field
+    assert len(rounds_of(6))==3
 
 def test_a_budget_too_small_for_any_choice_decides_nothing():
     said = race_verdict(runs_of(dict(none=[.3,.31], a=[.3,.31])).assign(selected=0))
-    assert said=='Nothing is decided: the budget ended before any method chose. Never selected anything within the budget: a.'
+    assert said==('Nothing is decided: the budget ended before any method chose. '
+        'Never selected anything within the budget: a.')
 
 @pytest.mark.parametrize('got', [learner, None], ids=['a learner','nothing'])
 def test_a_race_wants_a_function(got):
-    with pytest.raises(TypeError, match='get_learner: got .*, wanted a function that returns a new learner'): race(got and got())
+    with pytest.raises(TypeError, match='get_learner: got .*, wanted a function that returns a new learner'):
+        race(got and got())
 
 def test_plain_training_has_its_name_to_itself():
-    with pytest.raises(ValueError, match="methods: got 'favor_hard' by the name 'none'"): race(learner, {'none': 'favor_hard', 'a': 'info_batch'})
+    with pytest.raises(ValueError, match="methods: got 'favor_hard' by the name 'none'"):
+        race(learner, {'none': 'favor_hard', 'a': 'info_batch'})
 
 def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     "Only what the line itself has wrong is told in a line"
     import selback.bench.race as r
     def fails(*args, **kwargs): raise TypeError('deep inside a training')
     monkeypatch.setattr(r, 'race', fails)
-    with pytest.raises(TypeError, match='deep inside a training'): main(race=True, compute=200, seeds=1, n_train=64, n_valid=32, out=tmp_path)
-    with pytest.raises(SystemExit): main(race=True, methods='none', n_train=64, n_valid=32, out=tmp_path/'no')
+    cut = dict(n_train=64, n_valid=32)
+    with pytest.raises(TypeError, match='deep inside a training'):
+        main(race=True, compute=200, seeds=1, out=tmp_path, **cut)
+    with pytest.raises(SystemExit): main(race=True, methods='none', out=tmp_path/'no', **cut)
     assert not (tmp_path/'no').exists()
+
+def epochs_at(lr, errors):
+    "Two epochs of plain training for each seed, at the end of which it has these errors"
+    def row(seed, epoch, end): return dict(method='none', seed=seed, epoch=epoch, lr=lr, n_valid=5000, valid_loss=end)
+    def error(epoch, end): return end if epoch==1 and end==end else 0.
+    return pd.DataFrame([row(s, e, end) | dict(error=error(e, end)) for s,end in enumerate(errors) for e in (0,1)])
 
 @pytest.mark.law(10)
 @pytest.mark.parametrize('errors,best,says', [
-    ({.001: [.3,.4], .01: [.1,.2], .1: [.2,.3]}, .01, 'Plain training ends best at a learning rate of 0.01: error 0.15 (0.001: 0.35, 0.1: 0.25).\n'),
-    ({.1: [.1,.2], .01: [.05,.4]}, .1, 'error 0.15 (0.01: 0.225). It is the highest; a higher one may be better.\n'),
-    ({.1: [.01,float('nan')], .01: [.3,.4]}, .01, 'error 0.35 (0.1: diverged). It is the lowest; a lower one may be better.\n')])
+    ({.001: [.3,.4], .01: [.1,.2], .1: [.2,.3]}, .01,
+        'Plain training ends best at a learning rate of 0.01: error 0.15 (0.001: 0.35, 0.1: 0.25).\n'),
+    ({.1: [.1,.2], .01: [.05,.4]}, .1,
+        'error 0.15 (0.01: 0.225). It is the highest; a higher one may be better.\n'),
+    ({.1: [.01,NAN], .01: [.3,.4]}, .01,
+        'error 0.35 (0.1: diverged). It is the lowest; a lower one may be better.\n')])
 def test_the_best_rate_is_that_of_plain_training(errors, best, says, monkeypatch, capsys, tmp_path):
     "By the mean over its seeds; one that diverged on a seed is out, whatever its error says"
     asked = []
     def runs_at(get_learner, methods, lr, path, plot, **kwargs):
         asked.append((methods, path, kwargs))
-        return pd.DataFrame([dict(method='none', seed=s, epoch=e, lr=lr, n_valid=5000, valid_loss=o, error=0. if o!=o or not e else o) for s,o in enumerate(errors[lr]) for e in (0,1)])
+        return epochs_at(lr, errors[lr])
     monkeypatch.setattr('selback.bench.race.compare', runs_at)
     about = describe(learner().dls)
     assert best_rate(learner, [*errors, *errors], tmp_path, epochs=3)==best
-    assert capsys.readouterr().out.endswith(says) and asked==[('none', tmp_path/f'lr_{o:g}.csv', dict(epochs=3, about=about)) for o in sorted(errors)]
-    assert best_rate(learner, .3)==best_rate(learner, [.3])==.3 and len(asked)==len(errors) # nothing to search
+    assert capsys.readouterr().out.endswith(says)
+    assert asked==[('none', tmp_path/f'lr_{o:g}.csv', dict(epochs=3, about=about)) for o in sorted(errors)]
+    assert best_rate(learner, .3)==best_rate(learner, [.3])==.3
+    assert len(asked)==len(errors) # one rate is not searched
 
 def test_a_rate_that_is_none(monkeypatch):
     for got,error in ([], ValueError),([.1,-1], ValueError),('0.1', TypeError):
         with pytest.raises(error, match='lr: got'): best_rate(learner, got)
-    monkeypatch.setattr('selback.bench.race.compare', lambda *args, lr, **kwargs: runs_of(dict(none=[float('inf')])).assign(lr=lr, valid_loss=float('nan')))
-    with pytest.raises(ValueError, match='lr: got 0.1, 10, at each of which plain training diverged, wanted a lower one'): best_rate(learner, (10,.1))
+
+    def diverged(*args, lr, **kwargs): return runs_of(dict(none=[float('inf')])).assign(lr=lr, valid_loss=NAN)
+    monkeypatch.setattr('selback.bench.race.compare', diverged)
+    said = 'lr: got 0.1, 10, at each of which plain training diverged, wanted a lower one'
+    with pytest.raises(ValueError, match=said): best_rate(learner, (10,.1))
 
 @pytest.mark.law(10)
 def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):
     runs = race(learner, ['top_loss(keep=.5)'], compute=200, seeds=2, path=tmp_path, lr=[1e-9,.01])
-    ends = pd.concat([pd.read_csv(tmp_path/f'lr_{o}.csv') for o in ('1e-09','0.01')]).groupby(['lr','seed']).tail(1)
-    assert set(runs.lr)=={.01} and ends.groupby('lr').valid_loss.mean().idxmin()==.01 and len(ends)==4 and (ends.compute>=200).all() and set(ends.method)=={'none'}
+    assert set(runs.lr)=={.01}
+    searched = pd.concat([pd.read_csv(tmp_path/f'lr_{o}.csv') for o in ('1e-09','0.01')])
+    ends = searched.groupby(['lr','seed']).tail(1)
+    assert len(ends)==4
+    assert set(ends.method)=={'none'}
+    assert ends.groupby('lr').valid_loss.mean().idxmin()==.01
+    assert (ends.compute>=200).all()
+
     said = capsys.readouterr().out
-    assert said.index('plain training at 1e-09.')<said.index('plain training at 0.01.')<said.index('learning rate of 0.01')<said.index('Round 1')
+    parts = ['plain training at 1e-09.','plain training at 0.01.','learning rate of 0.01','Round 1']
+    places = [said.index(o) for o in parts]
+    assert places==sorted(places)
 
 def test_the_command_searches_the_rate(tmp_path, capsys, tiny_network):
-    args = dict(data='digits', n_train=128, n_valid=64, bs=16, seeds=1, compute=512, methods='none,top_loss(keep=.5),random_subset(keep=.5)', out=str(tmp_path))
+    methods = 'none,top_loss(keep=.5),random_subset(keep=.5)'
+    args = dict(data='digits', n_train=128, n_valid=64, bs=16, seeds=1, compute=512, methods=methods, out=str(tmp_path))
     main(lr='0.003,9', **args)
-    assert set(pd.read_csv(tmp_path/'runs.csv').lr)=={.003} and 'Plain training ends best at a learning rate of 0.003' in capsys.readouterr().out
-    for lr,match in ('fast', "lr: got 'fast', wanted a learning rate, or several"),('0.1,-1', 'lr: got -1'),('0.1', 'got runs with lr 0.003, wanted 0.1'):
+    assert set(pd.read_csv(tmp_path/'runs.csv').lr)=={.003}
+    assert 'Plain training ends best at a learning rate of 0.003' in capsys.readouterr().out
+
+    refused = {'fast': "lr: got 'fast', wanted a learning rate, or several", '0.1,-1': 'lr: got -1',
+        '0.1': 'got runs with lr 0.003, wanted 0.1'}
+    for lr,said in refused.items():
         with pytest.raises(SystemExit): main(lr=lr, **args)
-        assert match in capsys.readouterr().err
+        assert said in capsys.readouterr().err

@@ -239,9 +239,14 @@ def test_commands_in_contributing_exist():
         assert is_placeholder or (root/path).exists(), path
 
 # What pages say
+def is_refusal(o): return isinstance(o, ast.Call) and ast.unparse(o.func)=='refusal' and len(o.args)>2
+
 def text_of(o):
-    "A string of a program, with a mark where something is filled in"
+    "What a string says, with a mark where something is filled in; also one that `refusal` makes"
     if isinstance(o, ast.JoinedStr): return '\0'.join(text_of(part) for part in o.values)
+    if is_refusal(o):
+        where,got,wanted,*remedy = map(text_of, o.args)
+        return f"{where}: got {got}, wanted {wanted}; {''.join(remedy)}."
     value = getattr(o, 'value', None)
     return value if isinstance(value, str) else ''
 
@@ -254,7 +259,8 @@ def nodes():
 @pytest.fixture(scope='module')
 def said(nodes):
     "What the package may say"
-    return '\n'.join(text_of(node) for node in nodes if isinstance(node, (ast.JoinedStr,ast.Constant)))
+    texts = [node for node in nodes if isinstance(node, (ast.JoinedStr,ast.Constant,ast.Call))]
+    return '\n'.join(map(text_of, texts))
 
 @pytest.fixture(scope='module')
 def warned(nodes):

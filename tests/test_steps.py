@@ -150,7 +150,7 @@ def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
     stats = learn.selection.stats
     assert len(steps)>=6 and (stats.trained.sum()<stats.seen.sum())==leaves_out(type(learn.selection)) and sum(s['read'] for s in steps)>=10
     for s,after in zip(steps, [*steps[1:], dict(epoch=None)]):
-        ends = s['epoch']!=after['epoch'] and learn.selection.gathers # a last batch is filled up with as many as there are
+        ends = s['epoch']!=after['epoch'] and gathers(learn.selection) # a last batch is filled up with as many as there are
         assert len(s['found'])<=ends+(0 if name in FIXED else s['read']) and set(s['found'])<={'aten::_local_scalar_dense'} # the one number that the count is
 
 class SyncDebug:

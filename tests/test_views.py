@@ -667,7 +667,7 @@ def test_percentiles_are_of_classes():
 def test_a_selection_names_its_options():
     "Those of its method, and others that are not as by default"
     assert repr(TopLossCallback(.3))=='TopLossCallback(keep=0.3, also_bottom=0.0)'
-    assert repr(SelectiveBackpropCallback(keep=.25, warmup=0, seed=3, auto=False))=='SelectiveBackpropCallback(beta=3.0, gather=True, warmup=0, auto=False, seed=3)'
+    assert repr(SelectiveBackpropCallback(keep=.25, warmup=0, seed=3, auto=False))=='SelectiveBackpropCallback(beta=3.0, gather=True, auto=False, warmup=0, seed=3)'
     assert repr(TopLossCallback(.3, passes=1, score='entropy', end=.5))=="TopLossCallback(keep=0.3, also_bottom=0.0, score='entropy', passes=1, end=0.5)"
     assert repr(SeTaCallback(window=.5, noise_quantile=.9))=='SeTaCallback(prune=0.1, n_groups=5, window=0.5, delta=0.875, noise_quantile=0.9)'
     assert repr(FavorHardCallback(ema=.5))=='FavorHardCallback(beta=1.0, ema=0.5)'

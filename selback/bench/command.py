@@ -17,27 +17,34 @@ from fastcore.meta import delegates
 from fastcore.script import anno_parser
 
 # %% ../../nbs/bench/05_command.ipynb #e9df018b
+def _line_of(cls):
+    "A callback's class as it is written, such as 'top_loss(keep=0.5, also_bottom=0.0)'; None if it needs an object"
+    own = next(o.args for o in cls.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
+    if len(own.defaults)<len(own.args)-1: return None
+    options = ', '.join(f'{arg.arg}={ast.unparse(value)}' for arg,value in zip(own.args[1:], own.defaults))
+    named = re.search(r"\bone_liner\b[^=]*= \(?'(\w+)'", ast.unparse(cls))
+    name = named[1] if named else camel2snake(cls.name.removesuffix('Callback'))
+    return f'{name}({options})'
+
+def _callbacks_in(file):
+    "The classes of a source file that are methods"
+    classes = (o for o in ast.parse(file.read_text(encoding='utf-8')).body if isinstance(o, ast.ClassDef))
+    return [cls for cls in classes if cls.name.endswith('Callback') and not cls.name.startswith('_')]
+
 def methods_written()->dict: # By names with options, such as 'top_loss(keep=0.5, also_bottom=0.0)': what a method does
     "The methods that can be written in a line, without an import of them"
-    found = {}
-    for file in files('selback').joinpath('methods').iterdir():
-        if not file.name.endswith('.py'): continue
-        for cls in (o for o in ast.parse(file.read_text(encoding='utf-8')).body if isinstance(o, ast.ClassDef)):
-            if cls.name[0]=='_' or not cls.name.endswith('Callback'): continue
-            own = next(o.args for o in cls.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
-            if len(own.defaults)<len(own.args)-1: continue # it needs an object
-            options = ', '.join(f'{arg.arg}={ast.unparse(value)}' for arg,value in zip(own.args[1:], own.defaults))
-            named = re.search(r"\bone_liner\b[^=]*= \(?'(\w+)'", ast.unparse(cls))
-            name = named[1] if named else camel2snake(cls.name.removesuffix('Callback'))
-            found[f'{name}({options})'] = ast.get_docstring(cls)
-    return dict(sorted(found.items()))
+    sources = [o for o in files('selback').joinpath('methods').iterdir() if o.name.endswith('.py')]
+    found = {_line_of(cls): ast.get_docstring(cls) for file in sources for cls in _callbacks_in(file)}
+    return dict(sorted((line, what) for line,what in found.items() if line))
 
+# %% ../../nbs/bench/05_command.ipynb #d20c5b83
 _default = 'none,favor_hard,prioritized_sampling,selective_backprop,random_subset(keep=.33,gather=True)'
 
-_examples = """examples:
+_examples = '''examples:
   selback-compare --data digits --compute 10000
-  selback-compare --data my_folder --arch resnet18 --seconds 600 --methods "none,favor_hard(beta=2),random_subset(keep=.5,gather=True)"
-  selback-compare --race --data my_folder --compute 500000 --lr 0.001,0.003,0.01"""
+  selback-compare --data my_folder --arch resnet18 --seconds 600 \
+--methods "none,favor_hard(beta=2),random_subset(keep=.5,gather=True)"
+  selback-compare --race --data my_folder --compute 500000 --lr 0.001,0.003,0.01'''
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     "Shows no default of a flag"
@@ -49,22 +56,31 @@ def help_parser(
     "What reads the command line"
     parser = anno_parser(func, 'selback-compare')
     parser.allow_abbrev = False # a misspelt option is an error
-    methods = '\n'.join(f'  {name}\n      {what}' for name,what in (dict(none='Plain training') | methods_written()).items())
-    parser.epilog = f"{_examples}\n\nmethods, with their own options and the defaults of these:\n{methods}\n\nmethods if left out:\n  {_default}\n\n{parser.epilog or ''}"
     parser.formatter_class = _HelpFormatter
+
+    known = dict(none='Plain training') | methods_written()
+    methods = '\n'.join(f'  {name}\n      {what}' for name,what in known.items())
+    parts = [_examples, f'methods, with their own options and the defaults of these:\n{methods}',
+        f'methods if left out:\n  {_default}', parser.epilog or '']
+    parser.epilog = '\n\n'.join(parts)
     return parser
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca5
 def _factor(target):
     "The number in '1.2x'"
-    from selback.core.checks import check_range
+    from selback.core.checks import check_range, refusal
     try: return check_range('target_error', float(str(target).removesuffix('x')), 1)
-    except ValueError as e: raise ValueError(f"target_error: got {target!r}, wanted a multiple of plain training's best, at least 1, such as 1.2x.") from e
+    except ValueError as e:
+        wanted = "a multiple of plain training's best, at least 1, such as 1.2x"
+        raise ValueError(refusal('target_error', repr(target), wanted)) from e
 
 def _rates(lr):
     "The numbers in '0.001,0.01'"
+    from selback.core.checks import refusal
     try: return [float(o) for o in str(lr).split(',')]
-    except ValueError as e: raise ValueError(f'lr: got {lr!r}, wanted a learning rate, or several with commas between them, such as 0.001,0.01.') from e
+    except ValueError as e:
+        wanted = 'a learning rate, or several with commas between them, such as 0.001,0.01'
+        raise ValueError(refusal('lr', repr(lr), wanted)) from e
 
 @contextmanager
 def _refused():
@@ -74,38 +90,55 @@ def _refused():
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
 
-def _prepare(data, methods, arch, bs, cut):
-    "Names of methods, a function that makes learners, and what tells the study from others"
+def _prepare(data, arch, bs, cut):
+    "A function that makes learners, and what tells the study from others"
     from selback.bench.datasets import get_dls, get_model, pictures # first, since it imports fastai quietly
     from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
     from fastai.metrics import error_rate, mse
-    from selback.bench.compare import describe, split_methods
+    from selback.bench.compare import describe
     is_picture = data in pictures
     arch = arch or ('coordinate_net' if is_picture else 'small_resnet')
     dls = get_dls(data, bs, **cut)
-    get_model(arch, dls.c)
-    def get_learner(): return Learner(get_dls(data, bs, **cut), get_model(arch, dls.c), None if is_picture else CrossEntropyLossFlat(), metrics=mse if is_picture else error_rate)
-    return list(dict.fromkeys(split_methods(methods))),get_learner,dict(data=Path(data).name, arch=arch, **describe(dls))
+    get_model(arch, dls.c) # checks it
+
+    def get_learner():
+        dls_of_run,model = get_dls(data, bs, **cut),get_model(arch, dls.c)
+        if is_picture: return Learner(dls_of_run, model, metrics=mse)
+        return Learner(dls_of_run, model, CrossEntropyLossFlat(), metrics=error_rate)
+
+    return get_learner,dict(data=Path(data).name, arch=arch, **describe(dls))
 
 # %% ../../nbs/bench/05_command.ipynb #8533bfd2
 def _keep_picture(folder, learn):
     "Write what a network has learned of an image to a folder, in a method's first run"
     import matplotlib.pyplot as plt
     from selback.bench.datasets import learned
-    if learn.cost_log.seed==0: plt.imsave(folder/f'{learn.cost_log.method}.png', learned(learn).cpu().numpy())
+    log = learn.cost_log
+    if log.seed==0: plt.imsave(folder/f'{log.method}.png', learned(learn).cpu().numpy())
     return {}
+
+def _titled_pictures(data, methods, runs, folder):
+    "The image, and what each method has learned of it, with their titles"
+    import matplotlib.pyplot as plt
+    from selback.bench.datasets import get_dls
+    from selback.bench.findings import last_epochs
+    image = get_dls(data).train_ds
+    yield 'the image',image.colours.reshape(*image.size, 3).cpu().numpy()
+
+    ends = last_epochs(runs[runs.seed==0]).set_index('method').error
+    for method in methods:
+        file = folder/f'{method}.png'
+        if not file.exists(): continue
+        name = 'plain training' if method=='none' else method
+        yield f'{name}\n{-10*math.log10(ends[method]):.2f} dB',plt.imread(file)
 
 def _show_pictures(data, methods, runs, folder):
     "The image, and what each method has learned of it, as a file"
     import matplotlib.pyplot as plt
-    from selback.bench.datasets import get_dls
-    from selback.bench.findings import last_epochs
-    known = [o for o in methods if (folder/f'{o}.png').exists()]
-    ends,image = last_epochs(runs[runs.seed==0]).set_index('method').error,get_dls(data).train_ds
-    shown = [('the image', image.colours.reshape(*image.size, 3).cpu().numpy())]
-    shown += [(f"{'plain training' if o=='none' else o}\n{-10*math.log10(ends[o]):.2f} dB", plt.imread(folder/f'{o}.png')) for o in known]
-    fig,axes = plt.subplots(2, -(-len(shown)//2), figsize=(3.2*-(-len(shown)//2),4.8), layout='constrained')
+    shown = list(_titled_pictures(data, methods, runs, folder))
+    columns = math.ceil(len(shown)/2)
+    fig,axes = plt.subplots(2, columns, figsize=(3.2*columns,4.8), layout='constrained')
     for ax in axes.flat: ax.axis('off')
     for ax,(title,picture) in zip(axes.flat, shown):
         ax.imshow(picture)
@@ -113,7 +146,7 @@ def _show_pictures(data, methods, runs, folder):
     fig.savefig(folder.with_suffix('.png'), dpi=110)
 
 def _report(runs, summary, measure, target, title, out):
-    "Write the table and the plots to a folder; what to print of them, in blocks where a terminal is narrower than the table"
+    "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
     from selback.bench.findings import brief, plot_runs, show_table, to_markdown, verdict
     summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown = show_table(summary, target)
@@ -126,40 +159,64 @@ def _report(runs, summary, measure, target, title, out):
 
 # %% ../../nbs/bench/05_command.ipynb #86c537e0
 def run_study(
-    data:str='digits', # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid
-    methods:str=None, # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)"; none is plain training; five of those below, or a race's field, if left out
+    # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or
+    # imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid
+    data:str='digits',
+    # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)";
+    # none is plain training; five of those below, or a race's field, if left out
+    methods:str=None,
     epochs:int=None, # Epochs of each run; 16, if no other budget is given
     seconds:float=None, # Train each run for so many seconds instead
     items:int=None, # Train each run until so many items are back-propagated instead
     compute:int=None, # Train each run until as much is computed as so many items take to train instead
     seeds:int=3, # Runs of each method
-    arch:str=None, # small_resnet, coordinate_net, or a network of torchvision or timm such as resnet18; one that suits the data if left out
+    # small_resnet, coordinate_net, or a network of torchvision or timm such as resnet18;
+    # one that suits the data if left out
+    arch:str=None,
     bs:int=64, # Batch size
     n_train:int=None, # Train on so many items only, chosen at random; all if left out
     n_valid:int=None, # Validate on so many items only; all if left out
-    lr:str='0.001', # The highest learning rate, or several with commas between them, of which the one is taken at which plain training ends best
+    # The highest learning rate, or several with commas between them, of which the one is taken
+    # at which plain training ends best
+    lr:str='0.001',
     annealing:str=None, # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
-    target_error:str='1.2x', # The target, as a multiple of plain training's best error (validation loss, if there are fewer than 2,000 validation items)
-    race:bool=False, # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one, are written to --out
-    out:str='runs', # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image; runs that it has are not run again
+    # The target, as a multiple of plain training's best error
+    # (validation loss, if there are fewer than 2,000 validation items)
+    target_error:str='1.2x',
+    # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth
+    # if left out), and ever fewer methods; the rounds' runs, and table.md of the last one, are written to --out
+    race:bool=False,
+    # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image;
+    # runs that it has are not run again
+    out:str='runs',
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out)
     plan = dict(epochs=epochs, seeds=seeds, seconds=seconds, items=items, compute=compute, annealing=annealing)
     with _refused():
-        factor,(names,get_learner,about) = _factor(target_error),_prepare(data, methods or _default, arch, bs, dict(n_train=n_train, n_valid=n_valid))
-        from selback.bench.compare import check_study
+        factor = _factor(target_error)
+        get_learner,about = _prepare(data, arch, bs, dict(n_train=n_train, n_valid=n_valid))
+        from selback.bench.compare import check_study, split_methods
         from selback.bench.race import best_rate, check_race, check_rates
-        if race and (epochs or seconds or items or annealing): raise ValueError('race: got --epochs, --seconds, --items or --annealing, wanted --compute alone; a race has a learning rate that ends with each round.')
-        names = names if methods or not race else None
+        if race and (epochs or seconds or items or annealing): raise ValueError(_not_in_a_race())
+        names = list(dict.fromkeys(split_methods(methods or _default)))
+        if race and not methods: names = None # the race's own field
         rates = check_rates(_rates(lr))
         if race: check_race(names, compute, seeds, rates, about)
         else: check_study(names, **plan, lr=rates[0], about=about)
         out.mkdir(parents=True, exist_ok=True)
+
     if race: return _race(get_learner, names, compute, seeds, rates, out, about)
-    plan |= dict(lr=best_rate(get_learner, rates, out, about=about, **plan), path=out/'runs.csv')
+    rate = best_rate(get_learner, rates, out, about=about, **plan)
+    plan |= dict(lr=rate, path=out/'runs.csv')
     with _refused(): check_study(names, **plan, about=about) # and the runs that are there
     _study(data, names, get_learner, plan, factor, about)
+
+def _not_in_a_race():
+    "What to say of other budgets than compute"
+    from selback.core.checks import refusal
+    return refusal('race', '--epochs, --seconds, --items or --annealing', '--compute alone',
+        'a race has a learning rate that ends with each round')
 
 # %% ../../nbs/bench/05_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):
@@ -168,7 +225,8 @@ def _race(get_learner, methods, compute, seeds, lr, out, about):
     from selback.bench.findings import show_table, summarize, to_markdown
     from selback.bench.race import race, race_verdict
     runs = race(get_learner, methods, compute, seeds, lr, out, about)
-    n,last = runs['round'].max(),runs[runs['round']==runs['round'].max()]
+    n = runs['round'].max()
+    last = runs[runs['round']==n]
     shown = show_table(summarize(last, measure_of(last), equal=comparable(last)))
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{race_verdict(runs)}\n', encoding='utf-8')
     print(f"Wrote {n} round{'s' if n>1 else ''}, and table.md of the last one, to {out}/.")
@@ -178,16 +236,20 @@ def _study(data, names, get_learner, plan, factor, about):
     from selback.bench.compare import comparable, compare, measure_of
     from selback.bench.datasets import pictures
     from selback.bench.findings import in_words, summarize
-    out,is_picture = plan['path'].parent,data in pictures
-    folder = out/'learned'
-    if is_picture: folder.mkdir(exist_ok=True)
-    runs = compare(get_learner, names, plot=False, watch=partial(_keep_picture, folder) if is_picture else None, about=about, **plan)
-    if is_picture: _show_pictures(data, names, runs, folder)
+    out = plan['path'].parent
+    folder = out/'learned' if data in pictures else None
+    if folder: folder.mkdir(exist_ok=True)
+    watch = partial(_keep_picture, folder) if folder else None
+    runs = compare(get_learner, names, plot=False, watch=watch, about=about, **plan)
+    if folder: _show_pictures(data, names, runs, folder)
+
     measure = measure_of(runs)
-    summary,title = summarize(runs, measure, factor, comparable(runs)),'{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0])
-    shown,said = _report(runs, summary, measure, factor, in_words(title), out)
-    more = ', compare.svg and what was learned (learned.png)' if is_picture else ' and compare.svg'
-    print(f'\n{shown}\n\nWrote runs.csv, summary.csv, table.md, compare.png{more} to {out}/.\n\n{said}')
+    summary = summarize(runs, measure, factor, comparable(runs))
+    title = in_words('{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]))
+    shown,said = _report(runs, summary, measure, factor, title, out)
+    more = ', compare.svg and what was learned (learned.png)' if folder else ' and compare.svg'
+    wrote = f'Wrote runs.csv, summary.csv, table.md, compare.png{more} to {out}/.'
+    print(f'\n{shown}\n\n{wrote}\n\n{said}')
 
 # %% ../../nbs/bench/05_command.ipynb #0e5e31e3
 @delegates(run_study)

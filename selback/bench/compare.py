@@ -13,8 +13,9 @@ import inspect, platform, random, re, sys, time
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from typing import NamedTuple
 
-from .datasets import TensorItems, get_dls, get_model, small_resnet # first, since it imports fastai quietly
+from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
 import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.progress import progress_bar
@@ -24,15 +25,22 @@ from fastai.torch_core import set_seed
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar
 
-from ..core.checks import check_range, unknown_option
+from ..core.checks import check_range, refusal, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
-from .findings import is_control, is_random, never_selected, parse_method, plot_runs, show_table, summarize, to_markdown, verdict
+from .findings import is_control, is_random, never_selected, parse_method
+from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
-_all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+_all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
+    'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #1c1de6dd
+def _needs_an_object(cls):
+    "Has a method an option that must be given, and that a line can't write?"
+    options = inspect.signature(cls).parameters.values()
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in options)
+
 def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
 ): # A function that returns a new callback, or None for plain training; raises a `ValueError` for an unknown name
@@ -40,10 +48,15 @@ def get_method(
     known = known_methods()
     name,args,kwargs = parse_method(spec)
     if name=='none': return lambda: None
-    wanting = [m for m,cls in known.items() if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in inspect.signature(cls).parameters.values())]
-    if name in wanting: raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; in Python, pass a function that makes the callback.")
-    if name not in known: raise ValueError(f"method: got {name!r}, wanted one of none, {', '.join(m for m in known if m not in wanting)}.")
-    return lambda: known[name](*args, **({"auto": False} | kwargs)) # the same choices whatever the machine
+
+    writable = [m for m,cls in known.items() if not _needs_an_object(cls)]
+    if name not in known: raise ValueError(refusal('method', repr(name), f"one of none, {', '.join(writable)}"))
+    if name not in writable:
+        raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
+            'in Python, pass a function that makes the callback.')
+
+    options = {'auto': False} | kwargs # the same choices whatever the machine
+    return lambda: known[name](*args, **options)
 
 def split_methods(
     methods:str, # Methods with commas between them
@@ -56,51 +69,40 @@ def methods_by_name(
 )->dict: # What `get_method` takes, or a function, by name
     "Methods with their names, however they are given"
     if isinstance(methods, str): methods = split_methods(methods)
-    return dict(methods) if isinstance(methods, dict) else {m: m for m in methods}
+    if isinstance(methods, dict): return dict(methods)
+    return {m: m for m in methods}
 
-# %% ../../nbs/bench/03_compare.ipynb #b7c5ede3
-_old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept','valid_loss','error','lr','annealing','budget'}
-_own_columns = _old_columns | {'compute','selected'} # which older files lack
+# %% ../../nbs/bench/03_compare.ipynb #5c0e91d7
+def _now():
+    "Seconds, once the GPU has finished what it was given"
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+    return time.perf_counter()
 
-class CostLog(Callback):
-    "What each epoch of a run had cost by its end, and how good the model was"
-    order = Recorder.order+5
-    def __init__(self,
-        watch=None, # A function of the learner that gives more columns for each epoch, as a dict
-        method=None, # Of which run
-        seed=None, # Of which run
-    ):
-        self.watch,self.method,self.seed = watch or (lambda learn: {}),method,seed
-        self.rows,self._trained,self._selected,self._seconds,self._cpu,self._start = [],0,0,0.,0.,None
-        self.compute = ComputeCount()
-    def before_epoch(self): self._start,self._cpu_start = _now(),time.process_time() # a selection draws and ranks in `before_train`
-    def after_backward(self):
-        self._trained += n_items(self.yb)
-        self._selected += bool(self.learn.selection and self.learn.selection.is_selecting)
-    def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
+class _Stopwatch:
+    "Adds up the seconds between its starts and stops, and those that the process computed"
+    def __init__(self):
+        self.seconds = 0.
+        self.cpu_seconds = 0.
+        self._began = None # seconds and those of the process; None: it stands still
 
-    def after_train(self):
-        self._seconds += _now()-self._start
-        self._cpu += time.process_time()-self._cpu_start
-        self._start = None
+    def start(self): self._began = _now(),time.process_time()
+
+    def stop(self):
+        began,cpu_began = self._began
+        self.seconds += _now()-began
+        self.cpu_seconds += time.process_time()-cpu_began
+        self._began = None
 
     @property
-    def spent(self)->dict:
-        "What the run has cost so far"
-        running = 0. if self._start is None else time.perf_counter()-self._start
-        return dict(seconds=self._seconds+running, items=self._trained, compute=self.compute.spent)
+    def shows(self):
+        "Seconds, with those since the last start if it runs; the GPU may be behind"
+        if self._began is None: return self.seconds
+        return self.seconds + (time.perf_counter()-self._began[0])
 
-    def after_epoch(self):
-        stats,(loss,error) = getattr(self.learn.selection, 'stats', None),self.recorder.values[-1][1:3]
-        looks,kept = (0,1.) if stats is None or not len(stats) else (_looks(self.learn.selection, stats),stats.kept.sum()/stats.seen.sum())
-        self.rows.append(dict(epoch=self.epoch+1, seconds=self._seconds, cpu_seconds=self._cpu, forwarded=self._trained+int(looks),
-            backpropagated=self._trained, compute=self.compute.spent, selected=self._selected, kept=kept, valid_loss=loss, error=error, **self._watched()))
-
-    def _watched(self):
-        "The columns of `watch`"
-        more = self.watch(self.learn)
-        if not isinstance(more, dict) or _own_columns & set(more): raise ValueError(f'watch: got {more!r}, wanted a dict without {", ".join(sorted(_own_columns))}.')
-        return {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
+# %% ../../nbs/bench/03_compare.ipynb #b7c5ede3
+_old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept',
+    'valid_loss','error','lr','annealing','budget'}
+_own_columns = _old_columns | {'compute','selected'} # which older files lack
 
 def _looks(selection, stats):
     "How many items were forwarded besides those that trained"
@@ -108,145 +110,301 @@ def _looks(selection, stats):
     loaded = stats[stats.step>=0]
     return loaded.seen.sum()-loaded.trained.sum()
 
-def _now():
-    "Seconds, once the GPU has finished what it was given"
-    if torch.cuda.is_available(): torch.cuda.synchronize()
-    return time.perf_counter()
+class CostLog(Callback):
+    "What each epoch of a run had cost by its end, and how good the model was"
+    order = Recorder.order+5
+
+    def __init__(self,
+        watch=None, # A function of the learner that gives more columns for each epoch, as a dict
+        method=None, # Of which run
+        seed=None, # Of which run
+    ):
+        self.watch = watch or (lambda learn: {})
+        self.method,self.seed = method,seed
+        self.rows = []
+        self.compute = ComputeCount()
+        self._clock = _Stopwatch()
+        self._trained = 0 # items
+        self._selected = 0 # steps
+
+    def before_epoch(self): self._clock.start() # a selection draws and ranks in `before_train`
+
+    def after_backward(self):
+        self._trained += n_items(self.yb)
+        self._selected += bool(self.learn.selection and self.learn.selection.is_selecting)
+
+    def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
+
+    def after_train(self): self._clock.stop()
+
+    @property
+    def spent(self)->dict:
+        "What the run has cost so far"
+        return dict(seconds=self._clock.shows, items=self._trained, compute=self.compute.spent)
+
+    def after_epoch(self):
+        loss,error = self.recorder.values[-1][1:3]
+        looks,kept = self._looks_and_kept()
+        cost = dict(seconds=self._clock.seconds, cpu_seconds=self._clock.cpu_seconds,
+            forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.compute.spent)
+        quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
+        self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
+
+    def _looks_and_kept(self):
+        "How many items were looked at so far, and the share of those that were kept; (0, 1) without a selection"
+        selection = self.learn.selection
+        stats = getattr(selection, 'stats', None)
+        if stats is None or not len(stats): return 0,1.
+        return _looks(selection, stats),stats.kept.sum()/stats.seen.sum()
+
+    def _watched(self):
+        "The columns of `watch`"
+        more = self.watch(self.learn)
+        if not isinstance(more, dict) or _own_columns & set(more):
+            raise ValueError(refusal('watch', repr(more), f"a dict without {', '.join(sorted(_own_columns))}"))
+        return {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
 
 # %% ../../nbs/bench/03_compare.ipynb #a0d19d08
 class Budget(Callback):
     "Ends a fit once it has cost so much"
     order = ComputeCount.order+.1 # the first batch's own unit is known, and no look taken at it
+
     def __init__(self,
         unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
         amount:float, # How many
     ):
-        if unit not in ('seconds','items','compute'): raise ValueError(f"unit: got {unit!r}, wanted 'seconds', 'items' or 'compute'.")
-        self.unit,self.amount = unit,check_range(unit, amount, 0, above=True)
+        if unit not in ('seconds','items','compute'):
+            raise ValueError(refusal('unit', repr(unit), "'seconds', 'items' or 'compute'"))
+        self.unit = unit
+        self.amount = check_range(unit, amount, 0, above=True)
 
     @property
-    def share(self): return min(1., self.learn.cost_log.spent[self.unit]/self.amount)
+    def share(self)->float:
+        "How much of it is spent, 1 at most"
+        return min(1., self.learn.cost_log.spent[self.unit]/self.amount)
 
     def before_fit(self):
-        if self.unit=='compute' and self.learn.cost_log.compute.learn is None: raise ValueError('Budget: got a fit whose compute is not counted, wanted '
-            'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it.')
+        if self.unit!='compute' or self.learn.cost_log.compute.learn is not None: return
+        raise ValueError(refusal('Budget', 'a fit whose compute is not counted',
+            'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it'))
+
+    def before_epoch(self):
+        if self.share>=1: raise CancelFitException
+
     def before_train(self): self.learn.pct_train = self.share
+
     def before_batch(self):
         if not self.training: return
         self.learn.pct_train = self.share
         if self.share>=1: raise CancelTrainException
-    def before_epoch(self):
-        if self.share>=1: raise CancelFitException
 
 # %% ../../nbs/bench/03_compare.ipynb #30b3466f
 def schedule(
-    name:str, # 'constant', 'one_cycle' (warm-up of a quarter, then a cosine to zero) or 'step' (a fifth of it after 30, 60 and 80 %)
+    name:str, # 'constant', 'one_cycle' (a quarter's warm-up, a cosine to zero), 'step' (a fifth after 30, 60 and 80 %)
     lr:float, # The highest learning rate
 ):
     "The learning rate at a share of the training, a function"
-    known = dict(constant=lambda pct: lr, one_cycle=combine_scheds([.25,.75], [SchedCos(lr/25, lr), SchedCos(lr, lr/1e5)]),
-        step=lambda pct: lr*.2**sum(pct>=at for at in (.3,.6,.8)))
-    if name not in known: raise ValueError(f"annealing: got {name!r}, wanted one of {', '.join(known)}.")
+    def constant(pct): return lr
+    def step(pct): return lr*.2**sum(pct>=at for at in (.3,.6,.8))
+    one_cycle = combine_scheds([.25,.75], [SchedCos(lr/25, lr), SchedCos(lr, lr/1e5)])
+
+    known = dict(constant=constant, one_cycle=one_cycle, step=step)
+    if name not in known: raise ValueError(refusal('annealing', repr(name), f"one of {', '.join(known)}"))
     return known[name]
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
 def _minutes(seconds):
     "Such as 2:10, or 1:02:10"
-    m,s = divmod(round(seconds), 60)
-    return f'{m//60}:{m%60:02}:{s:02}' if m>=60 else f'{m}:{s:02}'
+    minutes,seconds = divmod(round(seconds), 60)
+    if minutes<60: return f'{minutes}:{seconds:02}'
+    return f'{minutes//60}:{minutes%60:02}:{seconds:02}'
+
+def _of_one_width(labels, widest):
+    "Labels of which each overwrites the one before it; a line that is too long would not stay one"
+    width = max(map(len, labels))
+    if width>widest: return [f'run {i+1} of {len(labels)}' for i in range(len(labels))]
+    return [o.ljust(width) for o in labels]
 
 class _Progress(Callback):
     "Where the runs are: a bar, or a line for each finished run where the output is neither a notebook nor a terminal"
     order = CostLog.order+1
+
     def __init__(self, todo):
-        self.labels,self.done,self.began,self.bar = [f'{method}, seed {seed}' for seed,method in todo],0,time.monotonic(),None
+        self.labels = [f'{method}, seed {seed}' for seed,method in todo]
+        self.done = 0
+        self.began = time.monotonic()
         self.in_console = issubclass(progress_bar, ConsoleProgressBar)
-        if self.in_console and not sys.stdout.isatty(): return
-        self.bar = progress_bar(range(100*len(todo)))
-        if self.in_console:
-            width = max(map(len, self.labels))
-            if width>self.bar.cols-60: self.labels = [f'run {i+1} of {len(todo)}' for i in range(len(todo))] # a longer line would not stay one
-            else: self.labels = [o.ljust(width) for o in self.labels] # a longer one before it is overwritten
-        self.bar.on_iter_begin()
-        self.bar.update(0)
+        self.bar = self._new_bar() if not self.in_console or sys.stdout.isatty() else None
+
+    def _new_bar(self):
+        bar = progress_bar(range(100*len(self.labels)))
+        if self.in_console: self.labels = _of_one_width(self.labels, bar.cols-60)
+        bar.on_iter_begin()
+        bar.update(0)
+        return bar
 
     def before_fit(self): self.tell()
     def after_epoch(self): self.tell(f': {self.cost_log.rows[-1]["valid_loss"]:<8.4g}')
+
     def after_batch(self):
-        if self.bar: self.bar.update(100*self.done+int(100*min(self.learn.pct_train, .99)))
+        if self.bar: self.bar.update(100*self.done + int(100*min(self.learn.pct_train, .99)))
 
     def tell(self, more=''):
-        if self.bar: self.bar.comment = (self.labels[self.done]+more).ljust(self.in_console and len(self.labels[0])+10)
+        if not self.bar: return
+        width = len(self.labels[0])+10 if self.in_console else 0
+        self.bar.comment = (self.labels[self.done]+more).ljust(width)
 
     def end_run(self, loss):
         "One more is done"
         self.done += 1
-        n,left = len(self.labels),(time.monotonic()-self.began)*(len(self.labels)/self.done-1)
-        if self.bar: self.bar.update(100*self.done)
-        else: print(f'run {self.done} of {n}: {self.labels[self.done-1]}, valid_loss {loss:.4g}, {_minutes(left)} left', flush=True)
-        if self.bar and self.done==n:
-            self.bar.on_iter_end()
-            if self.in_console: print()
+        if self.bar: self._move_bar()
+        else: self._print_line(loss)
+
+    def _move_bar(self):
+        self.bar.update(100*self.done)
+        if self.done<len(self.labels): return
+        self.bar.on_iter_end()
+        if self.in_console: print()
+
+    def _print_line(self, loss):
+        n,label = len(self.labels),self.labels[self.done-1]
+        left = (time.monotonic()-self.began)*(n/self.done-1)
+        print(f'run {self.done} of {n}: {label}, valid_loss {loss:.4g}, {_minutes(left)} left', flush=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #8015d534
+def _processor():
+    "The name of the processor; empty if the system does not tell it"
+    told = Path('/proc/cpuinfo')
+    if not told.exists(): return platform.processor()
+    names = (line.split(':')[1].strip() for line in told.read_text().splitlines() if line.startswith('model name'))
+    return next(names, '')
+
 def machine(
     device='cpu', # Where it trained
 )->str: # The processor and its threads, or the GPU
     "What numbers were measured on"
     if torch.device(device).type=='cuda': return torch.cuda.get_device_name(device)
-    cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') \
-        if Path('/proc/cpuinfo').exists() else platform.processor()
-    return f'{cpu or platform.machine()}, {torch.get_num_threads()} threads'
+    return f'{_processor() or platform.machine()}, {torch.get_num_threads()} threads'
 
 def environment(
     device='cpu', # Where it trains
 )->dict: # The columns 'device', 'python', 'torch' and 'fastai'
     "Machine and versions"
-    return dict(device=machine(device), python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
+    versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
+    return dict(device=machine(device)) | versions
 
 # %% ../../nbs/bench/03_compare.ipynb #281b33ed
-def _missing(runs, methods, seeds): return [(s,m) for s in seeds for m in methods if not ((runs.method==m) & (runs.seed==s)).any()]
+def _missing(runs, methods, seeds):
+    "Seed and method of each run that is not there yet, in the order in which they run"
+    there = set(zip(runs.seed, runs.method))
+    return [(seed,method) for seed in seeds for method in methods if (seed,method) not in there]
 
 def _read(path):
     "The runs in a file, and all of it as text"
+    def refused(got): return ValueError(refusal(path, got, 'one that compare wrote', 'name another'))
     try: runs,text = pd.read_csv(path),pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as e: raise ValueError(f'{path}: got a file that is no table ({e}), wanted one that compare wrote; name another.') from e
-    if lacking := _old_columns-set(runs): raise ValueError(f"{path}: got a file without {', '.join(sorted(lacking))}, wanted one that compare wrote; name another.")
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as e:
+        raise refused(f'a file that is no table ({e})') from e
+
+    if lacking := _old_columns-set(runs): raise refused(f"a file without {', '.join(sorted(lacking))}")
     runs['method'] = text.method # a name such as 'null' is no gap
-    for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
-        if epoch.tolist()!=[*range(1, len(epoch)+1)]: raise ValueError(f'{path}: got epochs {epoch.tolist()} of {method}, seed {seed}, wanted each once, in order; remove these lines to run it again.')
+    _check_epochs(runs, path)
     return runs,text
 
+def _check_epochs(runs, path):
+    "Has each run all of its epochs, from the first one on?"
+    for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
+        if epoch.tolist()==[*range(1, len(epoch)+1)]: continue
+        raise ValueError(refusal(path, f'epochs {epoch.tolist()} of {method}, seed {seed}', 'each once, in order',
+            'remove these lines to run it again'))
+
+# %% ../../nbs/bench/03_compare.ipynb #92ab4e10
 _floats = '%.6g' # in files
 
-def _as_written(value): return '' if value is None else _floats%value if isinstance(value, float) else str(value)
+def _as_written(value):
+    "A value as it stands in a file"
+    if value is None: return ''
+    return _floats%value if isinstance(value, float) else str(value)
+
+def _write(runs, path):
+    "Replace a file as a whole: a stop leaves the old one or the new one"
+    new = Path(path).with_name(f'{Path(path).name}.tmp')
+    runs.to_csv(new, index=False, float_format=_floats)
+    new.replace(path)
 
 def _finished(path, about, methods, seeds):
     "The runs in a file, which must be of the same study"
     if path is None or not Path(path).exists(): return pd.DataFrame(columns=['method','seed'])
+
     runs,text = _read(path)
-    anywhere = () if _missing(runs, methods, seeds) else environment() # a complete study is read on any machine
+    anywhere = environment() if not _missing(runs, methods, seeds) else () # a complete study is read on any machine
     for name,value in about.items():
         if name in anywhere: continue
-        other = ['unknown'] if name not in text else text[name][text[name]!=_as_written(value)].tolist()
-        if other: raise ValueError(f'{path}: got runs with {name} {other[0]}, wanted {_as_written(value)}; remove the file, or name another.')
+        wanted = _as_written(value)
+        others = text[name][text[name]!=wanted].tolist() if name in text else ['unknown']
+        if not others: continue
+        raise ValueError(refusal(path, f'runs with {name} {others[0]}', wanted, 'remove the file, or name another'))
     return runs
 
 # %% ../../nbs/bench/03_compare.ipynb #581c9726
-def _seeds(seeds):
-    "The seeds themselves"
-    if isinstance(seeds, Real): return range(check_range('seeds', seeds, 1, whole=True))
-    seeds = [check_range('seeds', s, 0, whole=True) for s in seeds]
-    if not seeds or len(set(seeds))<len(seeds): raise ValueError(f'seeds: got {seeds}, wanted one at least, each once.')
-    return seeds
-
 def check_maker(
     get_learner, # A function without arguments that returns a new `Learner`; raises a `TypeError` if it is none
 ):
     "Check that there is a function to call"
-    if not callable(get_learner) or isinstance(get_learner, Learner): raise TypeError(f'get_learner: got {type(get_learner).__name__}, wanted a function that returns a new learner.')
+    if callable(get_learner) and not isinstance(get_learner, Learner): return
+    raise TypeError(refusal('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
+
+def _check_path(path):
+    "Is there a place for the file?"
+    if path is None: return
+    if Path(path).parent.is_dir() and not Path(path).is_dir(): return
+    raise ValueError(refusal('path', repr(str(path)), 'a CSV file in a folder that exists'))
+
+def _checked_methods(methods):
+    "Methods by name, each written or made by a function"
+    methods = methods_by_name(methods)
+    if not methods: raise ValueError(refusal('methods', 'none', "at least one, such as 'none'"))
+    for name,o in methods.items():
+        is_maker = callable(o) and not isinstance(o, Selection)
+        if isinstance(name, str) and (isinstance(o, str) or is_maker): continue
+        raise TypeError(refusal('methods', f'{name!r}: {o!r}',
+            'a name with what get_method takes, or with a function that returns a new callback'))
+    return methods
+
+def _makers(methods):
+    "Functions that make the callbacks; what is written is made once, which checks its numbers"
+    if methods.get('none', 'none')!='none':
+        got = f"{methods['none']!r} by the name 'none', which plain training has"
+        raise ValueError(refusal('methods', got, 'another name'))
+    makers = {name: get_method(o) if isinstance(o, str) else o for name,o in methods.items()}
+    for name,o in methods.items():
+        if isinstance(o, str): makers[name]()
+    return makers
+
+def _seeds(seeds):
+    "The seeds themselves"
+    if isinstance(seeds, Real): return range(check_range('seeds', seeds, 1, whole=True))
+    seeds = [check_range('seeds', s, 0, whole=True) for s in seeds]
+    if not seeds or len(set(seeds))<len(seeds): raise ValueError(refusal('seeds', seeds, 'one at least, each once'))
+    return seeds
+
+def _unit_and_amount(**budgets):
+    "The one budget that is given; else 16 epochs"
+    given = [(unit,amount) for unit,amount in budgets.items() if amount is not None]
+    if len(given)>1: raise ValueError(refusal('budget', ' and '.join(unit for unit,_ in given), 'one of them'))
+    return given[0] if given else ('epochs',16)
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
+class _Study(NamedTuple):
+    "What `compare` runs"
+    makers:dict # Functions that make callbacks, by the names of the methods
+    epochs:int|None # Epochs of each run; None: it has a budget
+    seeds:list # Of the runs of each method
+    budget:tuple|None # Unit and amount of each run; None: it has epochs
+    lr_at:callable # The learning rate at a share of the training
+    about:dict # Columns of the file, with their values
+    runs:pd.DataFrame # Those that are there
+
 def check_study(
     methods, # As `compare` takes them
     epochs:int|None=None, # Epochs of each run
@@ -258,56 +416,62 @@ def check_study(
     annealing:str|None=None, # As `schedule` takes it
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
-)->tuple: # Functions that make callbacks, epochs, seeds, budget, schedule, columns of the file, and the runs that are there; raises a `ValueError` or a `TypeError`
+)->tuple: # Makers of callbacks, epochs, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = {} if about is None else about
-    if not isinstance(about, dict): raise TypeError(f'about: got {about!r}, wanted a dict of columns and their values.')
-    methods = methods_by_name(methods)
-    if not methods: raise ValueError("methods: got none, wanted at least one, such as 'none'.")
-    for name,o in methods.items():
-        if not isinstance(name, str) or not (isinstance(o, str) or callable(o)) or isinstance(o, Selection): raise TypeError(
-            f'methods: got {name!r}: {o!r}, wanted a name with what get_method takes, or with a function that returns a new callback.')
-    if clash := sorted(_own_columns & set(about)): raise ValueError(f"about: got {', '.join(clash)}, which it writes itself; wanted columns of other names.")
-    if methods.get('none', 'none')!='none': raise ValueError(f"methods: got {methods['none']!r} by the name 'none', which plain training has; wanted another name.")
-    made = {m: get_method(o) if isinstance(o, str) else o for m,o in methods.items()}
-    for name,o in methods.items():
-        if isinstance(o, str): made[name]() # checks its numbers
+    if not isinstance(about, dict): raise TypeError(refusal('about', repr(about), 'a dict of columns and their values'))
+    methods = _checked_methods(methods)
+    if clash := sorted(_own_columns & set(about)):
+        raise ValueError(refusal('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
+    makers = _makers(methods)
     seeds = _seeds(seeds)
     check_range('lr', lr, 0, above=True)
-    budgets = [(unit,n) for unit,n in dict(epochs=epochs, seconds=seconds, items=items, compute=compute).items() if n is not None]
-    if len(budgets)>1: raise ValueError(f"budget: got {' and '.join(unit for unit,_ in budgets)}, wanted one of them.")
-    unit,n = budgets[0] if budgets else ('epochs',16)
-    budget,epochs = (None,check_range('epochs', n, 1, whole=True)) if unit=='epochs' else ((unit,n),None)
+
+    unit,amount = _unit_and_amount(epochs=epochs, seconds=seconds, items=items, compute=compute)
+    if unit=='epochs': epochs,budget = check_range('epochs', amount, 1, whole=True),None
+    else: epochs,budget = None,(unit,amount)
     if budget: Budget(*budget) # checks it
     annealing = annealing or ('one_cycle' if budget else 'constant')
-    lr_at,about = schedule(annealing, lr),about | dict(lr=lr, annealing=annealing, budget=f'{n:.15g} {unit}')
-    return made,epochs,seeds,budget,lr_at,about,_finished(path, about, made, seeds)
+    lr_at = schedule(annealing, lr)
+
+    about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
+    return _Study(makers, epochs, seeds, budget, lr_at, about, _finished(path, about, makers, seeds))
 
 # %% ../../nbs/bench/03_compare.ipynb #d4fef914
-_more_is_better = set('acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc pearsonr precision psnr r2 recall score sensitivity spearmanr specificity ssim variance'.split())
+_more_is_better = set('''acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc
+    pearsonr precision psnr r2 recall score sensitivity spearmanr specificity ssim variance'''.split())
 
 def _check_metric(metric):
     "Is less of it better, as far as its name tells?"
     parts = set(re.findall('[a-z0-9]+', camel2snake(metric.name).replace('_', ' ')))
-    if parts & _more_is_better and not parts & {'error','loss'}: raise ValueError(f'get_learner: got the metric {metric.name}, of which more is better, wanted an error, '
-        f'of which less is better: error_rate in place of accuracy, else a function that returns 1-{metric.name}(pred, targ).')
+    if not parts & _more_is_better or parts & {'error','loss'}: return
+    raise ValueError(refusal('get_learner', f'the metric {metric.name}, of which more is better',
+        'an error, of which less is better: error_rate in place of accuracy, '
+        f'else a function that returns 1-{metric.name}(pred, targ)'))
 
 def _check_learner(learn):
     "Can it be compared?"
-    if not isinstance(learn, Learner): raise TypeError(f'get_learner: got {type(learn).__name__}, wanted a Learner.')
-    if learn.selection: raise ValueError(f'get_learner: got a learner with {type(learn.selection).__name__}, wanted one without a selection; name it among the methods.')
-    if len(learn.metrics)!=1 or learn.recorder.train_metrics: raise ValueError(f'get_learner: got a learner with {len(learn.metrics)} metrics'
-        f"{', of training too' if learn.recorder.train_metrics else ''}, wanted one metric of validation, an error.")
+    if not isinstance(learn, Learner): raise TypeError(refusal('get_learner', type(learn).__name__, 'a Learner'))
+    if learn.selection:
+        raise ValueError(refusal('get_learner', f'a learner with {type(learn.selection).__name__}',
+            'one without a selection', 'name it among the methods'))
+
+    train_too = learn.recorder.train_metrics
+    if len(learn.metrics)!=1 or train_too:
+        got = f"a learner with {len(learn.metrics)} metrics{', of training too' if train_too else ''}"
+        raise ValueError(refusal('get_learner', got, 'one metric of validation, an error'))
     _check_metric(learn.metrics[0])
+
     for name,dl in zip(('training','validation'), learn.dls.loaders):
-        if not len(dl): raise ValueError(f'get_learner: got a {name} set without a batch, wanted one at least.')
+        if not len(dl): raise ValueError(refusal('get_learner', f'a {name} set without a batch', 'one at least'))
 
 # %% ../../nbs/bench/03_compare.ipynb #96573305
 def describe(
     dls, # `DataLoaders`
 )->dict: # The columns 'bs', 'n_train' and 'n_valid', and those of `environment`
     "What tells runs on some data from others"
-    return dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds), **environment(dls.device or 'cpu'))
+    sizes = dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds))
+    return sizes | environment(dls.device or 'cpu')
 
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
 @contextmanager
@@ -321,26 +485,68 @@ def _cudnn_kept():
 def _renewed(learn, get_learner, seed):
     "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
     new = get_learner()
-    if new.model is learn.model: raise ValueError('get_learner: got the same model twice, wanted a new learner with a new model each time.')
-    if new.dls.train is learn.dls.train: new.dls.train.rng = random.Random(seed) # else the next method sees other batches; new loaders draw theirs from the seed
+    if new.model is learn.model:
+        raise ValueError(refusal('get_learner', 'the same model twice', 'a new learner with a new model each time'))
+    train = new.dls.train
+    if train is learn.dls.train: train.rng = random.Random(seed) # as new loaders, which draw theirs from the seed
     return new
 
-def _train(learn, cbs, epochs, budget, lr_at, lr):
+def _selection(make, learn):
+    "What a function returns, of the learner if it asks for one, to prepare something with it"
+    positional = inspect.Parameter.POSITIONAL_ONLY,inspect.Parameter.POSITIONAL_OR_KEYWORD
+    options = inspect.signature(make).parameters.values()
+    asks = any(p.default is p.empty and p.kind in positional for p in options)
+    return make(learn) if asks else make()
+
+def _add_selection(learn, make, log):
+    "A run's selection, whose preparation is counted"
+    with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
+    if not isinstance(selection, Selection|None):
+        raise TypeError(refusal(log.method, repr(selection), 'a selection, or None for plain training'))
+    if selection is not None: learn.add_cb(selection)
+
+# %% ../../nbs/bench/03_compare.ipynb #c3d87f25
+def _train(learn, study, lr, log, *cbs):
     "One run"
-    log = next(cb for cb in cbs if isinstance(cb, CostLog))
-    cbs = [*cbs, log.compute, ParamScheduler(dict(lr=lr_at)), *([Budget(*budget)] if budget else [])]
-    with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(10**4 if budget else epochs, lr, cbs=cbs)
+    cbs = [log, *cbs, log.compute, ParamScheduler(dict(lr=study.lr_at))]
+    if study.budget: cbs.append(Budget(*study.budget))
+    epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
+    with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
+
+def _wake_up(learn, study, lr, watch):
+    "An untimed piece of a run, for the machine"
+    piece = 'items',20*n_items(learn.dls.one_batch())
+    _train(learn, study._replace(budget=piece), lr, CostLog(watch))
+
+def _check_end(log, budget):
+    "Did a run end as it had to?"
+    run = f'{log.method}, seed {log.seed}'
+    if budget:
+        unit,amount = budget
+        spent = log.spent[unit]
+        if spent<amount:
+            raise ValueError(f'{run}: the fit ended at {spent:,.0f} of {amount:,.15g} {unit}, '
+                'wanted all of its budget, or runs cannot be compared; '
+                'take off what ends it, such as EarlyStoppingCallback.')
+    if not log.rows:
+        raise ValueError(f'{run}: the fit ended before its first epoch was done, '
+            'wanted one at least; a callback cancels it.')
+
+def _and_those_of(log, about, runs):
+    "All runs, with one more"
+    new = pd.DataFrame([dict(method=log.method, seed=log.seed, **row, **about) for row in log.rows])
+    return pd.concat([runs, new], ignore_index=True) if len(runs) else new
 
 # %% ../../nbs/bench/03_compare.ipynb #b189b15c
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
-    methods, # A list of what `get_method` takes, or a dict of names with that, or with functions, of nothing or of the learner, that return a new callback
+    methods, # A list of what `get_method` takes; or a dict: names with that, or with functions that return a callback
     epochs:int|None=None, # Epochs of each run; None: 16, if there is no other budget
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     seconds:float|None=None, # Train for so many seconds in place of epochs
     items:int|None=None, # Train until so many items are back-propagated, in place of epochs
-    compute:float|None=None, # Train until as much is computed as so many items take to train, looks counted by their FLOPs, in place of epochs
+    compute:float|None=None, # Train until as much is computed as training so many items takes, in place of epochs
     annealing:str|None=None, # As `schedule` takes it; None: 'constant' with `epochs`, else 'one_cycle'
     path=None, # A CSV file for the runs; those that it has are not run again
     plot:bool=True, # Draw them in the end?
@@ -352,37 +558,37 @@ def compare(
     "Train with each method and seed, one after the other"
     for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
     check_maker(get_learner)
-    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()): raise ValueError(f'path: got {str(path)!r}, wanted a CSV file in a folder that exists.')
-    if watch is not None and not callable(watch): raise TypeError(f'watch: got {watch!r}, wanted a function of the learner.')
-    made,epochs,seeds,budget,lr_at,about,runs = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
-    todo,is_exact,failed = _missing(runs, made, seeds),True,None
-    if todo: # an untimed piece of a run wakes up the machine
-        _check_learner(learn := get_learner())
-        if tell_controls: _tell_controls(made)
-        _train(learn, [CostLog(watch)], 1, ('items', 20*n_items(learn.dls.one_batch())), lr_at, lr)
+    _check_path(path)
+    if watch is not None and not callable(watch):
+        raise TypeError(refusal('watch', repr(watch), 'a function of the learner'))
+    study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
+
+    runs,counts = study.runs,[]
+    todo = _missing(runs, study.makers, study.seeds)
+    if todo:
+        learn = get_learner()
+        _check_learner(learn)
+        if tell_controls: _tell_controls(study.makers)
+        _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
+
     with _cudnn_kept():
         for seed,method in todo:
             set_seed(seed, reproducible=True)
-            learn,log = _renewed(learn, get_learner, seed),CostLog(watch, method, seed)
-            with counting(log.compute.count),counted_steps(): selection = _selection(made[method], learn)
-            if not isinstance(selection, Selection|None): raise TypeError(f'{method}: got {selection!r}, wanted a selection, or None for plain training.')
-            if selection is not None: learn.add_cb(selection)
-            _train(learn, [log, progress], epochs, budget, lr_at, lr)
-            if budget and log.spent[budget[0]]<budget[1]: raise ValueError(f'{method}, seed {seed}: the fit ended at {log.spent[budget[0]]:,.0f} of {budget[1]:,.15g} {budget[0]}, '
-                'wanted all of its budget, or runs cannot be compared; take off what ends it, such as EarlyStoppingCallback.')
-            if not log.rows: raise ValueError(f'{method}, seed {seed}: the fit ended before its first epoch was done, wanted one at least; a callback cancels it.')
-            is_exact,failed = is_exact and log.compute.is_exact,failed or log.compute.failed
-            new = pd.DataFrame([dict(method=method, seed=seed, **r, **about) for r in log.rows])
-            runs = pd.concat([runs, new], ignore_index=True) if len(runs) else new
+            learn = _renewed(learn, get_learner, seed)
+            log = CostLog(watch, method, seed)
+            _add_selection(learn, study.makers[method], log)
+            _train(learn, study, lr, log, progress)
+            _check_end(log, study.budget)
+
+            counts.append(log.compute)
+            runs = _and_those_of(log, study.about, runs)
             if path is not None: _write(runs, path)
             progress.end_run(log.rows[-1]['valid_loss'])
-    runs = runs[runs.method.isin(made) & runs.seed.isin(seeds)]
-    if not is_exact:
-        why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
-        print(f'compute: {why}; such a look counts as a third of a training step.')
-    plain = {m for m,o in methods.items() if o=='none'} if isinstance(methods, dict) else set() # by other names
-    for method in (m for m in never_selected(runs) if m not in plain): print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
+
+    runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
+    _tell_inexact(counts)
+    _tell_idle(runs, methods)
     if plot: plot_runs(runs)
     return runs.reset_index(drop=True)
 
@@ -393,25 +599,32 @@ def refuse_option(
     budgets:str, # Those that it takes, in words
 ): # Raises a `TypeError`
     "Say of a keyword what it may have meant"
-    raise TypeError(f"{unknown_option(name, function)} A budget is {budgets}; a column of one's own goes in about=dict({name}=...).")
+    said = unknown_option(name, function)
+    raise TypeError(f"{said} A budget is {budgets}; a column of one's own goes in about=dict({name}=...).")
 
 def _tell_controls(methods):
     "Say what verdicts will lack, if there is a method to judge"
     if all(map(is_control, methods)): return
-    lacks = {} if 'none' in methods else {'none': 'plain training'}
+    lacks = {}
+    if 'none' not in methods: lacks['none'] = 'plain training'
     if not any(map(is_random, methods)): lacks['random_subset'] = 'a random choice'
-    if lacks: print(f"compare: without {' and '.join(lacks)} among the methods there will be no verdict against {' or '.join(lacks.values())}.")
+    if not lacks: return
+    print(f"compare: without {' and '.join(lacks)} among the methods there will be no verdict "
+        f"against {' or '.join(lacks.values())}.")
 
-def _selection(make, learn):
-    "What a function returns, of the learner if it asks for one, to prepare something with it"
-    needs = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY,p.POSITIONAL_OR_KEYWORD)]
-    return make(learn) if needs else make()
+def _tell_inexact(counts):
+    "Say it if some looks were not counted by their FLOPs, and why"
+    if all(o.is_exact for o in counts): return
+    failed = next((o.failed for o in counts if o.failed), None)
+    why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
+    print(f'compute: {why}; such a look counts as a third of a training step.')
 
-def _write(runs, path):
-    "Replace a file as a whole: a stop leaves the old one or the new one"
-    new = Path(path).with_name(f'{Path(path).name}.tmp')
-    runs.to_csv(new, index=False, float_format=_floats)
-    new.replace(path)
+def _tell_idle(runs, methods):
+    "Say which methods never selected; of plain training by another name that is no news"
+    plain = {name for name,o in methods.items() if o=='none'} if isinstance(methods, dict) else set()
+    for method in never_selected(runs):
+        if method in plain: continue
+        print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
 
 # %% ../../nbs/bench/03_compare.ipynb #4e1e1396
 def measure_of(
@@ -423,6 +636,8 @@ def measure_of(
 def comparable(
     runs:pd.DataFrame, # As `compare` returns it
 )->tuple: # Of 'time', 'items' and 'compute'
-    "What runs can be compared at: anything on the way at a constant learning rate, else only at the end of equal budgets"
-    given = dict(seconds=('time',), items=('items',), compute=('compute',)).get(runs.budget.iloc[0].split()[1], ())
-    return tuple(dict.fromkeys((*given,'time','items'))) if runs.annealing.iloc[0]=='constant' else given
+    "What runs can be compared at: on the way at a constant learning rate, else only at the end of equal budgets"
+    unit = runs.budget.iloc[0].split()[1]
+    given = dict(seconds=('time',), items=('items',), compute=('compute',)).get(unit, ())
+    if runs.annealing.iloc[0]!='constant': return given
+    return tuple(dict.fromkeys((*given,'time','items')))

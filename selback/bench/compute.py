@@ -21,7 +21,7 @@ from ..core.losses import preserved
 from ..core.scoring import counted, counting
 from ..callback.learner import autocast_of, base_loss, muted_hooks, output_loss
 from ..callback.meter import trial_step
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 
 # %% ../../nbs/bench/01_compute.ipynb #99b04531
 class _Operations(TorchDispatchMode):
@@ -29,18 +29,21 @@ class _Operations(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names = set()
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.add(str(func))
         return func(*args, **(kwargs or {}))
 
-_uncounted = re.compile('rnn|lstm|gru|quantized|_trilinear\\.|native_multi_head_attention|transformer_encoder_layer') # what `FlopCounterMode` takes to cost nothing
+# what `FlopCounterMode` takes to cost nothing
+_uncounted = re.compile(r'rnn|lstm|gru|quantized|_trilinear\.|native_multi_head_attention|transformer_encoder_layer')
 
 def count_flops(
     run, # A function without arguments
 ): # What it returns, its FLOPs, and whether all of its operations are counted
     "Run a function once and count its multiplications and additions"
     with FlopCounterMode(display=False) as counter,_Operations() as operations: out = run()
-    return out,counter.get_total_flops(),not any(map(_uncounted.search, operations.names))
+    is_complete = not any(map(_uncounted.search, operations.names))
+    return out,counter.get_total_flops(),is_complete
 
 # %% ../../nbs/bench/01_compute.ipynb #6e46b166
 def kind_of(
@@ -51,17 +54,25 @@ def kind_of(
     "What the FLOPs of a pass go by, for each item: the shape of one, and with a backward pass which weights train"
     shapes = []
     map_tensors(lambda t: shapes.append(tuple(t.shape[1:])), xb)
-    return tuple(shapes),thirds>1 and tuple([p.requires_grad for p in model.parameters()])
+    if thirds==1: return tuple(shapes),False
+    return tuple(shapes),tuple([p.requires_grad for p in model.parameters()])
 
 # %% ../../nbs/bench/01_compute.ipynb #cae14523
 class FlopCount:
     "Adds up the FLOPs of passes"
     def __init__(self):
-        self.flops,self.thirds,self.unknown,self._known = 0.,0,0,WeakKeyDictionary()
+        self._begin()
+        self._known = WeakKeyDictionary() # for each model, the FLOPs of an item by the kind of pass
 
-    def take(self)->tuple: # FLOPs; items by thirds of their training, a forward pass is one; those of them whose FLOPs are not known
+    def _begin(self):
+        self.flops = 0.
+        self.thirds = 0
+        self.unknown = 0
+
+    def take(self)->tuple: # FLOPs; items, by thirds of their training (a forward pass is one); those not counted
         "What was added up, to begin anew"
-        added,(self.flops,self.thirds,self.unknown) = (self.flops,self.thirds,self.unknown),(0.,0,0)
+        added = self.flops,self.thirds,self.unknown
+        self._begin()
         return added
 
     def of(self,
@@ -71,15 +82,18 @@ class FlopCount:
         thirds:int=1, # 1: a forward pass; 3: a forward and a backward pass
     ): # What `run` returns, and the FLOPs of an item; None if some operations are not counted
         "Run a pass; the first of its kind is counted"
-        known,kind = self._known.setdefault(model, {}),kind_of(model, xb, thirds)
+        known = self._known.setdefault(model, {})
+        kind = kind_of(model, xb, thirds)
         if kind in known or None in known.values(): return run(),known.get(kind)
+
         out,flops,is_complete = count_flops(run)
         known[kind] = flops/n_items(xb) if is_complete else None
         return out,known[kind]
 
     def __call__(self, run, model, xb, thirds=1):
         "Run a pass and add its FLOPs"
-        (out,flops),n = self.of(run, model, xb, thirds),n_items(xb)
+        out,flops = self.of(run, model, xb, thirds)
+        n = n_items(xb)
         self.thirds += thirds*n
         if flops is None: self.unknown += thirds*n
         else: self.flops += flops*n
@@ -88,10 +102,18 @@ class FlopCount:
 # %% ../../nbs/bench/01_compute.ipynb #f174c0fa
 class ComputeCount(Callback):
     "Counts the items that train, and what else is computed, in that unit"
-    order,run_valid = EpochSelection.order-.5,False # a batch is as the selection sees it
+    order = Selection.order-.5 # a batch is as the selection sees it
+    run_valid = False
+
     def __init__(self):
-        self.count,self.items = FlopCount(),0.
-        self._others,self._unknown,self._costs,self._loaded,self._trains,self.failed = 0.,0,{},None,None,None
+        self.count = FlopCount()
+        self.items = 0. # that trained
+        self.failed = None # why a trial step failed, in words
+        self._others = 0. # what else was computed, in items
+        self._unknown = 0 # thirds of items whose FLOPs are not known
+        self._costs = {} # FLOPs of training an item, by the kind of batch; None: not known
+        self._loaded = None # kind of the batch that was loaded, whose item is the unit
+        self._trains = None # kind of the batch that trains, and its number of items
 
     def before_batch(self):
         kind = kind_of(self.model, self.xb, 3)
@@ -110,24 +132,31 @@ class ComputeCount(Callback):
 
     def _cost(self, kind):
         "The FLOPs of training an item of this batch, None if they are not known"
-        if kind not in self._costs: self._costs[kind] = None if None in self._costs.values() else self._try() or None
+        if kind in self._costs: return self._costs[kind]
+        is_hopeless = None in self._costs.values()
+        self._costs[kind] = None if is_hopeless else self._try() or None
         return self._costs[kind]
 
     def _try(self):
         "The same, by a trial step"
-        learn,xb,yb = self.learn,as_tensors(self.xb),as_tensors(self.yb)
+        learn = self.learn
+        xb,yb = as_tensors(self.xb),as_tensors(self.yb)
+        if any(map(is_lazy, learn.model.parameters())): return None
         def step(): return trial_step(learn.model, output_loss(learn), xb, yb, autocast_of(learn))
-        if any(map(is_lazy, learn.model.parameters())): return
         try:
-            with counting(None),muted_hooks(learn),preserved(base_loss(learn)): return self.count.of(step, learn.model, xb, 3)[1]
+            with counting(None),muted_hooks(learn),preserved(base_loss(learn)):
+                _,flops = self.count.of(step, learn.model, xb, 3)
+                return flops
         except Exception as e: self.failed = f'{type(e).__name__}: {e}' # a callback prepares what the model wants
 
     def _settle(self):
-        "Add what else was computed, in the unit of the batch it was done for; what comes before the first step waits for that"
+        "Add what else was computed, in the unit of the batch it was done for; before the first step it waits for that"
         if self._loaded is None: return
-        unit,(flops,thirds,unknown) = self._costs[self._loaded],self.count.take()
-        if unit is None: flops,unit,unknown = 0,1,thirds
-        self._others += flops/unit+unknown/3
+        unit = self._costs[self._loaded]
+        flops,thirds,unknown = self.count.take()
+        if unit is None: known,unknown = 0,thirds
+        else: known = flops/unit
+        self._others += known+unknown/3
         self._unknown += unknown
 
     @property
@@ -147,12 +176,16 @@ class ComputeCount(Callback):
 def counted_steps():
     "Within the context, passes that train a learner are counted, whichever it is, if passes are"
     plain = Learner._do_one_batch
+    def train(learn):
+        "A batch; what ended it early, if something did"
+        try: plain(learn)
+        except CancelBatchException as e: return e # as `GradientAccumulation` ends a batch
+
     def one_batch(learn):
-        def step():
-            try: plain(learn)
-            except CancelBatchException as e: return e # as `GradientAccumulation` ends a batch
-        cancelled = counted(step, learn.model, as_tensors(learn.xb), 3) if learn.training else plain(learn)
+        if not learn.training: return plain(learn)
+        cancelled = counted(lambda: train(learn), learn.model, as_tensors(learn.xb), 3)
         if cancelled: raise cancelled
+
     Learner._do_one_batch = one_batch
     try: yield
     finally: Learner._do_one_batch = plain

@@ -31,43 +31,64 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.untouched import untouched
 
 # %% ../../nbs/bench/00_datasets.ipynb #a67135d0
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
-def _n_classes(labels): return labels.shape[1] if labels.ndim==2 else int(labels.max())+1 if len(labels) else 0
+
+def _n_classes(labels):
+    "How many classes labels tell of"
+    if labels.ndim==2: return labels.shape[1]
+    return int(labels.max())+1 if len(labels) else 0
 
 class TensorItems:
     "Images and labels in memory, as a fastai dataset; a list of numbers gives a batch"
     def __init__(self,
         images, # Shape (n, 3, height, width), bytes, or floats between 0 and 1
-        labels, # Class numbers, shape (n,); of several classes, 0 or 1, shape (n, classes); masks of class numbers, shape (n, height, width); None: no labels
+        # Class numbers, shape (n,); of several classes, 0 or 1, shape (n, classes);
+        # masks of class numbers, shape (n, height, width); None: no labels
+        labels,
         split_idx:int, # 0: for training, with augmentation; 1: for validation
         n_classes:int|None=None, # None: as many as the labels tell of
         vocab=None, # Names of the classes; None: their numbers
     ):
-        self.images,self.labels,self.split_idx = images,labels,split_idx
+        self.images,self.labels = images,labels
+        self.split_idx = split_idx
         self.n_classes = n_classes or (0 if labels is None else _n_classes(labels))
-        self.vocab = CategoryMap(map(str, range(self.n_classes)) if vocab is None else vocab, sort=False)
+        names = map(str, range(self.n_classes)) if vocab is None else vocab
+        self.vocab = CategoryMap(names, sort=False)
+
     @property
     def c(self): return self.n_classes # as fastai calls it
+
     def __len__(self): return len(self.images)
+
     def __getitem__(self, i):
         x = TensorImage(_as_float(self.images[i]))
-        return (x,) if self.labels is None else (x,(TensorMask if self.labels.ndim==3 else TensorCategory)(self.labels[i]))
+        if self.labels is None: return (x,)
+        kind = TensorMask if self.labels.ndim==3 else TensorCategory
+        return x,kind(self.labels[i])
 
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _shown(y, vocab):
     "A label as it is shown"
     if isinstance(y, TensorMask): return TensorMask(y, codes=vocab)
-    return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist()) if y.ndim else Category(vocab[int(y)])
+    if y.ndim: return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist())
+    return Category(vocab[int(y)])
 
 def _as_image(o, size):
     "The tensor of an image: a tensor as it is; anything else as `PILImage` opens it, resized"
     if not isinstance(o, torch.Tensor): o = image2tensor(PILImage.create(o).convert('RGB').resize(size[::-1]))
-    if o.ndim!=3: raise ValueError(f'test_dl: got an image of shape {tuple(o.shape)}, wanted (3, height, width), bytes or floats between 0 and 1.')
+    if o.ndim!=3:
+        wanted = '(3, height, width), bytes or floats between 0 and 1'
+        raise ValueError(refusal('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
     return TensorImage(_as_float(o))
+
+def _image_and_label(item):
+    "An item for a test set; a label of None if it has none"
+    if not isinstance(item, tuple): return item,None
+    return (*item,None)[:2]
 
 @patch
 def decode(self:TensorItems,
@@ -75,16 +96,18 @@ def decode(self:TensorItems,
     full:bool=True, # As fastai calls it; there is but one way
 )->tuple: # The image within 0 and 1, and the label by its name
     "An item as it is shown"
-    return o[0].clamp(0, 1),*(_shown(y, self.vocab) for y in o[1:])
+    x,*ys = o
+    return x.clamp(0, 1),*(_shown(y, self.vocab) for y in ys)
 
 @patch
 def test_set(self:TensorItems,
     items, # Tensors of images, or what `PILImage.create` opens, such as files; or pairs of such an image and its label
 )->TensorItems:
     "A dataset for `predict` and `test_dl`, with labels if all items have one"
-    images,labels = zip(*((*o,None)[:2] if isinstance(o, tuple) else (o,None) for o in items))
+    images,labels = zip(*map(_image_and_label, items))
     images = torch.stack([_as_image(o, self.images.shape[2:]) for o in images])
-    labels = None if any(o is None for o in labels) else torch.stack([torch.as_tensor(o) for o in labels])
+    has_labels = all(o is not None for o in labels)
+    labels = torch.stack([torch.as_tensor(o) for o in labels]) if has_labels else None
     return TensorItems(images, labels, 1, self.n_classes, self.vocab)
 
 # %% ../../nbs/bench/00_datasets.ipynb #fbed52e9
@@ -92,11 +115,14 @@ def test_set(self:TensorItems,
 def items(self:TensorItems):
     "All items, of which `Interpretation` picks some"
     return L(self[i] for i in range(len(self)))
+
+def _none_of(o): return None if o is None else o[:0].clone() # a view would be stored with all that it is a view of
+
 @patch
 def new_empty(self:TensorItems):
     "The same without its items, as `Learner.export` wants it"
-    images,labels = (o if o is None else o[:0].clone() for o in (self.images, self.labels)) # a view would be stored with all that it is a view of
-    return TensorItems(images, labels, self.split_idx, self.n_classes, self.vocab)
+    return TensorItems(_none_of(self.images), _none_of(self.labels), self.split_idx, self.n_classes, self.vocab)
+
 @patch
 @contextmanager
 def set_split_idx(self:TensorItems,
@@ -110,6 +136,7 @@ class TensorDL(TfmdDL):
     "Takes batches out of a dataset that a list of numbers gives one of, such as `TensorItems`"
     def create_item(self, s): return s or 0 # None asks for any one
     def create_batch(self, b): return self.dataset[b]
+
     def new(self, dataset=None, cls=None, **kwargs):
         "A loader like this one; `test_dl` and `predict` give it a list"
         if isinstance(dataset, (list,tuple,L,torch.Tensor)): dataset = self.dataset.test_set(dataset)
@@ -118,12 +145,19 @@ class TensorDL(TfmdDL):
 def _some(xy, n, name, part=0):
     "A random choice of `n` items, the same each time, of which no two parts share one; None: all"
     if n is None: return xy
-    check_range(name, n, 1, len(xy[1])//(part+1), whole=True)
-    idx = torch.randperm(len(xy[1]), generator=torch.Generator().manual_seed(0))[n*part:n*(part+1)].sort().values
-    return xy[0][idx],xy[1][idx]
+    x,y = xy
+    check_range(name, n, 1, len(y)//(part+1), whole=True)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    idx = order[n*part:n*(part+1)].sort().values
+    return x[idx],y[idx]
+
+def _normalize_by(images):
+    "Normalization by the mean and the standard deviation of each channel, of some images"
+    some = _as_float(images[:10_000])
+    return Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
 
 def tensor_dls(
-    train:tuple, # Images of shape (n, 3, height, width), bytes or floats between 0 and 1, and labels as `TensorItems` takes them
+    train:tuple, # Images, shape (n, 3, height, width), bytes or floats between 0 and 1; labels, as `TensorItems` has it
     valid:tuple, # The same
     bs:int=64, # Batch size
     augment=(), # Batch transforms for training
@@ -132,31 +166,37 @@ def tensor_dls(
 )->DataLoaders: # Raises a `ValueError` if there are not as many names as classes
     "`DataLoaders` for what is in memory"
     n_classes = n_classes or (_n_classes(train[1]) if vocab is None else len(vocab))
-    if vocab is not None and len(vocab)!=n_classes: raise ValueError(f'vocab: got {len(vocab)} names, wanted {n_classes}, one for each class.')
+    if vocab is not None and len(vocab)!=n_classes:
+        raise ValueError(refusal('vocab', f'{len(vocab)} names', f'{n_classes}, one for each class'))
+
     device = default_device()
-    dsets = [TensorItems(images.to(device), labels.to(device), i, n_classes, vocab) for i,(images,labels) in enumerate((train, valid))]
-    some = _as_float(train[0][:10_000])
-    mean,std = some.mean((0,2,3)),some.std((0,2,3))
-    tfms = [*augment, Normalize.from_stats(mean, std, cuda=False)]
-    return DataLoaders.from_dsets(*dsets, bs=bs, after_batch=tfms, num_workers=0, device=device, dl_type=TensorDL)
+    def items(xy, split_idx): return TensorItems(*(o.to(device) for o in xy), split_idx, n_classes, vocab)
+    tfms = [*augment, _normalize_by(train[0])]
+    options = dict(bs=bs, after_batch=tfms, num_workers=0, device=device, dl_type=TensorDL)
+    return DataLoaders.from_dsets(items(train, 0), items(valid, 1), **options)
 
 # %% ../../nbs/bench/00_datasets.ipynb #5247b8f5
 class PadCrop(RandTransform):
     "Moves each image of a batch at random, by up to `padding` pixels in both directions; its edges are mirrored"
     split_idx = 0
+
     def __init__(self,
         padding:int=4, # Pixels
     ):
         super().__init__()
         self.padding = padding
+
     def before_call(self, b, split_idx):
         super().before_call(b, split_idx)
         x = b[0] if isinstance(b, tuple) else b
         if split_idx!=1: self.at = torch.randint(2*self.padding+1, (2,len(x)), device=x.device)
+
     def _moved(self, x):
         n,_,h,w = x.shape
-        windows = F.pad(x, [self.padding]*4, mode='reflect').unfold(2, h, 1).unfold(3, w, 1) # a view of all that can be cut out
+        padded = F.pad(x, [self.padding]*4, mode='reflect')
+        windows = padded.unfold(2, h, 1).unfold(3, w, 1) # a view of all that can be cut out
         return windows[torch.arange(n, device=x.device), :, self.at[0], self.at[1]]
+
     def encodes(self, x:TensorImage): return self._moved(x)
     def encodes(self, x:TensorMask): return self._moved(x[:,None].float())[:,0].long()
 
@@ -167,18 +207,24 @@ def _moved_and_mirrored(): return [PadCrop(),Flip()]
 # %% ../../nbs/bench/00_datasets.ipynb #2e31bdd6
 class Cutout(RandTransform):
     "Sets a square to zero in each image of a batch (DeVries & Taylor 2017, arXiv 1708.04552)"
-    split_idx,order = 0,Normalize.order+1
+    split_idx = 0
+    order = Normalize.order+1
+
     def __init__(self,
         size:int=16, # Side of the square, in pixels
     ):
         super().__init__()
         self.size = size
+
     def encodes(self, x:TensorImage):
         def within(side): # which rows or columns of each image, shape (n, side)
             start = torch.randint(side, (len(x),1), device=x.device)-self.size//2
             at = torch.arange(side, device=x.device)
             return (start<=at) & (at<start+self.size)
-        return x.masked_fill((within(x.shape[2])[:,:,None] & within(x.shape[3])[:,None])[:,None], 0)
+
+        rows,columns = within(x.shape[2]),within(x.shape[3])
+        square = rows[:,:,None] & columns[:,None]
+        return x.masked_fill(square[:,None], 0)
 
 # %% ../../nbs/bench/00_datasets.ipynb #f0c675ed
 _ten = [str(i) for i in range(10)]
@@ -187,25 +233,27 @@ _ten = [str(i) for i in range(10)]
 def _digits():
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
-    d = load_digits()
-    small = torch.tensor(d.images, dtype=torch.float32)[:,None]/16
+    digits = load_digits()
+    small = torch.tensor(digits.images, dtype=torch.float32)[:,None]/16
     images = F.interpolate(small, size=32, mode='bilinear').repeat(1,3,1,1)
-    labels = torch.tensor(d.target)
-    train,valid = train_test_split(range(len(labels)), test_size=.2, random_state=0, stratify=d.target)
+    labels = torch.tensor(digits.target)
+    train,valid = train_test_split(range(len(labels)), test_size=.2, random_state=0, stratify=digits.target)
     return (images[train],labels[train]),(images[valid],labels[valid]),_turned_and_lit,_ten
 
 def _decoded(folder):
     "All images below `folder`, decoded; the folder of an image is its class; and the names of the classes"
     from PIL import Image
     files = sorted(get_image_files(folder))
-    classes = {name: i for i,name in enumerate(sorted({f.parent.name for f in files}))}
+    names = sorted({f.parent.name for f in files})
     images = torch.stack([torch.from_numpy(np.array(Image.open(f).convert('RGB'))) for f in files])
-    return images.permute(0,3,1,2).contiguous(),torch.tensor([classes[f.parent.name] for f in files]),list(classes)
+    labels = torch.tensor([names.index(f.parent.name) for f in files])
+    return images.permute(0,3,1,2).contiguous(),labels,names
 
 @lru_cache
 def _cifar(url):
     path = untar_data(url)
-    (*train,names),(*valid,_) = _decoded(path/'train'),_decoded(path/'test')
+    *train,names = _decoded(path/'train')
+    *valid,_ = _decoded(path/'test')
     return tuple(train),tuple(valid),_moved_and_mirrored,names
 
 @lru_cache
@@ -213,91 +261,156 @@ def _svhn(*more):
     from torchvision.datasets import SVHN
     def part(*splits):
         parts = [SVHN(fastai_path('data')/'svhn', split=split, download=True) for split in splits]
-        return tuple(torch.from_numpy(np.concatenate(o)) for o in ([p.data for p in parts], [p.labels for p in parts]))
+        images = np.concatenate([p.data for p in parts])
+        labels = np.concatenate([p.labels for p in parts])
+        return torch.from_numpy(images),torch.from_numpy(labels)
+
     return part('train', *more),part('test'),_moved,_ten
 
 # %% ../../nbs/bench/00_datasets.ipynb #4f4fc678
 class Pixels:
     "The pixels of an image, as a fastai dataset of places and colours; a list of numbers gives a batch"
-    loss_func,c = MSELossFlat(),3 # what a learner takes if it is given none; numbers to predict
+    loss_func = MSELossFlat() # what a learner takes if it is given none
+    c = 3 # numbers to predict
+
     def __init__(self,
         image, # Shape (height, width, 3), floats between 0 and 1
     ):
-        self.size,sides = image.shape[:2],[torch.linspace(-1, 1, n) for n in image.shape[:2]]
-        self.places,self.colours = torch.cartesian_prod(*sides).to(image.device),image.reshape(-1, 3)
+        self.size = image.shape[:2]
+        rows,columns = (torch.linspace(-1, 1, n) for n in self.size)
+        self.places = torch.cartesian_prod(rows, columns).to(image.device)
+        self.colours = image.reshape(-1, 3)
+
     def __len__(self): return len(self.places)
-    def __getitem__(self, i): return (self.places[i],) if self.colours is None else (self.places[i],self.colours[i])
+
+    def __getitem__(self, i):
+        if self.colours is None: return (self.places[i],)
+        return self.places[i],self.colours[i]
+
     def new_empty(self): return Pixels(torch.zeros(1, 1, 3)) # as `Learner.export` wants it
-    def test_set(self, items): # places to predict
-        for o in items:
-            if np.shape(o)!=(2,): raise ValueError(f'test_dl: got a {type(o).__name__} of shape {tuple(np.shape(o))}, wanted a place: its row and its column, each between -1 and 1.')
+
+    def test_set(self,
+        items, # Places, each a row and a column between -1 and 1
+    ):
+        "A dataset of places to predict"
+        for o in items: self._check_place(o)
         ds = self.new_empty()
         ds.places,ds.colours = torch.stack([torch.as_tensor(o) for o in items]),None
         return ds
-    def decode(self, o, full=True):
-        if not full: raise ValueError('show_batch: got single pixels, wanted items that can be shown; `learned(learn)` is the image as the network knows it.')
-        return o
+
+    def _check_place(self, o):
+        if np.shape(o)==(2,): return
+        got = f'a {type(o).__name__} of shape {tuple(np.shape(o))}'
+        raise ValueError(refusal('test_dl', got, 'a place: its row and its column, each between -1 and 1'))
+
+    def decode(self,
+        o:tuple, # An item
+        full:bool=True, # As fastai calls it; False: to show it, which a single pixel can't be
+    )->tuple:
+        "An item as it is"
+        if full: return o
+        raise ValueError(refusal('show_batch', 'single pixels', 'items that can be shown',
+            '`learned(learn)` is the image as the network knows it'))
 
 def _pixels(name, bs):
     "`DataLoaders` of a sample image of scikit-learn, at 192x128"
     from PIL import Image
     from sklearn.datasets import load_sample_image
+    device = default_device()
     image = Image.fromarray(load_sample_image(f'{name}.jpg')).resize((192,128), Image.Resampling.LANCZOS)
-    ds = Pixels(torch.tensor(np.array(image), device=default_device()).float()/255)
-    return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=default_device(), dl_type=TensorDL)
+    ds = Pixels(torch.tensor(np.array(image), device=device).float()/255)
+    return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873de
 def _folder(path, bs):
     "`DataLoaders` for a folder of class folders, with its own split if it has one"
-    if not any(f.suffix.lower() in image_extensions for f in path.rglob('*')): raise ValueError(f'data: got {str(path)!r}, a folder without images.')
+    if not any(f.suffix.lower() in image_extensions for f in path.rglob('*')):
+        raise ValueError(f'data: got {str(path)!r}, a folder without images.')
+
     valid = next((o for o in ('valid','val','test') if (path/o).is_dir()), None)
-    split = dict(train='train', valid=valid) if valid and (path/'train').is_dir() else dict(valid_pct=.2, seed=0)
+    has_split = valid and (path/'train').is_dir()
+    split = dict(train='train', valid=valid) if has_split else dict(valid_pct=.2, seed=0)
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
     return ImageDataLoaders.from_folder(path, bs=bs, item_tfms=Resize(128), batch_tfms=tfms, **split)
 
-datasets = dict(digits=_digits, cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100), svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # kept in memory
+datasets = dict(digits=_digits, cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100),
+    svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # kept in memory
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 pictures = 'china','flower' # learned pixel by pixel
 
 # %% ../../nbs/bench/00_datasets.ipynb #56577663
 def _in_memory(data, bs, n_train, n_valid, part, cutout):
     "`DataLoaders` of one of `datasets`"
-    train,valid,augment,vocab = datasets[data]()
-    parts = _some(train, n_train, 'n_train', check_range('part', part, 0, whole=True)),_some(valid, n_valid, 'n_valid')
-    return tensor_dls(*parts, bs, [*augment(), *([Cutout(cutout)] if check_range('cutout', cutout, 0, whole=True) else [])], vocab=vocab) # as many classes, whatever is cut
+    train,valid,augment,vocab = datasets[data]() # as many classes, whatever is cut
+    part = check_range('part', part, 0, whole=True)
+    train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
+    tfms = augment()
+    if check_range('cutout', cutout, 0, whole=True): tfms = [*tfms, Cutout(cutout)]
+    return tensor_dls(train, valid, bs, tfms, vocab=vocab)
+
+def _loaded(data, bs):
+    "`DataLoaders` of an image, of a dataset that is downloaded, or of a folder"
+    if data in pictures: return _pixels(data, bs)
+    return _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
+
+def _check_data(data, n_train, n_valid, part, cutout):
+    "Is there such data, and can it be cut like that?"
+    known = *datasets,*folders,*pictures
+    if data not in known and not Path(data).is_dir():
+        raise ValueError(refusal('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
+    if part and n_train is None:
+        raise ValueError(refusal('part', f'{part} without n_train', 'how many items a part has'))
+    if data in datasets: return
+
+    in_memory = ', '.join(datasets)
+    if n_train is not None or n_valid is not None:
+        raise ValueError(refusal('n_train, n_valid', f'a number with {data!r}', 'None', f'they cut {in_memory} only'))
+    if cutout:
+        raise ValueError(refusal('cutout', f'{cutout} with {data!r}', '0',
+            f'it is for {in_memory}. Add `Cutout` to your `batch_tfms`'))
 
 def get_dls(
-    data:str, # 'digits', 'cifar10', 'cifar100', 'svhn', 'svhn_extra' (with 531,131 easier images), 'imagenette', 'imagewoof', 'china' or 'flower' (an image), or a folder of class folders
+    # 'digits', 'cifar10', 'cifar100', 'svhn', 'svhn_extra' (with 531,131 easier images), 'imagenette', 'imagewoof',
+    # 'china' or 'flower' (an image), or a folder of class folders
+    data:str,
     bs:int=64, # Batch size
     n_train:int|None=None, # Train on so many items only, of data that is kept in memory; None: on all
     n_valid:int|None=None, # Validate on so many only
     part:int=0, # Which `n_train` items: those of part 1 are others than those of part 0
-    cutout:int=0, # Side of the square that `Cutout` hides in each training image, of data that is kept in memory, in pixels; 0: none
+    # Side of the square that `Cutout` hides in each training image, of data that is kept in memory, in pixels; 0: none
+    cutout:int=0,
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    if data not in (*datasets, *folders, *pictures) and not Path(data).is_dir():
-        raise ValueError(f"data: got {data!r}, wanted one of {', '.join((*datasets, *folders, *pictures))} or a folder of class folders.")
-    if part and n_train is None: raise ValueError(f'part: got {part} without n_train, wanted how many items a part has.')
-    if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part, cutout)
-    elif n_train is not None or n_valid is not None: raise ValueError(f"n_train, n_valid: got a number with {data!r}, wanted None; they cut {', '.join(datasets)} only.")
-    elif cutout: raise ValueError(f"cutout: got {cutout} with {data!r}, wanted 0; it is for {', '.join(datasets)}. Add `Cutout` to your `batch_tfms`.")
-    elif data in pictures: dls = _pixels(data, bs)
-    else: dls = _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
-    if dls.c<2 or not len(dls.train): raise ValueError(f'data: got {dls.c} class(es) and {len(dls.train_ds)} items to train on, wanted at least '
-        f'2 classes and a batch of {bs}.')
+    _check_data(data, n_train, n_valid, part, cutout)
+    dls = _in_memory(data, bs, n_train, n_valid, part, cutout) if data in datasets else _loaded(data, bs)
+    if dls.c<2 or not len(dls.train):
+        got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
+        raise ValueError(refusal('data', got, f'at least 2 classes and a batch of {bs}'))
     return dls
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c
-def _flipped(images, labels, n_classes, g): return images,(labels+torch.randint(1, n_classes, labels.shape, generator=g).to(labels.device))%n_classes
-def _randomized(images, labels, n_classes, g): return images,torch.randint(n_classes, labels.shape, generator=g).to(labels.device)
-def _shuffled(images, labels, n_classes, g):
-    return images.flatten(2)[:,:,torch.randperm(images.shape[2:].numel(), generator=g).to(images.device)].view_as(images),labels
-def _gaussian(images, labels, n_classes, g):
+def _flipped(images, labels, n_classes, generator):
+    "Each label another one"
+    steps = torch.randint(1, n_classes, labels.shape, generator=generator).to(labels.device)
+    return images,(labels+steps)%n_classes
+
+def _randomized(images, labels, n_classes, generator):
+    "Each label any one"
+    return images,torch.randint(n_classes, labels.shape, generator=generator).to(labels.device)
+
+def _shuffled(images, labels, n_classes, generator):
+    "The pixels of all images in one new order"
+    order = torch.randperm(images.shape[2:].numel(), generator=generator).to(images.device)
+    return images.flatten(2)[:,:,order].view_as(images),labels
+
+def _gaussian(images, labels, n_classes, generator):
+    "Noise with the mean and the variance of each image's channels"
     mean = images.float().mean((2,3), keepdim=True)
     std = (images-mean).square().mean((2,3), keepdim=True).sqrt()
-    noise = torch.randn(images.shape, generator=g).to(images.device)*std+mean
-    return noise.clamp(0, 1 if images.is_floating_point() else 255).to(images.dtype),labels
+    noise = torch.randn(images.shape, generator=generator).to(images.device)*std+mean
+    brightest = 1 if images.is_floating_point() else 255
+    return noise.clamp(0, brightest).to(images.dtype),labels
 
 damages = dict(flipped_labels=_flipped, random_labels=_randomized, shuffled_pixels=_shuffled, gaussian_images=_gaussian)
 
@@ -308,13 +421,15 @@ def damage(
     seed:int=0, # Of the random choice
 )->torch.Tensor: # Which items are damaged, a mask of shape (n,)
     "Damage a share of the items of a dataset"
-    if kind not in damages: raise ValueError(f"kind: got {kind!r}, wanted one of {', '.join(damages)}.")
+    if kind not in damages: raise ValueError(refusal('kind', repr(kind), f"one of {', '.join(damages)}"))
     check_range('share', share, 0, 1)
-    g,n = torch.Generator().manual_seed(seed),len(ds)
+    n = len(ds)
+    generator = torch.Generator().manual_seed(seed)
     damaged = torch.zeros(n, dtype=torch.bool)
-    damaged[torch.randperm(n, generator=g)[:round(share*n)]] = True
+    damaged[torch.randperm(n, generator=generator)[:round(share*n)]] = True
+
     images,labels = ds.images.clone(),ds.labels.clone()
-    images[damaged],labels[damaged] = damages[kind](images[damaged], labels[damaged], ds.n_classes, g)
+    images[damaged],labels[damaged] = damages[kind](images[damaged], labels[damaged], ds.n_classes, generator)
     ds.images,ds.labels = images,labels
     return damaged
 
@@ -333,17 +448,20 @@ def cifar_resnet18(
     "ResNet-18 as papers train it on 32x32 images: a 3x3 stem, and no pooling behind it"
     from torchvision.models import resnet18
     model = resnet18(num_classes=n_out)
-    model.conv1,model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False),nn.Identity()
+    model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    model.maxpool = nn.Identity()
     return model
 
 def small_convnet(
     n_out:int, # Number of classes
     widen:float=1., # Width of all but the first layer, as a multiple
 ): # A module for images of 16x16 or more, made for 32x32
-    "Seven convolutions and, by default, 0.3 million parameters, quick on a CPU, in the manner of airbench (Jordan 2024, arXiv 2404.00498)"
-    def conv(n_in, n, *pool): return [nn.Conv2d(n_in, n, 3, padding=1, bias=False), *pool, nn.BatchNorm2d(n), nn.GELU()]
+    "Seven convolutions, by default 0.3 million parameters, in the manner of airbench (Jordan 2024, arXiv 2404.00498)"
+    def conv(n_in, n, *pool):
+        return [nn.Conv2d(n_in, n, 3, padding=1, bias=False), *pool, nn.BatchNorm2d(n), nn.GELU()]
+
     layers,n = [nn.Conv2d(3, 24, 2),nn.GELU()],24
-    for width in (int(widen*n) for n in (32,64,128)):
+    for width in (int(widen*o) for o in (32,64,128)):
         layers += conv(n, width, nn.MaxPool2d(2)) + conv(width, width)
         n = width
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(n, n_out, bias=False))
@@ -358,25 +476,34 @@ class _Wide(nn.Module):
         self.norm = nn.Sequential(nn.BatchNorm2d(n_in), nn.ReLU())
         self.layers = nn.Sequential(_conv(n_in, n, stride), nn.BatchNorm2d(n), nn.ReLU(), _conv(n, n))
         self.shortcut = None if n_in==n else _conv(n_in, n, stride, 1)
+
     def forward(self, x):
         active = self.norm(x)
-        return self.layers(active)+(x if self.shortcut is None else self.shortcut(active))
+        beside = x if self.shortcut is None else self.shortcut(active)
+        return self.layers(active)+beside
 
 class _Plain(nn.Module):
     "Two convolutions, each with BatchNorm behind it; the shortcut leaves pixels out and adds channels of zeros"
     def __init__(self, n_in, n, stride):
         super().__init__()
-        self.layers = nn.Sequential(_conv(n_in, n, stride), nn.BatchNorm2d(n), nn.ReLU(), _conv(n, n), nn.BatchNorm2d(n))
-        self.stride,self.added = stride,n-n_in
-    def forward(self, x): return F.relu(self.layers(x)+F.pad(x[:,:,::self.stride,::self.stride], (0,0,0,0,0,self.added)))
+        first = [_conv(n_in, n, stride), nn.BatchNorm2d(n), nn.ReLU()]
+        self.layers = nn.Sequential(*first, _conv(n, n), nn.BatchNorm2d(n))
+        self.stride = stride
+        self.added = n-n_in # channels
+
+    def forward(self, x):
+        shortcut = F.pad(x[:,:,::self.stride,::self.stride], (0,0,0,0,0,self.added))
+        return F.relu(self.layers(x)+shortcut)
 
 # %% ../../nbs/bench/00_datasets.ipynb #d76467f3
 def _stages(block, n_in, widths, n):
     "`n` blocks of each width; each stage but the first halves the image"
     layers = []
     for i,width in enumerate(widths):
-        layers += [block(width if j else n_in, width, 2 if i and not j else 1) for j in range(n)]
-        n_in = width
+        for j in range(n):
+            stride = 2 if i>0 and j==0 else 1
+            layers.append(block(n_in, width, stride))
+            n_in = width
     return layers
 
 def _resnet(*layers, n, n_out):
@@ -390,13 +517,15 @@ def wide_resnet28_10(
     n_out:int, # Number of classes
 ): # A module for images of 32x32
     "WideResNet-28-10, 36.5 million parameters (Zagoruyko & Komodakis 2016, arXiv 1605.07146)"
-    return _resnet(_conv(3, 16), *_stages(_Wide, 16, (160,320,640), 4), nn.BatchNorm2d(640), nn.ReLU(), n=640, n_out=n_out)
+    stages = [_conv(3, 16), *_stages(_Wide, 16, (160,320,640), 4)]
+    return _resnet(*stages, nn.BatchNorm2d(640), nn.ReLU(), n=640, n_out=n_out)
 
 def resnet56(
     n_out:int, # Number of classes
 ): # A module for images of 32x32
     "ResNet-56, 0.85 million parameters (He et al. 2016, arXiv 1512.03385, section 4.2)"
-    return _resnet(_conv(3, 16), nn.BatchNorm2d(16), nn.ReLU(), *_stages(_Plain, 16, (16,32,64), 9), n=64, n_out=n_out)
+    stem = [_conv(3, 16), nn.BatchNorm2d(16), nn.ReLU()]
+    return _resnet(*stem, *_stages(_Plain, 16, (16,32,64), 9), n=64, n_out=n_out)
 
 # %% ../../nbs/bench/00_datasets.ipynb #f28906ea
 class CoordinateNet(nn.Module):
@@ -410,7 +539,9 @@ class CoordinateNet(nn.Module):
     ):
         super().__init__()
         self.register_buffer('frequencies', torch.randn(n_in, n_features)*scale)
-        self.layers = nn.Sequential(nn.Linear(2*n_features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_out))
+        hidden = [nn.Linear(2*n_features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(width, n_out))
+
     def forward(self, x):
         x = x@self.frequencies
         return self.layers(torch.cat([x.sin(), x.cos()], 1))
@@ -420,11 +551,12 @@ def learned(
 ): # Shape (height, width, 3), between 0 and 1
     "The image, as its network knows it by now"
     ds = learn.dls.train_ds
-    with untouched(learn.model) as model: return model(ds.places).float().clamp(0, 1).reshape(*ds.size, -1)
+    with untouched(learn.model) as model: colours = model(ds.places).float()
+    return colours.clamp(0, 1).reshape(*ds.size, -1)
 
 # %% ../../nbs/bench/00_datasets.ipynb #7ff3aef0
-networks = dict(small_resnet=small_resnet, small_convnet=small_convnet, cifar_resnet18=cifar_resnet18, wide_resnet28_10=wide_resnet28_10,
-    resnet56=resnet56, coordinate_net=CoordinateNet)
+networks = dict(small_resnet=small_resnet, small_convnet=small_convnet, cifar_resnet18=cifar_resnet18,
+    wide_resnet28_10=wide_resnet28_10, resnet56=resnet56, coordinate_net=CoordinateNet)
 
 def get_model(
     arch:str, # One of `networks`, or the name of a network of torchvision or timm
@@ -437,4 +569,7 @@ def get_model(
     try: import timm
     except ImportError: timm = None
     if timm is not None and timm.is_model(arch): return timm.create_model(arch, num_classes=n_out)
-    raise ValueError(f"arch: got {arch!r}, wanted one of {', '.join(networks)}, or a network of torchvision or timm{' (which is not installed)'*(timm is None)}, such as 'resnet18'.")
+
+    missing = ' (which is not installed)' if timm is None else ''
+    wanted = f"one of {', '.join(networks)}, or a network of torchvision or timm{missing}, such as 'resnet18'"
+    raise ValueError(refusal('arch', repr(arch), wanted))

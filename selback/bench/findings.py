@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np, pandas as pd
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..all import known_methods
 
 # %% ../../nbs/bench/02_findings.ipynb #648faf13
@@ -43,8 +43,10 @@ def relative(
     others, # Those to compare with
 )->np.ndarray: # Below 0, a value is lower; infinite where the other is zero and the value is not
     "Differences, as shares of the others"
-    a,b = np.asarray(values, float),np.asarray(others, float)
-    return np.divide(a-b, abs(b), out=np.where(a==b, 0., np.copysign(np.inf, a-b)), where=b!=0)
+    values,others = np.asarray(values, float),np.asarray(others, float)
+    more = values-others
+    where_zero = np.where(values==others, 0., np.copysign(np.inf, more))
+    return np.divide(more, abs(others), out=where_zero, where=others!=0)
 
 def against(
     run:pd.DataFrame, # The epochs of one run
@@ -55,8 +57,10 @@ def against(
     budget:float|None=None, # How much of `cost` both had spent; None: what the cheaper one of them did
 )->float: # A share: below 0, `run` is better
     "How much higher the loss or error of a run is than that of a control that spent as much"
+    if at_end: return float(relative(run[measure].iloc[-1], control[measure].iloc[-1]))
+
     if budget is None: budget = min(run[cost].max(), control[cost].max())
-    return float(relative(*(o[measure].iloc[-1] if at_end else best_within(o, budget, cost, measure) for o in (run,control))))
+    return float(relative(*(best_within(o, budget, cost, measure) for o in (run,control))))
 
 # %% ../../nbs/bench/02_findings.ipynb #45783d4a
 def last_epochs(
@@ -78,21 +82,28 @@ def costs_of(
     return {c: name for c,name in costs.items() if c in runs and runs[c].notna().all()}
 
 # %% ../../nbs/bench/02_findings.ipynb #dcf06bf7
+def _selected(runs):
+    "How much each row's run had selected, or whether at all; None if the rows don't tell"
+    if 'selected' in runs: return runs.selected
+    if 'kept' in runs: return runs.kept<1 # older files tell it by what was kept only
+    return None
+
 def never_selected(
     runs:pd.DataFrame, # As `compare` or `summarize` returns it
 )->list: # Names of methods
     "The methods that trained on full batches of all items throughout, in every run"
-    chose = runs.selected if 'selected' in runs else runs.kept<1 if 'kept' in runs else None # older files tell it by what was kept only
-    if chose is None: return []
-    steps = chose.groupby(runs.method, sort=False).max()
-    return [m for m in steps.index[steps==0] if m!='none']
+    selected = _selected(runs)
+    if selected is None: return []
+    most = selected.groupby(runs.method, sort=False).max()
+    return [m for m in most.index[most==0] if m!='none']
 
 def word_of(
     measure:str, # 'valid_loss' or 'error'
 )->str: # Raises a `ValueError` for anything else
     "What a measure is called; less of it is better"
-    if measure not in words: raise ValueError(f"measure: got {measure!r}, wanted 'valid_loss' or 'error', of which less is better; 'error' is what the learner's metric gave.")
-    return words[measure]
+    if measure in words: return words[measure]
+    raise ValueError(refusal('measure', repr(measure), "'valid_loss' or 'error', of which less is better",
+        "'error' is what the learner's metric gave"))
 
 def is_random(
     method:str, # As `get_method` takes it
@@ -109,16 +120,30 @@ def is_control(
 # %% ../../nbs/bench/02_findings.ipynb #fd5747e2
 def _anneals(runs): return 'annealing' in runs and runs.annealing.iloc[0]!='constant'
 
-def _row(run, plain, random, measure, targets, ends):
-    "What one run cost and reached, and its differences from the runs of plain training and of the random control with its seed, at the moment when they end"
-    known,anneals = costs_of(run),_anneals(run)
-    row = {**run.iloc[-1][['seconds','cpu_seconds','forwarded','backpropagated', *(c for c in ('compute','selected') if c in run), 'kept']],
-        'best loss': run.valid_loss.min(), 'best error': run.error.min()}
-    for c,end in list(ends.items())[:1]: row[words[measure]] = run[measure].iloc[-1] if anneals else best_within(run, end, c, measure)
-    if plain is not None:
-        for f in targets: row |= {f'{name} to {f:g}x': reach(run, f*plain[measure].min(), c, measure) for c,name in known.items()}
+def _spent(run, measure, ends):
+    "What one run had cost by its end, and how good it was: at best, and at the moment of the first of `ends`"
+    there = [c for c in ('compute','selected') if c in run]
+    row = dict(run.iloc[-1][['seconds','cpu_seconds','forwarded','backpropagated', *there, 'kept']])
+    row |= {'best loss': run.valid_loss.min(), 'best error': run.error.min()}
+    if not ends: return row
+
+    cost,end = next(iter(ends.items()))
+    at_end = run[measure].iloc[-1] if _anneals(run) else best_within(run, end, cost, measure)
+    return row | {words[measure]: at_end}
+
+def _reached_targets(run, plain, measure, targets):
+    "What one run had cost when it was as good as multiples of plain training's best"
+    best = plain[measure].min()
+    known = costs_of(run)
+    return {f'{name} to {f:g}x': reach(run, f*best, cost, measure) for f in targets for cost,name in known.items()}
+
+def _differences(run, plain, random, measure, ends):
+    "How one run differs from its controls, as far as they were run and it is none of them itself"
+    row,at_end = {},_anneals(run)
     for name,control in dict(plain=plain, random=random).items():
-        if control is not None and control is not run: row |= {f'vs {name}, equal {costs[c]}': against(run, control, c, measure, anneals, end) for c,end in ends.items()}
+        if control is None or control is run: continue
+        for cost,end in ends.items():
+            row[f'vs {name}, equal {costs[cost]}'] = against(run, control, cost, measure, at_end, end)
     return row
 
 # %% ../../nbs/bench/02_findings.ipynb #64989a4c
@@ -132,14 +157,26 @@ def summarize(
     check_range('target', target, 1)
     word_of(measure)
     by = {key: run for key,run in runs.groupby(['method','seed'], sort=False)}
-    control,targets = next(filter(is_random, runs.method.unique()), None),sorted({*factors, target})
-    at = {name: c for c,name in costs_of(runs).items()}
-    ends = {at[e]: min(run[at[e]].max() for run in by.values()) for e in equal if e in at}
-    rows = pd.DataFrame([dict(method=method, seed=seed, **_row(run, by.get(('none',seed)), by.get((control,seed)), measure, targets, ends))
-        for (method,seed),run in by.items()])
-    differences = [c for c in rows if c.startswith('vs ')]
-    rows.loc[rows.method.isin(never_selected(runs)), differences] = np.nan
-    return rows[sorted(rows, key=lambda name: name.startswith('vs random')+2*name.startswith('vs plain'))]
+    control = next(filter(is_random, runs.method.unique()), None)
+    targets = sorted({*factors, target})
+    column_of = {name: cost for cost,name in costs_of(runs).items()}
+    compared = [column_of[name] for name in equal if name in column_of]
+    ends = {cost: min(run[cost].max() for run in by.values()) for cost in compared}
+
+    rows = []
+    for (method,seed),run in by.items():
+        plain,random = by.get(('none',seed)),by.get((control,seed))
+        row = dict(method=method, seed=seed) | _spent(run, measure, ends)
+        if plain is not None: row |= _reached_targets(run, plain, measure, targets)
+        rows.append(row | _differences(run, plain, random, measure, ends))
+    return _differences_last(pd.DataFrame(rows), never_selected(runs))
+
+def _differences_last(rows, idle):
+    "With the columns of differences at the end, those from plain training last; what never selected has none"
+    columns = [name for name in rows if name.startswith('vs ')]
+    rows.loc[rows.method.isin(idle), columns] = np.nan
+    def place(name): return name.startswith('vs random') + 2*name.startswith('vs plain')
+    return rows[sorted(rows, key=place)]
 
 def table(
     summary:pd.DataFrame, # As `summarize` returns it
@@ -156,7 +193,8 @@ def interval(
     from scipy.stats import t
     values = np.asarray(values, float)
     n,mean = len(values),values.mean()
-    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1) if n>1 else np.nan
+    if n<2: return mean,np.nan,np.nan
+    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1)
     return mean,mean-half,mean+half
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80
@@ -168,28 +206,37 @@ class Difference(NamedTuple):
     better:int # On how many seeds it is lower
     seeds:int # Of how many
     diverged:int=0 # On how many more one of the two ended at no number: those that went well would flatter it
+
     @property
     def is_clear(self)->bool:
         "Do all seeds agree, and is zero outside of the interval?"
         return not self.diverged and self.better in (0,self.seeds) and (self.low>0 or self.high<0)
+
     @property
     def size(self)->str:
         "How much, in words"
         return f"{abs(self.mean):.1%} {'lower' if self.mean<0 else 'higher'}"
+
     @property
     def span(self)->str:
         "The interval, such as '-7.6% to +0.5%'"
         return f'{signed(self.low)} to {signed(self.high)}'
+
     @property
     def sure(self)->str:
         "How sure that is, in words"
-        if self.seeds==1: return 'on one seed, which proves little'+(f', diverged on {self.diverged} more' if self.diverged else '')
-        return f'95 % interval {self.span}, better on {self.better} of {self.seeds} seeds'+(f', diverged on {self.diverged} more' if self.diverged else '')
+        more = f', diverged on {self.diverged} more' if self.diverged else ''
+        if self.seeds==1: return f'on one seed, which proves little{more}'
+        return f'95 % interval {self.span}, better on {self.better} of {self.seeds} seeds{more}'
+
     @property
     def brief(self)->str:
         "For a table"
         return signed(self.mean) if self.is_clear else f'no clear difference ({signed(self.mean)})'
-    def __str__(self): return f'{self.size} ({self.sure})' if self.is_clear else f'not clearly different ({signed(self.mean)}, {self.sure})'
+
+    def __str__(self):
+        if self.is_clear: return f'{self.size} ({self.sure})'
+        return f'not clearly different ({signed(self.mean)}, {self.sure})'
 
 # %% ../../nbs/bench/02_findings.ipynb #4fdb0e38
 def signed(
@@ -197,15 +244,17 @@ def signed(
 )->str: # Such as '+1.5%'; '0.0%' has no sign
     "A relative difference in per cent"
     text = f'{share:+.1%}'
-    return text[1:] if set(text)<=set('+-0.%') else text
+    is_zero = set(text)<=set('+-0.%')
+    return text[1:] if is_zero else text
 
 def over_seeds(
     shares, # One for each seed, as `relative` gives them
 )->Difference:
     "What differences of some seeds amount to: as factors, of which 2 and 1/2 cancel out, where all are positive"
     shares = np.asarray(shares, float)
-    found = np.expm1(interval(np.log1p(shares))) if (shares>-1).all() else interval(shares)
-    return Difference(*map(float, found), int((shares<0).sum()), len(shares))
+    are_factors = (shares>-1).all()
+    found = np.expm1(interval(np.log1p(shares))) if are_factors else interval(shares)
+    return Difference(*map(float, found), better=int((shares<0).sum()), seeds=len(shares))
 
 def paired(
     ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it
@@ -214,10 +263,15 @@ def paired(
     measure:str='error', # A column: 'valid_loss' or 'error'
 )->Difference: # Over the seeds that both ran; raises a `ValueError` if there are none
     "What a method's runs end with, against another's, on the seeds on which both end at a number"
-    ran = ends[ends.method.isin([method,other])].groupby('seed').method.nunique().eq(len({method,other})).sum()
-    by = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other]).replace([np.inf,-np.inf], np.nan).dropna()
-    if not len(by): raise ValueError(f'paired: got no seed that both {method} and {other} ran to a finite {measure}, wanted one at least.')
-    return Difference(*over_seeds(relative(by[method], by[other]))[:-1], diverged=int(ran-len(by)))
+    ran = ends[ends.method.isin([method,other])].groupby('seed').method.nunique()
+    n_seeds = (ran==len({method,other})).sum()
+    by_seed = ends.pivot(index='seed', columns='method', values=measure).reindex(columns=[method,other])
+    finite = by_seed.replace([np.inf,-np.inf], np.nan).dropna()
+    if not len(finite):
+        got = f'no seed that both {method} and {other} ran to a finite {measure}'
+        raise ValueError(refusal('paired', got, 'one at least'))
+    found = over_seeds(relative(finite[method], finite[other]))
+    return found._replace(diverged=int(n_seeds-len(finite)))
 
 # %% ../../nbs/bench/02_findings.ipynb #28991cc5
 def speedup(
@@ -226,9 +280,13 @@ def speedup(
     level:float=.95, # Of the interval
 )->pd.DataFrame: # A row for each method: 'speedup', and 'low' and 'high', which are NaN for a single seed
     "How many times less than plain training a method needs, over the seeds that both ran"
-    by = summary.pivot(index='seed', columns='method', values=to)
-    logs,ran = np.log(by.rdiv(by['none'], axis=0)),summary.groupby('method').seed.agg(set)
-    rows = {method: np.exp(interval(logs.loc[sorted(ran[method] & ran['none']),method], level)) for method in summary.method.unique()}
+    needs = summary.pivot(index='seed', columns='method', values=to)
+    logs = np.log(needs.rdiv(needs['none'], axis=0))
+    ran = summary.groupby('method').seed.agg(set)
+    rows = {}
+    for method in summary.method.unique():
+        seeds = sorted(ran[method] & ran['none'])
+        rows[method] = np.exp(interval(logs.loc[seeds,method], level))
     return pd.DataFrame.from_dict(rows, orient='index', columns=['speedup','low','high']).rename_axis('method')
 
 # %% ../../nbs/bench/02_findings.ipynb #2f32c2dd
@@ -237,15 +295,17 @@ def on_ladder(
     ladder:pd.DataFrame, # The same of plain training on several budgets
     measure:str='error', # A column: 'valid_loss' or 'error'
     cost:str='compute', # A column
-)->pd.DataFrame: # `ends` with 'times less', plain training's cost as a multiple of the run's, NaN below the lowest rung and at most the highest rung's, and 'difference', the run's measure less plain training's
+)->pd.DataFrame: # `ends`, with 'times less' (NaN below the lowest rung, at most the highest rung's) and 'difference'
     "What plain training of the same seed needs to be as good as each run, and how good it is at the run's cost"
-    rungs = {seed: rs.sort_values(cost) for seed,rs in ladder.groupby('seed')}
-    def compare_to(run):
-        rs = rungs[run.seed]
-        at,values = np.log(rs[cost]),rs[measure].cummin()
-        return np.exp(np.interp(-run[measure], -values, at, left=np.nan))/run[cost],run[measure]-np.interp(np.log(run[cost]), at, values)
-    found = [compare_to(run) for _,run in ends.iterrows()]
-    return ends.assign(**{'times less': [f for f,_ in found], 'difference': [d for _,d in found]})
+    rungs_of = {seed: rungs.sort_values(cost) for seed,rungs in ladder.groupby('seed')}
+    times_less,difference = [],[]
+    for _,run in ends.iterrows():
+        rungs = rungs_of[run.seed]
+        log_costs,best = np.log(rungs[cost]),rungs[measure].cummin()
+        log_needed = np.interp(-run[measure], -best, log_costs, left=np.nan)
+        times_less.append(np.exp(log_needed)/run[cost])
+        difference.append(run[measure] - np.interp(np.log(run[cost]), log_costs, best))
+    return ends.assign(**{'times less': times_less, 'difference': difference})
 
 # %% ../../nbs/bench/02_findings.ipynb #22da9967
 def pareto(
@@ -255,7 +315,8 @@ def pareto(
 )->list: # Names of methods, the cheapest first
     "The methods that no other beats in both cost and quality, by their means"
     means = table(summary).sort_values([cost,quality])
-    return means.index[means[quality]<means[quality].cummin().shift(fill_value=np.inf)].tolist()
+    best_of_cheaper = means[quality].cummin().shift(fill_value=np.inf)
+    return means.index[means[quality]<best_of_cheaper].tolist()
 
 # %% ../../nbs/bench/02_findings.ipynb #075aac8b
 def parse_method(
@@ -265,65 +326,114 @@ def parse_method(
     try:
         call = ast.parse(spec.strip(), mode='eval').body
         if isinstance(call, ast.Name): return call.id,[],{}
-        return call.func.id,[ast.literal_eval(o) for o in call.args],{k.arg: ast.literal_eval(k.value) for k in call.keywords}
+        args = [ast.literal_eval(o) for o in call.args]
+        kwargs = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+        return call.func.id,args,kwargs
     except (SyntaxError, AttributeError, ValueError) as e:
-        raise ValueError(f"method: got {spec!r}, wanted a name or a call such as 'selective_backprop(beta=1)'.") from e
+        wanted = "a name or a call such as 'selective_backprop(beta=1)'"
+        raise ValueError(refusal('method', repr(spec), wanted)) from e
+
+def _written(value): return f'{value:g}' if type(value) in (int,float) else repr(value)
 
 def options_of(
     method:str, # As `parse_method` takes it, or a name of one's own
 )->str: # Such as 'beta=2, gather=True'; a dash for plain training and for a name of one's own
     "The options that a method ran with"
+    known = known_methods()
     try: name,args,kwargs = parse_method(method)
     except ValueError: return '-'
-    if name not in (known := known_methods()): return '-'
-    own = [p for p in inspect.signature(known[name].__init__).parameters.values() if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD]
-    ran = {p.name: p.default for p in own if p.default and p.default is not p.empty} | dict(zip([p.name for p in own], args)) | kwargs
-    return ', '.join(f'{k}={v:g}' if type(v) in (int,float) else f'{k}={v!r}' for k,v in ran.items())
+    if name not in known: return '-'
+
+    parameters = list(inspect.signature(known[name].__init__).parameters.values())[1:] # without `self`
+    own = [p for p in parameters if p.kind==p.POSITIONAL_OR_KEYWORD]
+    on = {p.name: p.default for p in own if p.default and p.default is not p.empty}
+    given = dict(zip([p.name for p in own], args)) | kwargs
+    return ', '.join(f'{option}={_written(value)}' for option,value in (on | given).items())
 
 def in_words(
     text:str, # A machine or a budget, as runs have it
 )->str: # Such as 'AMD EPYC, 1 thread' or 'compute of 1,200,000 items'
     "For reading"
-    def say(m):
-        n,unit = float(m[1]),m[2]
+    def say(found):
+        n,unit = float(found[1]),found[2]
         amount = f'{n:,.15g}'
-        return f'compute of {amount} items' if unit=='compute' else f'{amount} {unit[:-1] if n==1 else unit}'
-    return re.sub(r'\b(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (threads|epochs|seconds|items|compute)\b', say, text)
+        if unit=='compute': return f'compute of {amount} items'
+        if n==1: unit = unit.removesuffix('s')
+        return f'{amount} {unit}'
+
+    number = r'\b(\d+(?:\.\d+)?(?:e[+-]?\d+)?)'
+    unit = r'(threads|epochs|seconds|items|compute)\b'
+    return re.sub(f'{number} {unit}', say, text)
 
 # %% ../../nbs/bench/02_findings.ipynb #fcf64ab5
 def differences(
     summary:pd.DataFrame, # As `summarize` returns it
-)->pd.DataFrame: # A row for each method and a column for each control: a `Difference`, or None for what does not apply or was not finite on every seed
+)->pd.DataFrame: # For each method (rows) and control (columns) a `Difference`; None: it has none, or not on every seed
     "How a method's runs differ from those of plain training and of the random control"
-    columns = sorted((c for c in summary if c.startswith('vs ')), key=lambda c: not c.startswith('vs plain'))
-    by,idle = summary.groupby('method', sort=False),never_selected(summary)
-    return pd.DataFrame({c: pd.Series({m: over_seeds(of[c]) if m not in idle and np.isfinite(of[c]).all() else None for m,of in by}, dtype=object) for c in columns})
+    columns = [c for c in summary if c.startswith('vs ')]
+    columns.sort(key=lambda c: not c.startswith('vs plain'))
+    idle = never_selected(summary)
+    by_method = summary.groupby('method', sort=False)
 
-def _cell(value): return '-' if pd.isna(value) else f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
+    def difference(method, shares):
+        if method in idle or not np.isfinite(shares).all(): return None
+        return over_seeds(shares)
 
+    found = {c: {m: difference(m, shares) for m,shares in by_method[c]} for c in columns}
+    return pd.DataFrame({c: pd.Series(of_column, dtype=object) for c,of_column in found.items()})
+
+# %% ../../nbs/bench/02_findings.ipynb #1f8b2d7c
+def _cell(value):
+    "A mean, for reading"
+    if pd.isna(value): return '-'
+    return f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
+
+def _means_shown(means):
+    "Means as strings, a column for each method"
+    return pd.DataFrame({m: {name: _cell(value) for name,value in row.items()} for m,row in means.iterrows()})
+
+def _differences_shown(found):
+    "Differences as strings, and each method's options; a column for each method"
+    shown = {}
+    for method,row in found.iterrows():
+        said = {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()}
+        shown[method] = said | dict(options=options_of(method))
+    return pd.DataFrame(shown)
+
+def _speedup_shown(up):
+    "Such as '1.33 (1.20 to 1.47)'; a dash if a seed did not reach the target"
+    if pd.isna(up.speedup): return '-'
+    if pd.isna(up.low): return f'{up.speedup:.2f}'
+    return f'{up.speedup:.2f} ({up.low:.2f} to {up.high:.2f})'
+
+# %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def show_table(
     summary:pd.DataFrame, # As `summarize` returns it
     target:float=1.2, # The target that the speed-up is given for
-)->pd.DataFrame: # Strings: a column for each method, and a dash for what does not apply or was not reached by every seed
+)->pd.DataFrame: # Strings, a column for each method; a dash for what does not apply or not every seed reached
     "Means over the seeds, for reading; first the loss or error, and what clearly differs"
-    means,found,idle = table(summary),differences(summary),never_selected(summary)
-    shown = pd.DataFrame({m: {name: _cell(v) for name,v in row.items()} for m,row in means.drop(columns=found.columns).iterrows()})
-    lead = [name for name in words.values() if name in shown.index]
-    told = pd.DataFrame({m: {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()} | dict(options=options_of(m)) for m,row in found.reindex(means.index).iterrows()})
+    means,found = table(summary),differences(summary)
+    shown = _means_shown(means.drop(columns=found.columns))
+    told = _differences_shown(found.reindex(means.index))
+    first = [name for name in words.values() if name in shown.index]
     moment = ''.join(re.findall(', .*', next(iter(found), ''))) # the runs' ends are others where their costs are
-    shown = pd.concat([shown.loc[lead].rename(lambda name: name+moment), told, shown.drop(index=lead)])
+    shown = pd.concat([shown.loc[first].rename(lambda name: name+moment), told, shown.drop(index=first)])
     if 'none' not in shown: return shown
-    for c in [c for c in costs.values() if f'{c} to {target:g}x' in summary]:
-        ups = speedup(summary, f'{c} to {target:g}x')
-        shown.loc[f'times less {c} to {target:g}x'] = ['-' if m in ('none',*idle) or pd.isna(u.speedup) else f'{u.speedup:.2f}'+('' if pd.isna(u.low) else f' ({u.low:.2f} to {u.high:.2f})')
-            for m,u in ups.loc[shown.columns].iterrows()]
+
+    without = 'none',*never_selected(summary)
+    for name in costs.values():
+        column = f'{name} to {target:g}x'
+        if column not in summary: continue
+        ups = speedup(summary, column).loc[shown.columns]
+        shown.loc[f'times less {column}'] = ['-' if m in without else _speedup_shown(up) for m,up in ups.iterrows()]
     return shown
 
 def to_markdown(
     shown:pd.DataFrame, # As `show_table` returns it
 )->str:
     "A table in Markdown"
-    lines = [['', *(f'`{m}`' for m in shown)], ['---']*(len(shown.columns)+1)] + [[name, *row] for name,row in shown.iterrows()]
+    head = ['', *(f'`{m}`' for m in shown)]
+    lines = [head, ['---']*len(head)] + [[name, *row] for name,row in shown.iterrows()]
     return '\n'.join('| '+' | '.join(map(str, line))+' |' for line in lines)
 
 # %% ../../nbs/bench/02_findings.ipynb #139029e0
@@ -341,12 +451,32 @@ def brief(
     return shown.loc[[row for row in rows if row in shown.index]].rename(names)
 
 # %% ../../nbs/bench/02_findings.ipynb #7ce2c8bd
-def _nearest(methods, means, to_plain, word):
+def _listed(names):
+    "Such as 'a, b and c'"
+    *first,last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+def _nearest(methods, means, ends, measure):
     "What to say of the best method that chooses by loss, where another has the lowest measure"
     near = min((m for m in methods if not is_control(m)), key=means.get, default=None)
-    return '' if near is None else f" Of the methods that choose by loss {near} came closest; against plain training, its {word} is {to_plain(near)}."
+    if near is None: return ''
+    return (f' Of the methods that choose by loss {near} came closest; '
+        f"against plain training, its {word_of(measure)} is {paired(ends, near, 'none', measure)}.")
 
-def _listed(names): return ' and '.join([', '.join(names[:-1]), names[-1]] if len(names)>1 else names)
+def _lead(best, versus, word):
+    "What to say of a method that chooses by loss and has the lowest measure, by its differences from all others"
+    plain = versus['none']
+    doubt = [m for m,d in versus.items() if not d.is_clear]
+    rivals = [m for m in doubt if m!='none']
+    beside = f' Between it and {_listed(rivals)} there is no clear difference.' if rivals else ''
+    if not plain.is_clear:
+        return (f'there is no clear difference from plain training: {best} has the lowest {word} on average '
+            f'({signed(plain.mean)}, {plain.sure}).{beside}')
+
+    place = 'is among the best' if doubt else 'won'
+    beaten = [d for m,d in versus.items() if is_random(m) and d.is_clear]
+    to_random = ''.join(f' and {d.size} than with a random choice ({d.sure})' for d in beaten)
+    return f'{best} {place}: its {word} is {plain.size} than with plain training ({plain.sure}){to_random}.{beside}'
 
 def standing(
     ends:pd.DataFrame, # Seeds, methods and `measure`, of one moment, plain training among them
@@ -354,80 +484,139 @@ def standing(
     equal:str='compute', # What was equal, for the words
 )->str:
     "Which method is best, and how sure that is"
-    word,means = word_of(measure),table(ends[['method','seed',measure]].replace([np.inf,-np.inf], np.nan))[measure].dropna()
-    if 'none' not in means or len(means)<2: return f'There is nothing to compare: plain training or the methods have no finite {word}.'
+    word = word_of(measure)
+    finite = ends[['method','seed',measure]].replace([np.inf,-np.inf], np.nan)
+    means = table(finite)[measure].dropna()
+    if 'none' not in means or len(means)<2:
+        return f'There is nothing to compare: plain training or the methods have no finite {word}.'
+
+    start = f'At equal {equal}'
     best,*others = sorted(means.index, key=lambda m: (means[m],m!='none'))
     versus = {m: paired(ends, best, m, measure) for m in others}
-    doubt,start = [m for m,d in versus.items() if not d.is_clear],f'At equal {equal}'
-    near = _nearest(others, means, lambda m: paired(ends, m, 'none', measure), word)
-    if best=='none': return f'{start} plain training has the lowest {word}' + (f", but it is not clearly lower than with {_listed(doubt)}." if doubt else '.') + near
-    if is_random(best): return f'{start} no method that chooses by loss is the best: a random choice, {best}, has the lowest {word}; against plain training, it is {versus["none"]}.' + near
-    plain,rivals = versus['none'],[m for m in doubt if m!='none']
-    to_random = ''.join(f' and {d.size} than with a random choice ({d.sure})' for m,d in versus.items() if is_random(m) and d.is_clear)
-    if plain.is_clear: text = f"{start} {best} {'is among the best' if doubt else 'won'}: its {word} is {plain.size} than with plain training ({plain.sure}){to_random}."
-    else: text = f'{start} there is no clear difference from plain training: {best} has the lowest {word} on average ({signed(plain.mean)}, {plain.sure}).'
-    return text + (f" Between it and {_listed(rivals)} there is no clear difference." if rivals else '')
+    if not is_control(best): return f'{start} {_lead(best, versus, word)}'
+
+    near = _nearest(others, means, ends, measure)
+    if is_random(best):
+        return (f'{start} no method that chooses by loss is the best: a random choice, {best}, has the lowest {word}; '
+            f"against plain training, it is {versus['none']}.{near}")
+    doubt = [m for m,d in versus.items() if not d.is_clear]
+    but = f', but it is not clearly lower than with {_listed(doubt)}' if doubt else ''
+    return f'{start} plain training has the lowest {word}{but}.{near}'
 
 # %% ../../nbs/bench/02_findings.ipynb #64715ad8
+def _of_all(summary):
+    "The runs with those seeds that all methods ran"
+    seeds = set.intersection(*map(set, summary.groupby('method').seed.unique()))
+    return summary[summary.seed.isin(seeds)]
+
 def verdict(
     summary:pd.DataFrame, # As `summarize` returns it
     measure:str='valid_loss', # What was compared: 'valid_loss' or 'error'
     target:float=1.2, # The target, as a multiple of plain training's best, for runs that are compared on the way
 )->str: # A few sentences
     "Which method is best at equal cost, by how much, and how sure that is?"
-    word,summary = word_of(measure),summary[summary.seed.isin(set.intersection(*map(set, summary.groupby('method').seed.unique())))] # what all methods ran
+    word = word_of(measure)
+    summary = _of_all(summary)
     means = table(summary)
-    chosen = [m for m in means.index if not is_control(m)]
-    if 'none' not in means.index or not chosen: return 'There is nothing to compare: that takes none and a method that chooses by loss.'
+    choosing = [m for m in means.index if not is_control(m)]
+    if 'none' not in means.index or not choosing:
+        return 'There is nothing to compare: that takes none and a method that chooses by loss.'
     idle = never_selected(summary)
-    if not set(chosen)-set(idle): return 'No method selected anything: they trained as plain training does (the first epoch is a warm-up).'
-    equal = next((e for e in ('compute','time','items') if f'vs plain, equal {e}' in means), None)
-    if equal is None: return 'Under a schedule that anneals, runs of equal epochs cost differently and cannot be compared at equal cost: give them equal compute, seconds or items.'
-    shares = summary[f'vs plain, equal {equal}'].mask(summary.method=='none', 0.)
-    text = standing(summary[['method','seed']].assign(**{measure: 1+shares})[~summary.method.isin(idle)], measure, dict(time='seconds', items='back-propagated items').get(equal, equal))
-    if not any(map(is_random, means.index)): text += ' Without random_subset among the methods there is no control: it is not known what a random choice would bring.'
-    return text + _reached(summary, means, [m for m in chosen if m not in idle], equal, target, word)
+    chose = [m for m in choosing if m not in idle]
+    if not chose:
+        return 'No method selected anything: they trained as plain training does (the first epoch is a warm-up).'
 
-def _reached(summary, means, chosen, equal, target, word):
-    "Which method clearly needs less time to a target, for runs that can be compared on the way"
-    if equal!='time' or 'vs plain, equal items' not in means: return ''
-    ups = speedup(summary, f'time to {target:g}x').loc[chosen].query('low>1').sort_values('speedup')
+    equal = next((e for e in ('compute','time','items') if f'vs plain, equal {e}' in means), None)
+    if equal is None:
+        return ('Under a schedule that anneals, runs of equal epochs cost differently and cannot be compared '
+            'at equal cost: give them equal compute, seconds or items.')
+
+    shares = summary[f'vs plain, equal {equal}'].mask(summary.method=='none', 0.)
+    ends = summary[['method','seed']].assign(**{measure: 1+shares})
+    equal_words = dict(time='seconds', items='back-propagated items').get(equal, equal)
+    text = standing(ends[~summary.method.isin(idle)], measure, equal_words)
+    if not any(map(is_random, means.index)):
+        text += (' Without random_subset among the methods there is no control: '
+            'it is not known what a random choice would bring.')
+    can_be_timed = equal=='time' and 'vs plain, equal items' in means # else runs are compared at their end only
+    return text + (_soonest(summary, chose, target, word) if can_be_timed else '')
+
+def _soonest(summary, methods, target, word):
+    "Which method clearly needs less time to a target; nothing if none does"
+    ups = speedup(summary, f'time to {target:g}x').loc[methods].query('low>1').sort_values('speedup')
     if not len(ups): return ''
-    best,up = ups.index[-1],ups.iloc[-1]
-    return f" {best} reached {target:g} times plain training's best {word} in {1/up.speedup:.2f} of its time (95 % interval {1/up.high:.2f} to {1/up.low:.2f})."
+    up = ups.iloc[-1]
+    return (f" {up.name} reached {target:g} times plain training's best {word} in {1/up.speedup:.2f} of its time "
+        f'(95 % interval {1/up.high:.2f} to {1/up.low:.2f}).')
+
+# %% ../../nbs/bench/02_findings.ipynb #b9645f12
+_axis_words = dict(seconds='seconds of training', backpropagated='items back-propagated',
+    compute='compute, in items trained')
+
+def _budgeted(runs):
+    "The cost that all runs spent alike; None if they had no such budget"
+    if 'budget' not in runs: return None
+    unit = str(runs.budget.iloc[0]).split()[-1]
+    return dict(seconds='seconds', items='backpropagated', compute='compute').get(unit)
+
+def _line_styles(methods):
+    "How the line of each method looks"
+    colours = iter(f'C{i}' for i in range(100))
+    dashes = iter(['--',':','-.']*9)
+    def style(method):
+        if method=='none': return dict(color='black', ls='-')
+        if is_random(method): return dict(color='grey', ls=next(dashes))
+        return dict(color=next(colours), ls='-')
+    return {m: style(m) for m in methods}
+
+def _curve(runs, cost, measure, end):
+    "The best so far of a method's runs by their cost, means over the seeds, and where they end"
+    n_seeds = runs.seed.nunique()
+    best = runs.assign(best=runs.groupby('seed')[measure].cummin())
+    best = best.groupby('epoch').filter(lambda epoch: len(epoch)==n_seeds) # seeds may differ in their number of epochs
+    return pd.concat([best.groupby('epoch')[[cost,'best']].mean(), end]).drop_duplicates()
+
+def _plain_axes(ax, xlabel):
+    "A logarithmic scale with numbers in plain digits, and a light grid"
+    from matplotlib.ticker import NullFormatter
+    ax.set(xlabel=xlabel, yscale='log')
+    low,high = ax.get_ylim()
+    ax.yaxis.set_major_formatter('{x:g}')
+    ax.yaxis.set_minor_formatter('{x:g}' if high<10*low else NullFormatter())
+    ax.spines[['top','right']].set_visible(False)
+    ax.grid(alpha=.3, which='both', lw=.5)
 
 # %% ../../nbs/bench/02_findings.ipynb #68253848
 def plot_runs(
     runs:pd.DataFrame, # As `compare` returns it
     title:str='', # Above the plots
     measure:str='valid_loss', # What is drawn: 'valid_loss' or 'error'
-)->list: # Two axes
-    "The best loss or error so far, by time (or compute, if that was given) and by back-propagated items, means over the seeds, with the Pareto points"
-    word_of(measure)
+)->list: # Two axes: by time (or compute, if that was given) and by back-propagated items
+    "The best loss or error so far by what it cost, means over the seeds, with the Pareto points"
+    word = word_of(measure)
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
-    budgeted = dict(seconds='seconds', items='backpropagated', compute='compute').get(str(runs.budget.iloc[0]).split()[-1]) if 'budget' in runs else None
-    first,words_of = 'compute' if budgeted=='compute' else 'seconds',dict(seconds='seconds of training', compute='compute, in items trained', backpropagated='items back-propagated')
-    ends = runs.groupby(['method','seed'], sort=False).agg(**{first: (first,'last')}, backpropagated=('backpropagated','last'), best=(measure,'min')).reset_index()
-    at_end = {cost: table(ends)[[cost,'best']] for cost in (first,'backpropagated')}
+    budgeted = _budgeted(runs)
+    first = 'compute' if budgeted=='compute' else 'seconds'
+    costs = {first: (first,'last'), 'backpropagated': ('backpropagated','last')}
+    ends = runs.groupby(['method','seed'], sort=False).agg(**costs, best=(measure,'min')).reset_index()
+    means = table(ends)
+    styles = _line_styles(runs.method.unique())
+
     fig,axes = plt.subplots(1, 2, figsize=(10,4.4), sharey=True, layout='constrained')
-    for ax,cost in zip(axes, at_end):
-        colours,greys = iter(f'C{i}' for i in range(100)),iter(['--',':','-.']*9)
-        for method,rs in runs.groupby('method', sort=False):
-            best = rs.assign(best=rs.groupby('seed')[measure].cummin()).groupby('epoch').filter(lambda e: len(e)==rs.seed.nunique())
-            best = pd.concat([best.groupby('epoch')[[cost,'best']].mean(), at_end[cost].loc[[method]]]).drop_duplicates() # seeds may differ in their number of epochs
-            look = dict(color='black', ls='-') if method=='none' else dict(color='grey', ls=next(greys)) if is_random(method) else dict(color=next(colours), ls='-')
-            ax.plot(best[cost], best.best, label='plain training' if method=='none' else method, lw=1.8, **look)
+    for ax,cost in zip(axes, costs):
+        at_end = means[[cost,'best']]
+        for method,of_method in runs.groupby('method', sort=False):
+            curve = _curve(of_method, cost, measure, at_end.loc[[method]])
+            label = 'plain training' if method=='none' else method
+            ax.plot(curve[cost], curve.best, label=label, lw=1.8, **styles[method])
         if cost!=budgeted: # else all cost the same
-            front = at_end[cost].loc[pareto(ends, cost, 'best')]
-            ax.plot(front[cost], front.best, 'o', ms=11, mfc='none', mec='black', mew=1., label='no other is cheaper and better')
-        ax.set(xlabel=words_of[cost], yscale='log')
-        low,high = ax.get_ylim()
-        ax.yaxis.set_major_formatter('{x:g}')
-        ax.yaxis.set_minor_formatter('{x:g}' if high<10*low else NullFormatter())
-        ax.spines[['top','right']].set_visible(False)
-        ax.grid(alpha=.3, which='both', lw=.5)
-    axes[0].set_ylabel(f'best {words[measure]} so far')
-    fig.legend(*axes[int(budgeted==first)].get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False)
+            front = at_end.loc[pareto(ends, cost, 'best')]
+            circle = dict(marker='o', ls='none', ms=11, mfc='none', mec='black', mew=1.)
+            ax.plot(front[cost], front.best, label='no other is cheaper and better', **circle)
+        _plain_axes(ax, _axis_words[cost])
+
+    axes[0].set_ylabel(f'best {word} so far')
+    with_front = axes[1] if budgeted==first else axes[0]
+    fig.legend(*with_front.get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False)
     fig.suptitle(title)
     return fig.axes

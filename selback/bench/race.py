@@ -12,9 +12,10 @@ from pathlib import Path
 import pandas as pd
 from fastcore.basics import listify
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from .findings import is_control, last_epochs, never_selected, standing, table, words
-from .compare import check_maker, check_study, compare, describe, measure_of, methods_by_name, refuse_option
+from .compare import check_maker, check_study, compare, describe
+from .compare import measure_of, methods_by_name, refuse_option
 
 # %% ../../nbs/bench/04_race.ipynb #fda49332
 def check_rates(
@@ -22,9 +23,24 @@ def check_rates(
 )->list: # Of each once, from low to high; raises a `ValueError` or a `TypeError`
     "Check learning rates"
     rates = listify(lr)
-    if not rates: raise ValueError('lr: got none, wanted a learning rate, or several.')
+    if not rates: raise ValueError(refusal('lr', 'none', 'a learning rate, or several'))
     for rate in rates: check_range('lr', rate, 0, above=True)
     return sorted(set(rates))
+
+def _means_by_rate(runs, measure):
+    "What plain training ends with at each learning rate, over the seeds; NaN where one of them diverged"
+    ends = last_epochs(runs, 'lr')
+    finite = ends[measure].where(ends.valid_loss.map(math.isfinite))
+    return finite.groupby(ends.lr).agg(lambda o: o.mean(skipna=False))
+
+def _tell_best(best, means, measure):
+    "Say which learning rate is best, what the others came to, and whether it lies at the edge"
+    said = {rate: 'diverged' if pd.isna(value) else f'{value:.4g}' for rate,value in means.items()}
+    others = ', '.join(f'{rate:g}: {came_to}' for rate,came_to in said.items() if rate!=best)
+    edge = ''
+    if best==min(means.index): edge = ' It is the lowest; a lower one may be better.'
+    if best==max(means.index): edge = ' It is the highest; a higher one may be better.'
+    print(f'Plain training ends best at a learning rate of {best:g}: {words[measure]} {said[best]} ({others}).{edge}')
 
 def best_rate(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
@@ -36,23 +52,27 @@ def best_rate(
     "Search the learning rate by plain training; it prints what came of it"
     rates = check_rates(lr)
     if len(rates)==1: return rates[0]
-    runs,about = [],describe(get_learner().dls) | (about or {})
-    for o in rates:
-        print(f'The learning rate first: plain training at {o:g}.')
-        runs.append(compare(get_learner, 'none', lr=o, path=path and Path(path)/f'lr_{o:g}.csv', plot=False, about=about, **kwargs))
+
+    about = describe(get_learner().dls) | (about or {})
+    runs = []
+    for rate in rates:
+        print(f'The learning rate first: plain training at {rate:g}.')
+        file = path and Path(path)/f'lr_{rate:g}.csv'
+        runs.append(compare(get_learner, 'none', lr=rate, path=file, plot=False, about=about, **kwargs))
     runs = pd.concat(runs)
-    measure,ends = measure_of(runs),last_epochs(runs, 'lr')
-    ends[measure] = ends[measure].where(ends.valid_loss.map(math.isfinite))
-    means = ends.groupby('lr')[measure].agg(lambda o: o.mean(skipna=False))
-    if means.isna().all(): raise ValueError(f"lr: got {', '.join(f'{o:g}' for o in rates)}, at each of which plain training diverged, wanted a lower one.")
+
+    measure = measure_of(runs)
+    means = _means_by_rate(runs, measure)
+    if means.isna().all():
+        got = f"{', '.join(f'{rate:g}' for rate in rates)}, at each of which plain training diverged"
+        raise ValueError(refusal('lr', got, 'a lower one'))
     best = means.idxmin()
-    others = ', '.join(f"{o:g}: {'diverged' if pd.isna(v) else f'{v:.4g}'}" for o,v in means.drop(best).items())
-    edge = {rates[0]: ' It is the lowest; a lower one may be better.', rates[-1]: ' It is the highest; a higher one may be better.'}.get(best, '')
-    print(f'Plain training ends best at a learning rate of {best:g}: {words[measure]} {means[best]:.4g} ({others}).{edge}')
+    _tell_best(best, means, measure)
     return float(best)
 
 # %% ../../nbs/bench/04_race.ipynb #44cfd89b
-field = ('none', 'random_subset(keep=.33,gather=True)', 'favor_hard', 'prioritized_sampling', 'info_batch', 'seta', 'selective_backprop(start=.5)', 'batch_loss_filter')
+field = ('none', 'random_subset(keep=.33,gather=True)', 'favor_hard', 'prioritized_sampling', 'info_batch', 'seta',
+    'selective_backprop(start=.5)', 'batch_loss_filter')
 
 def rounds_of(
     n:int, # Methods that are no controls
@@ -68,11 +88,13 @@ def better_half(
 )->list: # Names: the controls, the idle ones, and the better half of the others, rounded up, but not below two
     "Who goes on to the next round"
     means = table(ends[['method','seed',measure]])[measure] # one that diverged has none
-    others = means[[not is_control(m) and m not in idle for m in means.index]].sort_values(na_position='last')
-    stays = {*others.index[:max(2, math.ceil(len(others)/2))], *idle}
+    rivals = [m for m in means.index if not is_control(m) and m not in idle]
+    best_first = means[rivals].sort_values(na_position='last').index
+    n_stay = max(2, math.ceil(len(rivals)/2))
+    stays = {*best_first[:n_stay], *idle}
     return [m for m in means.index if is_control(m) or m in stays]
 
-# %% ../../nbs/bench/04_race.ipynb #8889bc16
+# %% ../../nbs/bench/04_race.ipynb #f84c6b07
 def check_race(
     methods=None, # As `race` takes it, and so on
     compute:float|None=None, # What each run of the last round may compute
@@ -83,9 +105,25 @@ def check_race(
 )->dict: # The methods by name; raises a `ValueError` or a `TypeError`
     "Check what `race` gets, before the first run"
     methods = {'none': 'none'} | methods_by_name(field if methods is None else methods)
-    if all(map(is_control, methods)): raise ValueError(f"methods: got {', '.join(methods)}, wanted one at least that chooses by loss.")
-    check_study(methods, seeds=seeds, lr=check_rates(lr)[0], compute=1 if compute is None else compute, annealing=annealing, about=about)
+    if all(map(is_control, methods)):
+        raise ValueError(refusal('methods', ', '.join(methods), 'one at least that chooses by loss'))
+    lowest = check_rates(lr)[0]
+    compute = 1 if compute is None else compute
+    check_study(methods, seeds=seeds, lr=lowest, compute=compute, annealing=annealing, about=about)
     return methods
+
+# %% ../../nbs/bench/04_race.ipynb #8889bc16
+def _tell_short(share, compute, n):
+    "Say it if the first round is too short for methods to choose; `n` items are an epoch"
+    first = share*compute
+    if first>=2*n: return
+    print(f'race: round 1 has {first/n:.2g} epochs, and most methods choose from the second one on; '
+        f'compute={2*n/share:.0f} gives it two.')
+
+def _next_methods(methods, runs):
+    "The methods that go on after a round"
+    stay = better_half(last_epochs(runs), measure_of(runs), never_selected(runs))
+    return {m: methods[m] for m in stay}
 
 def race(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
@@ -99,37 +137,52 @@ def race(
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     **kwargs # Refused: an unknown option is an error
 )->pd.DataFrame: # A row for each epoch of each run, with its `round`, from 1 on
-    "Find out which method suits some data: rounds with a growing budget and ever fewer methods; it prints what came of it"
-    if others := sorted({'epochs','seconds','items'} & set(kwargs)): raise TypeError(f"race: got {', '.join(others)}, wanted compute alone, the budget of the last round.")
+    "Find out which method suits some data: rounds with a growing budget, ever fewer methods; it prints what came of it"
+    if others := sorted({'epochs','seconds','items'} & set(kwargs)):
+        raise TypeError(refusal('race', ', '.join(others), 'compute alone, the budget of the last round'))
     for name in kwargs: refuse_option(name, race, 'compute alone')
     check_maker(get_learner)
     methods = check_race(methods, compute, seeds, lr, about, annealing)
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
+
     dls = get_learner().dls
-    n,shares,runs = len(dls.train_ds),rounds_of(sum(not is_control(m) for m in methods)),[]
+    n = len(dls.train_ds)
     compute = 10*n if compute is None else compute
-    if shares[0]*compute<2*n: print(f'race: round 1 has {shares[0]*compute/n:.2g} epochs, and most methods choose from the second one on; compute={2*n/shares[0]:.0f} gives it two.')
-    about = describe(dls) | (about or {})
-    lr = best_rate(get_learner, lr, path, seeds=seeds, compute=compute, annealing=annealing, about=about)
+    shares = rounds_of(sum(not is_control(m) for m in methods))
+    _tell_short(shares[0], compute, n)
+
+    study = dict(seeds=seeds, annealing=annealing, about=describe(dls) | (about or {}))
+    rate = best_rate(get_learner, lr, path, compute=compute, **study)
+    study |= dict(lr=rate, watch=watch, plot=False)
+
+    runs = []
     for i,share in enumerate(shares, 1):
-        print(f"Round {i} of {len(shares)}: {len(methods)} methods, of which each computes {share*compute:,.0f} items' worth a run.")
+        amount = share*compute
+        print(f'Round {i} of {len(shares)}: {len(methods)} methods, '
+            f"of which each computes {amount:,.0f} items' worth a run.")
         file = None if path is None else Path(path)/f'round_{i}.csv'
-        runs.append(compare(get_learner, methods, seeds=seeds, lr=lr, compute=share*compute, path=file, plot=False, about=about, tell_controls=i==1, annealing=annealing, watch=watch).assign(round=i))
-        if i<len(shares): methods = {m: methods[m] for m in better_half(last_epochs(runs[-1]), measure_of(runs[-1]), never_selected(runs[-1]))}
+        of_round = compare(get_learner, methods, compute=amount, path=file, tell_controls=i==1, **study)
+        runs.append(of_round.assign(round=i))
+        if i<len(shares): methods = _next_methods(methods, of_round)
     runs = pd.concat(runs, ignore_index=True)
     print(race_verdict(runs))
     return runs
 
 # %% ../../nbs/bench/04_race.ipynb #d41d1d81
+def _dropped(runs):
+    "Who left when, such as 'seta (round 1)'"
+    in_round = {i: of_round.method.unique() for i,of_round in runs.groupby('round')}
+    return [f'{m} (round {i})' for i in in_round for m in in_round[i] if i+1 in in_round and m not in in_round[i+1]]
+
 def race_verdict(
     runs:pd.DataFrame, # As `race` returns it
 )->str:
     "Which method is best, how sure that is, and who left when"
-    last = runs['round'].max()
-    of_last = runs[runs['round']==last]
-    idle = [m for m in never_selected(of_last) if not is_control(m)]
-    chose = of_last[~of_last.method.isin(idle)]
-    text = 'Nothing is decided: the budget ended before any method chose.' if all(map(is_control, chose.method)) else standing(last_epochs(chose), measure_of(runs))
+    last = runs[runs['round']==runs['round'].max()]
+    idle = [m for m in never_selected(last) if not is_control(m)]
+    chose = last[~last.method.isin(idle)]
+    if all(map(is_control, chose.method)): text = 'Nothing is decided: the budget ended before any method chose.'
+    else: text = standing(last_epochs(chose), measure_of(runs))
     if idle: text += f" Never selected anything within the budget: {', '.join(idle)}."
-    gone = [f'{m} (round {r})' for r,of in runs.groupby('round') for m in of.method.unique() if r<last and m not in set(runs[runs['round']==r+1].method)]
-    return text+(f" Dropped: {', '.join(gone)}." if gone else '')
+    if gone := _dropped(runs): text += f" Dropped: {', '.join(gone)}."
+    return text

@@ -35,39 +35,47 @@ def true_output(
     if not callback_of(learn, RNNCallback): return pred
     return pred[0][-1] if isinstance(pred[0], (tuple,list)) else pred[0]
 
+# %% ../../nbs/callback/03_learner.ipynb #5c92ea08
+def _hooks_of(cb):
+    "What a fastai callback has put into the model"
+    return getattr(cb.__dict__.get('hooks'), 'hooks', ())
+
 @contextmanager
 def muted_hooks(
     learn:Learner, # May have hooks in its model for callbacks such as `ActivationStats`
 ):
     "Within the context, the hooks of fastai's callbacks do nothing; a model's own do, since it may work by them"
-    hooks = [h for cb in learn.cbs if isinstance(cb, HookCallback) for h in getattr(cb.__dict__.get('hooks'), 'hooks', ())]
-    before = [(h.hook_func, h.detach) for h in hooks]
+    hooks = [hook for cb in learn.cbs if isinstance(cb, HookCallback) for hook in _hooks_of(cb)]
+    before = [(hook.hook_func, hook.detach) for hook in hooks]
     def put_back():
-        for h,(func,detach) in zip(hooks, before): h.hook_func,h.detach = func,detach
+        for hook,(func,detach) in zip(hooks, before): hook.hook_func,hook.detach = func,detach
+
     if not hooks: return (yield)
     undo = to_undo(put_back)
     try:
-        for h in hooks: h.hook_func,h.detach = lambda *args, stored=h.stored: stored,False
+        for hook in hooks: hook.hook_func,hook.detach = lambda *args, stored=hook.stored: stored,False
         yield
     finally: undo()
 
 # %% ../../nbs/callback/03_learner.ipynb #aebfab48
+def _mixer(learn):
+    "The MixUp or CutMix callback whose loss function is in place, or None"
+    mixer = getattr(learn.loss_func, '__self__', None)
+    return mixer if isinstance(mixer, MixHandler) else None
+
 def base_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A loss function
     "The learner's own loss function"
-    mixer = getattr(learn.loss_func, '__self__', None)
-    return mixer.old_lf if isinstance(mixer, MixHandler) else learn.loss_func
+    mixer = _mixer(learn)
+    return learn.loss_func if mixer is None else mixer.old_lf
+
 def output_loss(
     learn:Learner, # May be training with MixUp or CutMix
 ): # A function of what the model returns, and the targets
     "The learner's own loss function, of the model's output"
     loss_func = base_loss(learn)
     return lambda pred, *yb: loss_func(true_output(learn, pred), *yb)
-def _mixer(learn):
-    "The MixUp or CutMix callback whose loss function is in place, or None"
-    mixer = getattr(learn.loss_func, '__self__', None)
-    return mixer if isinstance(mixer, MixHandler) else None
 
 # %% ../../nbs/callback/03_learner.ipynb #98841b45
 def mixed_of(
@@ -79,11 +87,12 @@ def mixed_of(
 
 def take_mixed(
     learn:Learner, # May be training with MixUp or CutMix
-    rows:Tensor, # Rows of the batch
+    rows:Tensor, # Rows of the batch, int64
 ):
     "Keep these rows only of what MixUp or CutMix holds for its loss"
     mixer = _mixer(learn)
     if mixer is None: return
     n = n_items(mixer.yb1)
     mixer.yb1 = take(mixer.yb1, rows)
-    if isinstance(mixer.lam, Tensor) and mixer.lam.ndim and len(mixer.lam)==n>1: mixer.lam = mixer.lam[rows]
+    is_by_item = isinstance(mixer.lam, Tensor) and mixer.lam.ndim and len(mixer.lam)==n>1
+    if is_by_item: mixer.lam = mixer.lam[rows]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Feed', 'size_of_batch', 'is_distributed', 'own_loader', 'pads', 'check_independent', 'check_loader', 'longest_first',
-           'epoch_items', 'loader_of', 'unaugmented']
+           'drawn', 'load', 'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loader.ipynb #29db016a
 import time
@@ -16,8 +16,10 @@ import torch
 from fastai.data.load import DataLoader
 from fastai.learner import replacing_yield
 from fastcore.basics import GetAttr, patch
+from torch import Tensor
 
 from ..core.batches import map_tensors
+from ..core.checks import refusal
 from ..core.untouched import fixed_random
 
 # %% ../../nbs/callback/00_loader.ipynb #d10d0bbb
@@ -25,25 +27,40 @@ class Feed(GetAttr):
     "A training loader whose running iterator can be read further within a batch"
     _default = 'dl'
     __class__ = property(lambda self: type(self.dl)) # passes for its loader
+
     def __init__(self,
         dl, # The loader
         owes=lambda exhausted: False, # Must there be a step without another batch? The loader may be exhausted
     ):
-        self.dl,self.owes = _inner(dl),owes
-        self.position,self.handed,self.is_new,self.waited = 0,0,True,0. # batches read, and handed out; is the one that fastai gets new? seconds spent reading
-        self._running,self._last,self._accepted,self._taken,self._exhausted = None,None,None,False,False
+        self.dl = _inner(dl)
+        self.owes = owes
+        self.position = 0 # batches read
+        self.handed = 0 # batches handed out
+        self.is_new = True # is the one that was handed out last new, or one that was there before?
+        self.waited = 0. # seconds spent reading
+        self._running = None # the iterator of the loader
+        self._is_exhausted = False
+        self._last = None # the batch that was read last
+        self._accepted = None # the last one that no callback has cancelled
+        self._is_taken = False # did the one that was handed out last come through?
+
     def __len__(self): return len(self.dl)
+
     def __iter__(self):
         if self._running is not None: # a callback reads it within the epoch
             yield from self.dl
             return
-        self.position,self.handed,self._exhausted,self._running = 0,0,False,iter(self.dl)
+        self.position,self.handed = 0,0
+        self._is_exhausted = False
+        self._running = iter(self.dl)
         try:
             while True:
-                self.is_new,self._taken,self.handed = not self.owes(self._exhausted),False,self.handed+1
+                self.is_new = not self.owes(self._is_exhausted)
+                self._is_taken = False
+                self.handed += 1
                 if not self.is_new:
                     yield map_tensors(torch.clone, self._accepted) # whoever prepares it in place has done so before
-                    if not self._taken: return # it is cancelled each time
+                    if not self._is_taken: return # it is cancelled each time
                 elif self.pull() is not None: yield self._last
                 elif not self.owes(True): return
         finally: self.close()
@@ -52,28 +69,40 @@ class Feed(GetAttr):
 @patch
 def pull(self:Feed): # A batch; None at the end, and when nothing is iterating
     "Read the next batch"
-    if self._running is None or self._exhausted: return
+    if self._running is None or self._is_exhausted: return
     start = time.perf_counter()
-    b = next(self._running, None)
+    batch = next(self._running, None)
     self.waited += time.perf_counter()-start
-    if b is None: self._exhausted = True
-    else: self.position,self._last = self.position+1,b
-    return b
+    if batch is None: self._is_exhausted = True
+    else:
+        self.position += 1
+        self._last = batch
+    return batch
+
 @patch(as_prop=True)
 def is_done(self:Feed)->bool:
     "Was each batch read?"
-    return self._exhausted or self.position>=len(self.dl)
+    return self._is_exhausted or self.position>=len(self.dl)
+
 @patch
-def accept(self:Feed, i=0):
-    "The batch, fastai's number `i` of this epoch, was not cancelled by the callbacks that come first"
-    if i and i not in (self.handed-1,self.position-1): raise ValueError(f'learn.dl: got batch {i} when {self.handed} had been handed out, wanted each batch at once, '
-        'or the selection takes it for another one; a callback replaces or wraps the loader after the selection. Give that callback an order below -5.')
-    self._taken,self._accepted = True,self._last if self.is_new else self._accepted
+def accept(self:Feed,
+    i:int=0, # fastai's number of the batch in this epoch
+):
+    "The batch was not cancelled by the callbacks that come first"
+    if i and i not in (self.handed-1,self.position-1):
+        raise ValueError(refusal('learn.dl', f'batch {i} when {self.handed} had been handed out',
+            'each batch at once, or the selection takes it for another one',
+            'a callback replaces or wraps the loader after the selection. Give that callback an order below -5'))
+    self._is_taken = True
+    if self.is_new: self._accepted = self._last
+
 @patch
 def close(self:Feed):
     "Let the iterator go, with its workers"
-    running,self._running,self._last,self._accepted = self._running,None,None,None
+    running,self._running = self._running,None
+    self._last,self._accepted = None,None
     if hasattr(running, 'close'): running.close()
+
 def _inner(dl): return dl.dl if type(dl) is Feed else dl
 
 # %% ../../nbs/callback/00_loader.ipynb #b80b5dcd
@@ -103,14 +132,16 @@ def pads(
 )->bool: # By its sorting, or by a transform named so
     "Does a loader pad the sequences of a batch to one length?"
     dl = own_loader(dl)
-    return hasattr(dl, 'sort_func') or any('pad' in repr(f).lower() for f in getattr(getattr(dl, 'before_batch', None), 'fs', []))
+    transforms = getattr(getattr(dl, 'before_batch', None), 'fs', [])
+    return hasattr(dl, 'sort_func') or any('pad' in repr(f).lower() for f in transforms)
 
 def check_independent(
     dl, # A training loader
 ): # Raises a `TypeError` if an item continues another
     "Check that items can be left out of a batch"
     dl = own_loader(dl)
-    if hasattr(dl, 'seq_len'): raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
+    if not hasattr(dl, 'seq_len'): return
+    raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
         "model's state does: no item of them can be left out. Train without a selection.")
 
 # %% ../../nbs/callback/00_loader.ipynb #0ddf581b
@@ -118,11 +149,13 @@ def check_loader(
     dl, # A training loader
 )->DataLoader: # The fastai `DataLoader` that draws the indices; raises a `TypeError` if there is none
     "Check that the dataset item behind each row of a batch can be known"
-    check_independent(dl)
     inner = own_loader(dl)
     said = f'The items of a batch are unknown: the training loader is a {type(inner).__name__}'
-    if not isinstance(inner, DataLoader): raise TypeError(f"{said}; use fastai's DataLoader or TfmdDL, which draws indices before an epoch.")
-    if not inner.indexed or inner.n is None: raise TypeError(f'{said} over an iterable dataset; use a dataset with `__getitem__` and `__len__`.')
+    check_independent(inner)
+    if not isinstance(inner, DataLoader):
+        raise TypeError(f"{said}; use fastai's DataLoader or TfmdDL, which draws indices before an epoch.")
+    if not inner.indexed or inner.n is None:
+        raise TypeError(f'{said} over an iterable dataset; use a dataset with `__getitem__` and `__len__`.')
     if inner.bs is None: raise TypeError(f'{said} without a batch size, whose items are whole batches; give it `bs`.')
     return inner
 
@@ -130,60 +163,78 @@ def check_loader(
 def _strict_item(dl, i):
     "Item `i` of `dl`, which must be there"
     item = type(dl).do_item(dl, i)
-    if item is None: raise ValueError(f'Item {i} was skipped (SkipItemException), so that the items of a batch are unknown; leave such items out of '
-        f'the dataset of the {type(dl).__name__} beforehand.')
-    return item
+    if item is not None: return item
+    raise ValueError(f'Item {i} was skipped (SkipItemException), so that the items of a batch are unknown; '
+        f'leave such items out of the dataset of the {type(dl).__name__} beforehand.')
+
 def _same(idxs, *args): return idxs # a `get_idxs` that returns what was drawn
 
 # %% ../../nbs/callback/00_loader.ipynb #18257127
+_made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself
+
 def _copy(dl, **kwargs):
-    "`dl.new(**kwargs)`, without a look at the types that `dl` has not learned yet, and with the random states left alone"
+    "`dl.new(**kwargs)`, without a look at the types that `dl` has not learned yet; random states are left alone"
     unknown = [name for name in ('_n_inp','_types') if name not in dl.__dict__]
     dl.__dict__.update(dict.fromkeys(unknown))
     try:
         with fixed_random(): new = dl.new(**kwargs)
-    except TypeError as e: raise TypeError(f'{type(dl).__name__}.new: got {e}, wanted a copy of the training loader that leaves items out; give the class a method `new`, or choose within a batch.') from e
+    except TypeError as e:
+        raise TypeError(refusal(f'{type(dl).__name__}.new', e, 'a copy of the training loader that leaves items out',
+            'give the class a method `new`, or choose within a batch')) from e
     finally:
         for name in unknown: del dl.__dict__[name]
     for name in unknown: new.__dict__.pop(name, None)
-    own = {name: o for name,o in vars(dl).items() if name not in kwargs and name not in ('fake_l','rng','offs') and not isinstance(o, MethodType)}
-    new.__dict__.update(own) # a class's own options, which `new` makes anew
+
+    own = {name: o for name,o in vars(dl).items() if name not in (*kwargs,*_made_anew)}
+    new.__dict__.update({name: o for name,o in own.items() if not isinstance(o, MethodType)}) # a class's own options
     return new
+
 def _fixed(dl, idxs):
     "A copy of `dl` for one epoch of the items `idxs`"
-    fake,keep_last = dl.fake_l,dict(drop_last=False) if len(idxs)<dl.bs<=dl.n else {}
+    fake = dl.fake_l
+    is_lone = len(idxs)<dl.bs<=dl.n # one batch, which is no full one
     new = _copy(dl, get_idxs=partial(_same, idxs), n=len(idxs), persistent_workers=fake.persistent_workers,
-        pin_memory_device=fake.pin_memory_device, **keep_last)
+        pin_memory_device=fake.pin_memory_device, **(dict(drop_last=False) if is_lone else {}))
     new.do_item = partial(_strict_item, new)
     return new
 
 # %% ../../nbs/callback/00_loader.ipynb #97720051
 def longest_first(
     dl, # A training loader
-    idxs, # Dataset indices, a LongTensor
-): # A LongTensor
+    idxs:Tensor, # Dataset indices, int64, shape (n,)
+)->Tensor: # The same, in another order within each batch
     "Dataset indices as a sorting loader wants them: the longest item first in each batch"
     if not hasattr(dl, 'sort_func'): return idxs
-    batches = [sorted(o, key=lambda i: dl.res[i], reverse=True) for o in (idxs[i:i+dl.bs].tolist() for i in range(0, len(idxs), dl.bs))]
+    batches = [batch.tolist() for batch in idxs.split(dl.bs)]
+    batches = [sorted(batch, key=lambda i: dl.res[i], reverse=True) for batch in batches]
     return torch.tensor(sum(batches, []), dtype=torch.int64)
 
-def epoch_items(
+def drawn(
     dl, # The training loader: a fastai `DataLoader` of any kind, distributed or not
-    choose=None, # A function that gets the dataset indices of the epoch, a LongTensor, and returns which of its entries to keep; None: all
-): # A loader for one epoch, and the dataset indices of its rows, a LongTensor
-    "Draw the items of the next epoch beforehand, and leave some out"
-    dl,inner = _inner(dl),check_loader(dl)
-    dl.randomize() # as the loader itself does when its epoch begins
+)->Tensor: # Dataset indices, int64, shape (n,), the same on each rank
+    "Draw the items of the next epoch, as the loader itself does when its epoch begins"
+    dl = _inner(dl)
+    inner = check_loader(dl)
+    dl.randomize()
     idxs = list(inner.get_idxs())
     if is_distributed(dl): idxs = dl._broadcast(idxs, 0)
-    idxs = torch.as_tensor(idxs, dtype=torch.int64)
-    if choose is not None: idxs = longest_first(inner, idxs[choose(idxs)])
+    return torch.as_tensor(idxs, dtype=torch.int64)
+
+# %% ../../nbs/callback/00_loader.ipynb #ea819ef6
+def load(
+    dl, # The training loader that drew the items
+    idxs:Tensor, # Dataset indices, int64, shape (n,): some of those that were drawn
+): # A loader for one epoch, and the dataset indices of its rows on this rank, int64
+    "Load these items, in this order"
+    dl = _inner(dl)
+    inner = own_loader(dl)
+    idxs = longest_first(inner, idxs)
     new = _fixed(inner, idxs.tolist())
     if not is_distributed(dl): return new,idxs
     new = type(dl)(new, dl.rank, dl.world_size)
     return new,torch.as_tensor(new.get_idxs())
 
-# %% ../../nbs/callback/00_loader.ipynb #ea819ef6
+# %% ../../nbs/callback/00_loader.ipynb #ea819ef7
 def loader_of(
     dl, # A training loader
     idxs:list, # Dataset indices
@@ -196,7 +247,7 @@ def loader_of(
 def unaugmented(
     ds, # A dataset
 ):
-    "Within the context, a dataset hands out its items without augmentation, where fastai can tell; random states are left alone"
+    "Within the context, a dataset hands out its items without augmentation, where fastai can tell"
     with fixed_random():
         if hasattr(ds, 'set_split_idx'):
             with ds.set_split_idx(1): yield

@@ -18,23 +18,36 @@ class Ranks:
         n:int=1, # How many
         device='cpu', # Where the process group exchanges tensors: 'cuda' with NCCL, 'cpu' with gloo
     ):
-        self.n,self.device,self.before = n,torch.device(device),None
-    def lowest(self, value)->int:
+        self.n,self.device = n,torch.device(device)
+        self.before = None # state of a memory at the beginning of an epoch, where there are others
+
+    def lowest(self,
+        value:int, # Of this rank
+    )->int:
         "The smallest number of all ranks"
         if self.n==1: return value
         value = torch.tensor(value, device=self.device)
         dist.all_reduce(value, dist.ReduceOp.MIN)
         return int(value)
-    def first(self, o):
+
+    def first(self,
+        o, # Of this rank, anything that can be pickled
+    ): # The same kind of thing
         "What rank 0 has"
         if self.n==1: return o
         objects = [o]
         dist.broadcast_object_list(objects, src=0, device=self.device)
         return objects[0]
-    def remember(self, memory):
+
+    def remember(self,
+        memory:ItemMemory, # Of this rank
+    ):
         "Note what all ranks remember before an epoch"
         self.before = memory.state_dict() if self.n>1 else None
-    def merge(self, memory):
+
+    def merge(self,
+        memory:ItemMemory, # Of this rank, changed in place
+    ):
         "Put together what the ranks have noted since `remember`"
         before,self.before = self.before,None
         if before is not None: _merge(memory, before)
@@ -50,9 +63,12 @@ def _merge(memory, before):
     noted = {name: getattr(memory, name)-before[name] for name in ('seen','picked')}
     mine = (noted['seen']>0) | (noted['picked']>0)
     owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
-    for name,delta in noted.items(): getattr(memory, name).copy_(before[name]+_reduce(delta, dist.ReduceOp.SUM))
+
+    def put(name, value): getattr(memory, name).copy_(value)
+
+    for name,delta in noted.items(): put(name, before[name]+_reduce(delta, dist.ReduceOp.SUM))
     for name in ('loss','ewma'):
         theirs = _reduce(torch.where(owner==rank, getattr(memory, name), 0.), dist.ReduceOp.SUM)
-        getattr(memory, name).copy_(torch.where(owner<nobody, theirs, before[name]))
-    for name in ('age','rested'): getattr(memory, name).copy_(_reduce(getattr(memory, name).int(), dist.ReduceOp.MIN))
-    if 'looked' in memory.fields: memory.looked.copy_(_reduce(memory.looked.int(), dist.ReduceOp.MAX))
+        put(name, torch.where(owner<nobody, theirs, before[name]))
+    for name in ('age','rested'): put(name, _reduce(getattr(memory, name).int(), dist.ReduceOp.MIN))
+    if 'looked' in memory.fields: put('looked', _reduce(memory.looked.int(), dist.ReduceOp.MAX))

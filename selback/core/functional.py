@@ -19,26 +19,29 @@ from inspect import signature
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
+from .checks import refusal
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
-from .policies import Chosen, Draws, History, at_least_two, avoid_singleton_batch, cdf_power, check_chosen, importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion, top_and_bottom, top_k, variance_gain
+from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, cdf_power, check_chosen,
+    importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch, priorities,
+    prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion, top_and_bottom, top_k, variance_gain)
 from .schedules import Window, value_at
 from .memory import ItemMemory
 from .untouched import fixed_random, guarded, untouched
 from .scoring import ModelCopy, ReducibleLoss, ScoringPass, batch_scores
 
 _all_ = ['Chosen', 'History', 'ItemMemory', 'ItemPool', 'Items', 'ModelCopy', 'ReducibleLoss', 'ScoringPass', 'Window',
-    'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score',
-    'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share', 'margin_score', 'mean_inclusion', 'mid_rank',
-    'n_items', 'prioritized', 'prioritized_epoch', 'priorities', 'prune_easy', 'random_k', 'rank_inclusion', 'rank_sample', 'round_up',
-    'separable_losses', 'step_inclusion', 'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain',
-    'weigh_grads']
+    'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random',
+    'get_score', 'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share',
+    'margin_score', 'mean_inclusion', 'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities',
+    'prune_easy', 'random_k', 'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion',
+    'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
 
 # %% ../../nbs/core/09_functional.ipynb #a792133c
-_policies = dict(loss_share=loss_share, rank_sample=rank_sample, top_k=top_k, top_and_bottom=top_and_bottom, random_k=random_k,
-    cdf_power=cdf_power, importance_sample=importance_sample, prune_easy=prune_easy, include=include, prioritized=prioritized,
-    prioritized_epoch=prioritized_epoch)
+_policies = dict(loss_share=loss_share, rank_sample=rank_sample, top_k=top_k, top_and_bottom=top_and_bottom,
+    random_k=random_k, cdf_power=cdf_power, importance_sample=importance_sample, prune_easy=prune_easy, include=include,
+    prioritized=prioritized, prioritized_epoch=prioritized_epoch)
 
 def get_policy(
     policy, # The name of a policy, or a function of one score per item that returns `Chosen`
@@ -47,12 +50,16 @@ def get_policy(
     "The policy that `policy` names"
     if callable(policy): return partial(policy, **kwargs)
     if policy in _policies: return partial(_policies[policy], **kwargs)
-    raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(map(repr, _policies))} or a function of the scores.")
+
+    wanted = f"one of {', '.join(map(repr, _policies))} or a function of the scores"
+    raise ValueError(refusal('policy', repr(policy), wanted))
 
 # %% ../../nbs/core/09_functional.ipynb #9b693aab
+def _as_tuple(batch): return tuple(batch) if isinstance(batch, (tuple,list)) else (batch,)
+
 def select_batch(
     model:torch.nn.Module, # Scores the batch, in evaluation mode and without a trace
-    loss_func, # Any loss; one that returns a single number must treat each item by itself, else a `ValueError` is raised
+    loss_func, # Any loss; one of a single number must treat each item by itself, else a `ValueError` is raised
     xb, # Inputs: a tensor, or a tuple of the model's arguments
     yb, # Targets: a tensor, or a tuple of those of `loss_func`
     policy='loss_share', # The name of a policy, or a function of one score per item that returns `Chosen`
@@ -65,36 +72,55 @@ def select_batch(
     **kwargs # What the policy takes, such as `keep=.5`
 ): # Inputs and targets of the chosen items, in the form they came in, and their weights, shape (kept,) or None
     "Score a batch with a cheap forward pass, and take the items that `policy` chooses"
-    xs,ys = (tuple(o) if isinstance(o, (tuple,list)) else (o,) for o in (xb, yb))
-    inputs,targets = as_tensors((xs, ys))
-    pred,losses = ScoringPass(scale_factor, precision, scorer)(model, inputs, targets, autocast),None
+    inputs,targets = as_tensors((_as_tuple(xb), _as_tuple(yb)))
+    pred = ScoringPass(scale_factor, precision, scorer)(model, inputs, targets, autocast)
+    losses = None
     if score in ('loss','grad_bound') or hasattr(score, 'of_batch'):
         with guarded(loss_func): losses = separable_losses(loss_func, pred, *targets)
-    chosen = check_chosen(get_policy(policy, **kwargs)(batch_scores(score, loss_func, pred, inputs, targets, idx, losses)), 'policy')
+
+    policy = get_policy(policy, **kwargs)
+    scores = batch_scores(score, loss_func, pred, inputs, targets, idx, losses)
+    chosen = check_chosen(policy(scores), 'policy')
     return *take((xb, yb), chosen.rows),chosen.weight
 
 # %% ../../nbs/core/09_functional.ipynb #b17421e3
 class MemorySampler(Sampler):
-    "Dataset indices for a `DataLoader`, in random order: each epoch those that a policy chooses by the losses in a memory"
+    "Dataset indices for a `DataLoader`, in random order: each epoch those that a policy chooses by remembered losses"
     def __init__(self,
         memory:ItemMemory, # Of the dataset; the loop notes losses in it. While it has none, all items come
-        policy, # The name of a policy, or a pure function of one loss per item that returns `Chosen`; items come in the epoch's order
-        generator:torch.Generator|None=None, # Source of the order, as for PyTorch's `RandomSampler`; the policy draws with its seed
+        policy, # Its name, or a pure function of one loss per item, in the epoch's order, that returns `Chosen`
+        generator:torch.Generator|None=None, # Of the order, as for `RandomSampler`; the policy draws with its seed
         **kwargs # What the policy takes, such as `inclusion=rank_inclusion`
     ):
-        if not isinstance(memory, ItemMemory): raise TypeError(f'memory: got {type(memory).__name__}, wanted an ItemMemory(len(dataset)).')
+        if not isinstance(memory, ItemMemory):
+            raise TypeError(refusal('memory', type(memory).__name__, 'an ItemMemory(len(dataset))'))
         masks = [name for name,value in kwargs.items() if isinstance(value, torch.Tensor)]
-        if masks: raise ValueError(f"{', '.join(masks)}: got a tensor, wanted a number or a function: each epoch has the items in another order.")
-        self.memory,self.policy,self.generator,self.weight = memory,get_policy(policy, **kwargs),generator,None # weight: by dataset index
+        if masks:
+            wanted = 'a number or a function: each epoch has the items in another order'
+            raise ValueError(refusal(', '.join(masks), 'a tensor', wanted))
+
+        self.memory,self.generator = memory,generator
+        self.policy = get_policy(policy, **kwargs)
         self.draws = Draws(None if generator is None else generator.initial_seed() & 2**63-1)
-        self._draws_at_random,self._epoch,self._n = 'generator' in signature(self.policy.func).parameters,None,None
-        if not isinstance(chosen := self._asked(torch.ones_like(memory.loss)), Chosen):
-            raise TypeError(f"policy: got a function that returns {type(chosen).__name__}, wanted Chosen(rows, weight); "
-                "one that returns probabilities is for policy='include', inclusion=...")
+        self.weight = None # by dataset index; None: all count alike
+        self._draws_at_random = 'generator' in signature(self.policy.func).parameters
+        self._epoch,self._n = None,None # that began last, as the memory counts, and its items
+        self._check_policy()
+
+    def _check_policy(self):
+        "Raise a `TypeError` if the policy does not choose rows"
+        chosen = self._asked(torch.ones_like(self.memory.loss))
+        if isinstance(chosen, Chosen): return
+
+        got = f'a function that returns {type(chosen).__name__}'
+        remedy = "policy='include', inclusion=... is for one that returns probabilities"
+        raise TypeError(refusal('policy', got, 'Chosen(rows, weight)', remedy))
 
     def _choose(self, loss):
         if not loss.isfinite().any(): return Chosen(torch.arange(len(loss), device=loss.device))
-        return self.policy(loss, **(dict(generator=self.draws.on(loss.device)) if self._draws_at_random else {}))
+        if self._draws_at_random: return self.policy(loss, generator=self.draws.on(loss.device))
+        return self.policy(loss)
+
     def _asked(self, loss):
         "What would be chosen, with all random states left alone"
         state = self.draws.state_dict()
@@ -106,24 +132,32 @@ class MemorySampler(Sampler):
         loss = self.memory.loss
         order = torch.tensor([*RandomSampler(self.memory, generator=self.generator)], device=loss.device)
         rows,weight = self._choose(loss[order])
-        self.weight = None if weight is None else torch.ones_like(loss).index_copy_(0, order[rows], weight.to(loss))
-        self._epoch,self._n = self.memory.epochs,len(rows)
-        yield from order[rows].tolist()
+        idx = order[rows]
+        self.weight = None if weight is None else torch.ones_like(loss).index_copy_(0, idx, weight.to(loss))
+        self._epoch,self._n = self.memory.epochs,len(idx)
+        yield from idx.tolist()
+
     def __len__(self):
         "Items of the epoch that runs; after `memory.next_epoch()`, of the coming one by the losses as they are"
-        return self._n if self._epoch==self.memory.epochs else len(self._asked(self.memory.loss).rows)
+        if self._epoch==self.memory.epochs: return self._n
+        return len(self._asked(self.memory.loss).rows)
 
     def state_dict(self):
         "What to save between epochs: the memory, too"
         order = None if self.generator is None else self.generator.get_state()
         self.draws.on(self.memory.loss.device) # else there is nothing to save before the first draw
         return dict(memory=self.memory.state_dict(), draws=self.draws.state_dict(), order=order)
+
     def load_state_dict(self,
         state, # As `state_dict` returned it
     ):
         "Go on with saved losses and draws"
-        saved,own = ('without a generator' if o is None else 'with a generator' for o in (state['order'], self.generator))
-        if saved!=own: raise ValueError(f'MemorySampler: got the state of one made {saved}, wanted one made {own}; make it as the saved one was.')
+        def made(order): return 'without a generator' if order is None else 'with a generator'
+        saved,own = made(state['order']),made(self.generator)
+        if saved!=own:
+            got,wanted = f'the state of one made {saved}',f'one made {own}'
+            raise ValueError(refusal('MemorySampler', got, wanted, 'make it as the saved one was'))
+
         self.memory.load_state_dict(state['memory'])
         self.draws.load_state_dict(state['draws'])
         if self.generator is not None: self.generator.set_state(state['order'])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import as_tensors, map_tensors, n_items, take_rows
+from .checks import refusal
 
 # %% ../../nbs/core/02_losses.ipynb #b4f9b997
 def _layers(loss_func):
@@ -27,23 +28,29 @@ def _layers(loss_func):
 
 def _name(loss_func): return getattr(loss_func, '__name__', loss_func)
 
-_found = dict(params=weakref.WeakKeyDictionary(), separable=weakref.WeakKeyDictionary()) # what asking a loss function takes long for
+class _Memo:
+    "What was found out of loss functions, for as long as these live"
+    def __init__(self): self.known = weakref.WeakKeyDictionary()
 
-def _recall(what, loss_func):
-    with suppress(TypeError): return _found[what].get(loss_func) # some can't be hashed or referenced weakly
+    def of(self, loss_func):
+        "What is known, or None"
+        with suppress(TypeError): return self.known.get(loss_func) # some can't be hashed or referenced weakly
 
-def _remember(what, loss_func, value):
-    with suppress(TypeError): _found[what][loss_func] = value
-    return value
+    def keep(self, loss_func, value):
+        "Remember `value`, and give it back"
+        with suppress(TypeError): self.known[loss_func] = value
+        return value
 
 # %% ../../nbs/core/02_losses.ipynb #e61ec4d3
+_signatures = _Memo()
+
 def _params(loss_func):
     "The parameters that calling `loss_func` takes, by name; none if it doesn't tell"
-    known = _recall('params', loss_func)
+    known = _signatures.of(loss_func)
     if known is not None: return known
     try: params = inspect.signature(loss_func.forward if isinstance(loss_func, nn.Module) else loss_func).parameters
     except (ValueError,TypeError): params = {} # built-in or scripted
-    return _remember('params', loss_func, params)
+    return _signatures.keep(loss_func, params)
 
 def _owner(loss_func):
     "What of `loss_func` has the attribute `reduction`, or None"
@@ -51,21 +58,27 @@ def _owner(loss_func):
 
 def _takes_reduction(loss_func):
     "Does what `loss_func` wraps innermost take a keyword `reduction`?"
-    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in _params([*_layers(loss_func)][-1]).items())
+    innermost = [*_layers(loss_func)][-1]
+    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in _params(innermost).items())
 
 # %% ../../nbs/core/02_losses.ipynb #52a338d9
 def is_sum(
     loss_func, # Any loss
 )->bool: # Does it say so?
     "Does a loss add up the losses of a batch, instead of averaging them?"
-    said = [o.keywords['reduction'] for o in _layers(loss_func) if isinstance(o, partial) and 'reduction' in o.keywords]
-    return getattr(_owner(loss_func), 'reduction', (said or ['mean'])[0])=='sum'
+    owner = _owner(loss_func)
+    if owner is not None: return owner.reduction=='sum'
+    partials = [o for o in _layers(loss_func) if isinstance(o, partial)]
+    said = [o.keywords['reduction'] for o in partials if 'reduction' in o.keywords]
+    return said[:1]==['sum'] # the outermost wins
 
 # %% ../../nbs/core/02_losses.ipynb #02f00d12
 class _Changes(threading.local):
+    "What contexts have still to put back, in each thread"
     def __init__(self): self.undos = []
     def __len__(self): return len(self.undos)
-changes = _Changes() # what contexts have still to put back, in each thread
+
+changes = _Changes()
 
 def to_undo(
     undo, # A function without arguments that puts back what is about to change
@@ -73,6 +86,7 @@ def to_undo(
     "Write down what to put back, before it changes"
     undos = changes.undos
     undos.append(undo)
+
     def once():
         if undo not in undos: return # it was put back already
         undo()
@@ -99,8 +113,10 @@ def all_put_back():
 
 # %% ../../nbs/core/02_losses.ipynb #1514a6fc
 class _NoneUnreduced(TypeError):
-    def __init__(self, loss_func): super().__init__(f'{_name(loss_func)} has no unreduced losses: it has neither an attribute `reduction` '
-        'that can be set nor a keyword of that name. Use `item_losses`, or give it one.')
+    def __init__(self, loss_func):
+        super().__init__(refusal(f'{_name(loss_func)} has no unreduced losses',
+            'neither an attribute `reduction` that can be set nor a keyword of that name', 'one of them',
+            'use `item_losses`, or give it one'))
 
 @contextmanager
 def unreduced(
@@ -108,10 +124,11 @@ def unreduced(
 ):
     "Within the context, `loss_func` with `reduction='none'`; its own `reduction` is restored afterwards"
     owner = _owner(loss_func)
+    if owner is None and not _takes_reduction(loss_func): raise _NoneUnreduced(loss_func)
     if owner is None:
-        if not _takes_reduction(loss_func): raise _NoneUnreduced(loss_func)
         yield partial(loss_func, reduction='none')
         return
+
     old = owner.reduction
     def put_back():
         with suppress(Exception): owner.reduction = old # of one that can't be set
@@ -127,9 +144,12 @@ _hooks = 'forward','_forward_pre_hooks','_forward_hooks','_backward_pre_hooks','
 
 def _is_known(o):
     "Is it a loss of PyTorch or fastai, or a `partial`?"
-    if isinstance(o, FunctionType): return getattr(nn.functional, o.__name__, None) is o and 'reduction' in o.__code__.co_varnames
     if type(o) is partial: return True
-    return type(o).__module__ in ('torch.nn.modules.loss','fastai.losses') and not any(map(vars(o).get, _hooks))
+    if isinstance(o, FunctionType):
+        is_pytorchs = getattr(nn.functional, o.__name__, None) is o
+        return is_pytorchs and 'reduction' in o.__code__.co_varnames
+    is_theirs = type(o).__module__ in ('torch.nn.modules.loss','fastai.losses')
+    return is_theirs and not any(map(vars(o).get, _hooks))
 
 def has_side_effects(
     loss_func, # Any loss
@@ -138,21 +158,31 @@ def has_side_effects(
     return not all(map(_is_known, _layers(loss_func)))
 
 # %% ../../nbs/core/02_losses.ipynb #f692044b
+def _parts(loss_func):
+    "The objects that a loss is made of, as far as these have attributes"
+    parts = [m for o in _layers(loss_func) for m in (o.modules() if isinstance(o, nn.Module) else [o])]
+    return [m for m in parts if isinstance(getattr(m, '__dict__', None), dict)]
+
+def _buffers_of(part): return getattr(part, '_buffers', {})
+
 @contextmanager
 def preserved(
     loss_func, # Any loss
 ):
     "Within the context a loss may change its attributes and buffers; they are restored afterwards"
-    parts = [m for o in _layers(loss_func) for m in (o.modules() if isinstance(o, nn.Module) else [o])]
-    parts = [m for m in parts if isinstance(getattr(m, '__dict__', None), dict)]
-    before = [(d, dict(d)) for m in parts for d in (vars(m), getattr(m, '_buffers', {})) if isinstance(d, dict)]
-    values = [(b, b._version, b.clone()) for m in parts for b in getattr(m, '_buffers', {}).values() if b is not None]
+    parts = _parts(loss_func)
+    owned = [d for m in parts for d in (vars(m), _buffers_of(m)) if isinstance(d, dict)]
+    before = [(d, dict(d)) for d in owned]
+    buffers = [b for m in parts for b in _buffers_of(m).values() if b is not None]
+    values = [(b, b._version, b.clone()) for b in buffers]
+
     def put_back():
         with torch.no_grad():
             for b,version,value in values:
                 if b._version!=version: b.copy_(value) # autograd may be waiting for an unchanged one
         for now,old in before:
-            if now.keys()==old.keys() and all(now[k] is old[k] for k in old): continue
+            is_same = now.keys()==old.keys() and all(now[k] is old[k] for k in old)
+            if is_same: continue
             now.clear()
             now.update(old)
     undo = to_undo(put_back)
@@ -162,51 +192,73 @@ def preserved(
 # %% ../../nbs/core/02_losses.ipynb #a7d2a86f
 def _ignore_index(loss_func):
     "The target value that `loss_func` ignores, or None"
-    attrs = (getattr(o, 'ignore_index', None) for o in reversed([*_layers(loss_func)]))
-    found = next((o for o in attrs if o is not None), None)
+    innermost_first = reversed([*_layers(loss_func)])
+    said = (getattr(o, 'ignore_index', None) for o in innermost_first)
+    found = next((o for o in said if o is not None), None)
     if found is not None or isinstance(loss_func, nn.Module) or hasattr(loss_func, 'reduction'): return found
+
     param = _params(loss_func).get('ignore_index')
-    return None if param is None or param.default is param.empty else param.default
+    if param is None or param.default is param.empty: return None
+    return param.default
 
 # %% ../../nbs/core/02_losses.ipynb #d30a3e23
+_remedy = 'Pass item_loss=, a function `(pred, *yb)` that returns one number for each item.'
+_mixes = 'It mixes items, weighs them by the others, or is random. '
+
+def _no_item_losses(loss_func, got, wanted, why=''):
+    "The error of a loss that says nothing of single items"
+    said = refusal(f'{_name(loss_func)} gives no loss per item', got, wanted)
+    return ValueError(f'{said} {why}{_remedy}')
+
 def one_by_one(
     loss_func, # Any loss
     pred, # What the model predicts for the batch
     *yb, # Targets
-): # One float32 loss per item, shape (bs,), and how it was computed: 'vmap' or 'loop'; raises a `ValueError` if a batch of one fails
-    "The loss of each item as a batch of its own"
+): # One float32 loss per item, shape (bs,), and how it was computed: 'vmap' or 'loop'
+    "The loss of each item as a batch of its own; raises a `ValueError` if a batch of one fails"
     def of_one(batch): return torch.as_tensor(loss_func(*batch)).float().mean()
+    def of_row(row): return of_one(map_tensors(lambda t: t[None], row))
     batch = pred,*yb
-    try: return torch.func.vmap(lambda one: of_one(map_tensors(lambda t: t[None], one)), randomness='different')(batch),'vmap'
+
+    try: return torch.func.vmap(of_row, randomness='different')(batch),'vmap'
     except torch.cuda.OutOfMemoryError: raise
     except Exception: pass # if the loss itself is at fault, the loop raises
-    try: return torch.stack([of_one(take_rows(batch, slice(i, i+1))) for i in range(n_items(yb or pred))]),'loop'
+
+    try:
+        ones = (take_rows(batch, slice(i, i+1)) for i in range(n_items(yb or pred)))
+        return torch.stack([of_one(one) for one in ones]),'loop'
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
-        raise ValueError(f'{_name(loss_func)} gives no loss per item: it fails on a batch of one item ({e}). {_remedy}') from e
-
-_remedy = 'Pass item_loss=, a function `(pred, *yb)` that returns one number for each item.'
-_mixes = f'It mixes items, weighs them by the others, or is random. {_remedy}'
+        got = f'a loss that fails on a batch of one item ({e})'
+        raise _no_item_losses(loss_func, got, 'one that takes such a batch') from e
 
 # %% ../../nbs/core/02_losses.ipynb #4bd9d718
+def _shape(o): return tuple(getattr(o, 'shape', ()))
+
 def _per_item(losses, n, loss_func, pred, yb):
     "Unreduced `losses` as a matrix with a row for each of `n` items"
     if not n: return losses.reshape(0, 1)
-    if (len(losses) if losses.ndim else 1) % n or not losses.numel():
-        raise ValueError(f"{_name(loss_func)} gives no loss per item: for predictions of shape "
-            f"{tuple(getattr(pred, 'shape', ()))} and targets of shape {tuple(getattr(yb[0], 'shape', ())) if yb else ()} its "
-            f"unreduced losses have shape {tuple(losses.shape)}; wanted {n} items along the first dimension. {_remedy}")
-    return losses.reshape(n, -1)
+    n_rows = len(losses) if losses.ndim else 1
+    if losses.numel() and n_rows%n==0: return losses.reshape(n, -1)
+
+    targets = _shape(yb[0]) if yb else ()
+    got = f'unreduced losses of shape {_shape(losses)}'
+    given = f'for predictions of shape {_shape(pred)} and targets of shape {targets}'
+    raise _no_item_losses(loss_func, f'{got} {given}', f'{n} items along the first dimension')
 
 # %% ../../nbs/core/02_losses.ipynb #aa5be4f8
 def _mean_unreduced(losses, loss_func, pred, yb):
     "The mean of each item's unreduced losses over its elements that are not ignored"
     n = n_items(yb or pred)
     if losses.shape==(n,): return losses
-    ignored,y = _ignore_index(loss_func),yb[0] if yb else None
+
     losses = _per_item(losses, n, loss_func, pred, yb)
-    if ignored is None or not isinstance(y, Tensor) or y.is_floating_point() or y.numel()!=losses.numel(): return losses.mean(1)
-    return losses.sum(1) / (y.reshape(n, -1)!=ignored).sum(1).clamp(min=1)
+    ignored,y = _ignore_index(loss_func),yb[0] if yb else None
+    are_classes = isinstance(y, Tensor) and not y.is_floating_point() and y.numel()==losses.numel()
+    if ignored is None or not are_classes: return losses.mean(1)
+
+    counts = y.reshape(n, -1)!=ignored
+    return losses.sum(1) / counts.sum(1).clamp(min=1)
 
 def _unreduced(loss_func, pred, yb):
     "The unreduced losses, None if the loss has none after all"
@@ -217,8 +269,11 @@ def _unreduced(loss_func, pred, yb):
     except Exception:
         loss_func(pred, *yb) # raises if the loss itself is at fault, and not that it was asked for unreduced losses
         return
-    if losses.numel()!=1 or n_items(yb or pred)<=1: return losses
 
+    is_one_for_all = losses.numel()==1 and n_items(yb or pred)>1
+    return None if is_one_for_all else losses
+
+# %% ../../nbs/core/02_losses.ipynb #5b1f0a52
 def item_losses_how(
     loss_func, # Any loss; one that returns a single number must treat each item by itself (`check_separable`)
     pred, # What the model predicts for the batch
@@ -242,6 +297,10 @@ def item_losses(
     return item_losses_how(loss_func, pred, *yb)[0]
 
 # %% ../../nbs/core/02_losses.ipynb #e9cba29b
+def _loss_of(loss_func, batch):
+    "What a loss says of a batch as a whole"
+    with preserved(loss_func): return torch.as_tensor(loss_func(*batch))
+
 @torch.no_grad()
 def is_mean(
     loss_func, # Any loss
@@ -250,8 +309,10 @@ def is_mean(
     *yb, # Targets
 )->bool:
     "Is the loss of a batch the mean of its items' losses?"
-    with preserved(loss_func): whole = torch.as_tensor(loss_func(*as_tensors((pred, *yb))))
+    whole = _loss_of(loss_func, as_tensors((pred, *yb)))
     return torch.allclose(whole.to(losses).mean(), losses.mean(), rtol=1e-4, atol=1e-6)
+
+def _alike(a, b): return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 def _apart(a, b):
     "Two numbers, with as many digits as tell them apart"
@@ -260,30 +321,44 @@ def _apart(a, b):
         if one!=other: break
     return one,other
 
+# %% ../../nbs/core/02_losses.ipynb #5b1f0a53
+def _check_part(loss_func, losses, batch, n):
+    "Have the first `n` items the same losses in a batch of their own? Gives how these were found"
+    with preserved(loss_func): alone,way = item_losses_how(loss_func, *take_rows(batch, slice(0, n)))
+    if _alike(alone, losses[:n]): return way
+    one,other = _apart(losses[:n].mean(), alone.mean())
+    got = f'a mean of {one} for the first {n} items in a batch of {len(losses)}'
+    raise _no_item_losses(loss_func, got, f'{other}, as in a batch of their own', _mixes)
+
+def _check_whole(loss_func, losses, batch, n):
+    "Is the loss of the first `n` items as one batch the mean or the sum of their own?"
+    whole = _loss_of(loss_func, take_rows(batch, slice(0, n))).to(losses).mean()
+    mean,total = losses[:n].mean(),losses[:n].sum()
+    if _alike(whole, mean) or _alike(whole, total): return
+    one,other = _apart(mean, whole)
+    got = f'a mean of {one} for {n} single items'
+    raise _no_item_losses(loss_func, got, f'{other}, their loss as one batch', _mixes)
+
+# %% ../../nbs/core/02_losses.ipynb #5b1f0a54
 @torch.no_grad()
 def check_separable(
     loss_func, # Any loss
     losses:Tensor, # As `item_losses` computes them for the batch, shape (bs,)
     pred, # What the model predicts for the batch
     *yb, # Targets
-)->bool: # Did the batch tell? One item, equal losses, or ones that are not finite, don't; raises a `ValueError` if the loss mixes items
-    "Check that a loss treats each item of a batch by itself"
-    n,tensors = (len(losses)+1)//2,[]
+)->bool: # Did the batch tell? One item, equal losses, or ones that are not finite, don't
+    "Check that a loss treats each item of a batch by itself; raises a `ValueError` if it mixes them"
+    tensors = []
     map_tensors(tensors.append, pred)
     if not tensors: return True # predictions of some other kind, of which no part can be taken
-    with preserved(loss_func): half,way = item_losses_how(loss_func, *take_rows((pred,*yb), slice(0, n)))
-    if not torch.allclose(half, losses[:n], rtol=1e-4, atol=1e-6, equal_nan=True):
-        one,other = _apart(losses[:n].mean(), half.mean())
-        raise ValueError(f'{_name(loss_func)} gives no loss per item: those of the first {n} items have a mean of '
-            f'{one} in a batch of {len(losses)}, but of {other} in a batch of their own. {_mixes}')
-    for n in () if way=='reduction' else (len(losses), n):
-        some,mean,total = losses[:n],losses[:n].mean(),losses[:n].sum()
-        with preserved(loss_func): whole = torch.as_tensor(loss_func(*take_rows((pred,*yb), slice(0, n)))).to(losses).mean()
-        if not any(torch.allclose(whole, o, rtol=1e-4, atol=1e-6, equal_nan=True) for o in (mean, total)):
-            one,other = _apart(mean, whole)
-            raise ValueError(f'{_name(loss_func)} gives no loss per item: the losses of {n} single items have a mean of {one}, '
-                f'but their loss as one batch is {other}. {_mixes}')
+
+    batch,n_half = (pred,*yb),(len(losses)+1)//2
+    way = _check_part(loss_func, losses, batch, n_half)
+    if way!='reduction':
+        for n in len(losses),n_half: _check_whole(loss_func, losses, batch, n)
     return bool(losses.isfinite().all() and (losses!=losses[0]).any())
+
+_separable = _Memo()
 
 def separable_losses(
     loss_func, # Any loss
@@ -292,7 +367,8 @@ def separable_losses(
 )->Tensor: # One float32 loss per item, shape (bs,); raises a `ValueError` if the loss mixes items
     "The loss of each item, by a loss that treats each by itself, as the first batch that could tell has shown"
     losses = item_losses(loss_func, pred, *yb)
-    if not _recall('separable', loss_func): _remember('separable', loss_func, check_separable(loss_func, losses, pred, *yb))
+    if _separable.of(loss_func): return losses
+    _separable.keep(loss_func, check_separable(loss_func, losses, pred, *yb))
     return losses
 
 # %% ../../nbs/core/02_losses.ipynb #dd6866d9
@@ -301,17 +377,19 @@ def weigh_grads(
     weight:Tensor, # One weight per item, shape (bs,)
 ): # The same predictions, for the loss function
     "Have the gradient that flows back through each item's prediction multiplied by its weight"
+    def weighed_grad(g): return g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1))
     found = []
     def weigh(p):
         found.append(p)
         if not p.requires_grad: return p
         p = p.view_as(p) # one prediction may be made from another, which would be weighed twice
-        p.register_hook(lambda g: g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1)))
+        p.register_hook(weighed_grad)
         return p
+
     weighed = map_tensors(weigh, pred)
-    if not found: raise TypeError(f'weigh_grads: got predictions that are a {type(pred).__name__}, wanted a tensor, or tensors in tuples, '
-        'lists and dicts, to weigh the items by.')
-    return weighed
+    if found: return weighed
+    raise TypeError(refusal('weigh_grads', f'predictions that are a {type(pred).__name__}',
+        'a tensor, or tensors in tuples, lists and dicts, to weigh the items by'))
 
 # %% ../../nbs/core/02_losses.ipynb #f043d30d
 class ItemLoss:
@@ -321,11 +399,18 @@ class ItemLoss:
         item_loss, # A function `(pred, *yb)` that returns one number for each item
         loss_func=None, # The learner's own, which tells the scores of classes where these are
     ):
-        if not callable(item_loss): raise TypeError(f'item_loss: got {item_loss!r}, wanted a function `(pred, *yb)` that returns one number for each item.')
+        if not callable(item_loss):
+            wanted = 'a function `(pred, *yb)` that returns one number for each item'
+            raise TypeError(refusal('item_loss', repr(item_loss), wanted))
         self.item_loss,self.of_classes = item_loss,loss_func
-    def __call__(self, pred, *yb)->Tensor:
+
+    def __call__(self,
+        pred, # What the model predicts for the batch
+        *yb, # Targets, as the loss function takes them
+    )->Tensor: # Shape (bs,); raises a `ValueError` if it has another
         "One loss per item"
-        losses,n = self.item_loss(pred, *yb),n_items(yb or pred)
+        losses = self.item_loss(pred, *yb)
+        n = n_items(yb or pred)
         if getattr(losses, 'shape', None)==(n,): return losses
-        raise ValueError(f"item_loss: {getattr(self.item_loss, '__name__', self.item_loss)} returned {type(losses).__name__} of shape "
-            f"{tuple(getattr(losses, 'shape', ()))}, wanted one number for each of {n} items, shape ({n},).")
+        got = f'a {type(losses).__name__} of shape {_shape(losses)} from {_name(self.item_loss)}'
+        raise ValueError(refusal('item_loss', got, f'one number for each of {n} items, shape ({n},)'))

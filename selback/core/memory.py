@@ -9,39 +9,63 @@ __all__ = ['ItemMemory']
 import torch
 from torch import Tensor
 
-from .checks import check_range
+from .checks import check_range, refusal
 from .batches import sum_dtype
 
 # %% ../../nbs/core/06_memory.ipynb #64c9128b
+def _may_repeat(idx):
+    "Has an item several rows? A GPU is not asked, or it would have to finish first: it may have"
+    if not idx.is_cpu: return True
+    rows = idx.tolist()
+    return len(set(rows))<len(rows)
+
 def _row_by_row(idx, losses, past, ema):
     "Sorted rows; for each the last loss of its item, and the smoothed loss of the item before that one"
     at,order = idx.sort(stable=True)
-    losses,past,row = losses[order],past[order],torch.arange(len(idx), device=idx.device)
-    first,last = torch.searchsorted(at, at),torch.searchsorted(at, at, right=True)-1
-    new = past.isnan()
-    weight = torch.where(new & (row==first), 1., 1-ema)*ema**(last-1-row)
+    losses,past = losses[order],past[order]
+    row = torch.arange(len(idx), device=idx.device)
+    first = torch.searchsorted(at, at) # row of the same item
+    last = torch.searchsorted(at, at, right=True)-1
+    is_new = past.isnan()
+
+    weight = torch.where(is_new & (row==first), 1., 1-ema)*ema**(last-1-row)
     earlier = torch.where(row<last, weight*losses, 0.).to(sum_dtype(losses)) # in which sums of any order round alike
-    smooth = torch.zeros_like(earlier).index_add_(0, first, earlier)[first] + torch.where(new & (first<last), 0., past*ema**(last-first))
-    return at,losses[last],smooth.to(losses)
+    of_rows = torch.zeros_like(earlier).index_add_(0, first, earlier)[first]
+    of_past = torch.where(is_new & (first<last), 0., past*ema**(last-first))
+    return at,losses[last],(of_rows+of_past).to(losses)
 
 # %% ../../nbs/core/06_memory.ipynb #1ba5f6a5
 class ItemMemory:
-    "The last loss, a smoothed loss, the ages in epochs of a look and of a step, and how often seen and picked, of each dataset item"
-    fields = dict(loss=torch.float32, ewma=torch.float32, age=torch.int16, rested=torch.int16, seen=torch.int32, picked=torch.int32)
+    "Of each dataset item: its last loss, a smoothed one, how long ago it was seen and picked, and how often"
+    fields = dict(
+        loss=torch.float32, # the last
+        ewma=torch.float32, # smoothed
+        age=torch.int16, # epochs since a look at it
+        rested=torch.int16, # epochs since it trained
+        seen=torch.int32, # how often its loss was noted
+        picked=torch.int32) # how often it trained
+
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
         guard:bool=False, # Remember how long the loss of an item has been among the highest, in 3 bytes more?
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
-        if check_range('ema', ema, 0, 1)==1: raise ValueError('ema: got 1, wanted a number below 1.')
-        self.ema,self.epochs = ema,0 # how often it got older
-        self.fields = self.fields | (dict(streak=torch.int16, looked=torch.bool) if guard else {})
-        for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(check_range('n', n, 1), dtype=dtype, device=device))
+        if check_range('ema', ema, 0, 1)==1: raise ValueError(refusal('ema', 1, 'a number below 1'))
+        n = check_range('n', n, 1)
+        self.ema = ema
+        self.epochs = 0 # how often it got older
+        if guard: self.fields = self.fields | dict(streak=torch.int16, looked=torch.bool)
+        for name,dtype in self.fields.items(): setattr(self, name, torch.zeros(n, dtype=dtype, device=device))
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self.loss.fill_(float('nan'))
         self.ewma.fill_(float('nan'))
+
     def __len__(self): return len(self.loss)
+
+    @property
+    def _is_guarded(self): return 'streak' in self.fields
+
     def note(self,
         idx:Tensor, # Dataset indices, int64, shape (n,); an item may have several rows
         losses:Tensor, # Their losses, shape (n,)
@@ -50,49 +74,64 @@ class ItemMemory:
         again:bool=False, # Was the item noted in this epoch before? It is then neither counted nor smoothed again
     ):
         "Remember the losses of some items, row by row"
-        losses,past,at,one = losses.detach().to(self.loss),None,idx,self._one.expand(len(idx))
-        if not idx.is_cpu or len(set(rows := idx.tolist()))<len(rows): # a GPU is not asked, or it would have to finish first
-            at,losses,past = _row_by_row(idx, losses, self.ewma.index_select(0, idx), self.ema)
+        at,losses = idx,losses.detach().to(self.loss)
+        one = self._one.expand(len(idx))
+        may_repeat = _may_repeat(idx)
+        past = self.ewma.index_select(0, idx) if may_repeat or not again else None
+        if may_repeat: at,losses,past = _row_by_row(idx, losses, past, self.ema)
+
         if not again:
-            if past is None: past = self.ewma.index_select(0, idx)
-            self.ewma.index_copy_(0, at, torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema)))
+            smooth = torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema))
+            self.ewma.index_copy_(0, at, smooth)
             self.seen.index_add_(0, idx, one)
         self.loss.index_copy_(0, at, losses)
         if picked:
             self.picked.index_add_(0, idx, one)
-            self.rested.index_fill_(0, idx, 0) # epochs since it trained
+            self.rested.index_fill_(0, idx, 0)
         if fresh: self.age.index_fill_(0, idx, 0)
-        if 'looked' in self.fields: self.looked.index_fill_(0, idx, True)
+        if self._is_guarded: self.looked.index_fill_(0, idx, True)
+
     def next_epoch(self,
-        noise_quantile:float|None=None, # Losses above this quantile are among the highest, if the guard is on
+        noise_quantile:float|None=None, # Losses above it are among the highest, if the guard is on; None: none are
     ):
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
         self.rested += 1
         self.epochs += 1
-        if noise_quantile is None or 'streak' not in self.fields: return
-        known = self.loss[self.loss.isfinite()]
+        if noise_quantile is not None and self._is_guarded: self._count_streaks(noise_quantile)
+
+    def _count_streaks(self, noise_quantile):
+        "For how many looks in a row each loss has been among the highest"
+        is_known = self.loss.isfinite()
+        known = self.loss[is_known]
         if not len(known): return
+
         limit = known.kthvalue(max(1, round(noise_quantile*len(known)))).values
-        streak = torch.where((self.loss>limit) & self.loss.isfinite(), self.streak+1, 0)
+        streak = torch.where((self.loss>limit) & is_known, self.streak+1, 0)
         self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
         self.looked.zero_()
+
     @property
     def suspects(self)->Tensor: # A mask, shape (n,)
         "The items whose loss has been among the highest in three epochs that looked at it"
-        return self.streak>=3 if 'streak' in self.fields else torch.zeros_like(self.loss, dtype=torch.bool)
+        return self.streak>=3 if self._is_guarded else torch.zeros_like(self.loss, dtype=torch.bool)
+
     def frame(self): # A DataFrame with a row for each item
         "What is remembered, as a DataFrame"
         import pandas as pd # here, since nothing else needs it
         return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in self.fields})
+
     def state_dict(self):
         "What to save"
         return {name: getattr(self, name).clone() for name in self.fields}
+
     def load_state_dict(self,
         state, # As `state_dict` returned it, of as many items
     ):
         "Remember what was saved"
+        n = len(self)
         for name in set(self.fields) & set(state):
-            if len(state[name])!=len(self):
-                raise ValueError(f'ItemMemory: got a state of {len(state[name])} items, wanted {len(self)}, as in the dataset.')
-            getattr(self, name).copy_(state[name])
+            saved = state[name]
+            if len(saved)!=n:
+                raise ValueError(refusal('ItemMemory', f'a state of {len(saved)} items', f'{n}, as in the dataset'))
+            getattr(self, name).copy_(saved)

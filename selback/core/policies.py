@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_range
 from .batches import sum_dtype
+from .checks import check_range, refusal
 
 # %% ../../nbs/core/04_policies.ipynb #2b26d0f1
 class Chosen(NamedTuple):
@@ -25,18 +25,23 @@ class Chosen(NamedTuple):
     weight:Tensor|None = None # What each item's gradient is multiplied by, shape (kept,); None: 1
 
 # %% ../../nbs/core/04_policies.ipynb #c0ffee02
+def _in_words(o, name):
+    if not isinstance(o, Tensor): return type(o).__name__
+    return f'{name} of {o.dtype} and shape {tuple(o.shape)}'
+
 def check_chosen(
     chosen, # What a method returned
     source:str, # Its name, for the message
 )->Chosen: # `chosen`; raises a `TypeError` if it is something else
     "Check what a method of one's own chooses"
     rows,weight = getattr(chosen, 'rows', None),getattr(chosen, 'weight', None)
-    def words(o, name): return f'{name} of {o.dtype} and shape {tuple(o.shape)}' if isinstance(o, Tensor) else type(o).__name__
     if not isinstance(rows, Tensor) or rows.dtype!=torch.int64 or rows.ndim!=1:
-        raise TypeError(f"{source}: got {words(chosen, 'a tensor') if rows is None else words(rows, 'Chosen with rows')}, wanted Chosen(rows) with row numbers, int64, of shape (kept,).")
-    if weight is not None and (not isinstance(weight, Tensor) or weight.shape!=rows.shape):
-        raise TypeError(f"{source}: got {words(weight, 'a weight')}, wanted one of shape ({len(rows)},), a number for each row, or None.")
-    return chosen
+        got = _in_words(chosen, 'a tensor') if rows is None else _in_words(rows, 'Chosen with rows')
+        raise TypeError(refusal(source, got, 'Chosen(rows) with row numbers, int64, of shape (kept,)'))
+
+    if weight is None or isinstance(weight, Tensor) and weight.shape==rows.shape: return chosen
+    wanted = f'one of shape ({len(rows)},), a number for each row, or None'
+    raise TypeError(refusal(source, _in_words(weight, 'a weight'), wanted))
 
 # %% ../../nbs/core/04_policies.ipynb #fadd0b8d
 def round_up(
@@ -53,16 +58,21 @@ def _share_of(n, share): return max(1, int(n*share+1e-9)) # .29*100 is 28.999999
 # %% ../../nbs/core/04_policies.ipynb #43b82b95
 def _first(order, count, multiple_of):
     "The first `count` of the items in `order`, rounded up, in batch order"
-    return Chosen(order[:round_up(count, check_range('multiple_of', multiple_of, 1, whole=True), len(order))].sort().values)
+    multiple_of = check_range('multiple_of', multiple_of, 1, whole=True)
+    count = round_up(count, multiple_of, len(order))
+    return Chosen(order[:count].sort().values)
 
-def _hardest_first(scores): return scores.nan_to_num(math.inf, math.inf, math.inf)
+def _unknown_highest(scores):
+    "The scores, those that are not finite as infinity"
+    return scores.nan_to_num(math.inf, math.inf, math.inf)
 
 # %% ../../nbs/core/04_policies.ipynb #3bad3ad6
 def _count_to_share(losses, share):
     "How many of the sorted `losses` make up a `share` of their sum; all if that is not a positive number"
-    total = losses.cpu().double().cumsum(0).tolist() # a GPU waits here
-    enough = total[-1]*share*(1-1e-6)
-    return next(i for i,t in enumerate(total, 1) if t>=enough) if 0<total[-1]<math.inf else len(total)
+    sums = losses.cpu().double().cumsum(0).tolist() # a GPU waits here
+    if not 0<sums[-1]<math.inf: return len(sums)
+    enough = sums[-1]*share*(1-1e-6)
+    return next(n for n,loss in enumerate(sums, 1) if loss>=enough)
 
 # %% ../../nbs/core/04_policies.ipynb #77ad53b6
 def loss_share(
@@ -74,10 +84,12 @@ def loss_share(
     "The smallest set of highest-loss items that makes up at least `min_loss_perc` of the loss"
     check_range('min_loss_perc', min_loss_perc, 0, 1)
     check_range('min_sample_perc', min_sample_perc, 0, 1)
-    if not min_loss_perc and not min_sample_perc: raise ValueError('min_loss_perc and min_sample_perc: got 0 for both, wanted one above 0.')
+    if not min_loss_perc and not min_sample_perc:
+        raise ValueError(refusal('min_loss_perc and min_sample_perc', '0 for both', 'one above 0'))
+
     losses,order = scores.sort(descending=True)
-    n,count = len(scores),math.ceil(len(scores)*min_sample_perc-1e-9)
-    if min_loss_perc==1: count = n
+    count = math.ceil(len(scores)*min_sample_perc-1e-9)
+    if min_loss_perc==1: count = len(scores)
     elif min_loss_perc: count = max(count, _count_to_share(losses, min_loss_perc))
     return _first(order, count, multiple_of)
 
@@ -87,9 +99,12 @@ def mid_rank(
     history:Tensor, # The sample, shape (n,); entries that are not finite don't count
 )->Tensor: # Values between 0 and 1, shape (bs,)
     "The empirical CDF of `history` at `scores`, with ties counted half"
-    known,ordered = history.isfinite().sum(),_hardest_first(history).sort().values
-    less,up_to = (torch.searchsorted(ordered, scores.to(ordered.dtype), right=r) for r in (False,True))
-    return (less+up_to)/(2*known)
+    n_known = history.isfinite().sum()
+    ordered = _unknown_highest(history).sort().values
+    scores = scores.to(ordered.dtype)
+    less = torch.searchsorted(ordered, scores)
+    up_to = torch.searchsorted(ordered, scores, right=True)
+    return (less+up_to)/(2*n_known)
 
 # %% ../../nbs/core/04_policies.ipynb #0cbbc9a6
 def cdf_power(
@@ -100,7 +115,8 @@ def cdf_power(
     multiple_of:int=1, # The count is rounded up to a multiple of this
 )->Chosen: # The whole batch if a score is not finite
     "Each item with probability CDF(score)^beta (Jiang et al. 2019, section 3.1)"
-    prob = mid_rank(scores, history)**check_range('beta', beta, 0)
+    check_range('beta', beta, 0)
+    prob = mid_rank(scores, history)**beta
     odds = torch.rand(len(scores), generator=generator, device=scores.device)/prob
     count = torch.where(scores.isfinite().all(), (odds<1).sum(), len(scores))
     return _first(odds.argsort(), int(count), multiple_of)
@@ -120,9 +136,11 @@ class History:
         "Add `scores`, which replace the oldest"
         if self.values is None: self.values = scores.new_full((self.size,), math.inf)
         self.values = self.values.to(scores.device)
-        new = _hardest_first(scores.detach()[-self.size:])
-        fit = min(len(new), self.size-self.at)
-        self.values[self.at:self.at+fit],self.values[:len(new)-fit] = new[:fit],new[fit:]
+
+        new = _unknown_highest(scores.detach()[-self.size:])
+        n_fit = min(len(new), self.size-self.at)
+        self.values[self.at:self.at+n_fit] = new[:n_fit]
+        self.values[:len(new)-n_fit] = new[n_fit:] # the others from the start
         self.at = (self.at+len(new))%self.size
         return self.values
 
@@ -135,13 +153,15 @@ class History:
         return dict(at=self.at, values=None if self.values is None else self.values.clone())
 
     def load_state_dict(self,
-        state, # As `state_dict` returned it
+        state:dict, # As `state_dict` returned it
     ):
         "Go on with saved scores"
         values = state['values']
         if values is not None and len(values)!=self.size:
-            raise ValueError(f'History: got a state of {len(values)} scores, wanted {self.size}; use the same hist_size.')
-        self.at,self.values = state['at'],None if values is None else values.clone()
+            got = f'a state of {len(values)} scores'
+            raise ValueError(refusal('History', got, self.size, 'use the same hist_size'))
+        self.at = state['at']
+        self.values = None if values is None else values.clone()
 
 # %% ../../nbs/core/04_policies.ipynb #52bf33a1
 class Draws:
@@ -150,25 +170,37 @@ class Draws:
         seed:int|None=None, # Of the draws; None: PyTorch's
     ):
         self.seed = None if seed is None else check_range('seed', seed, 0, 2**63-1, whole=True)
-        self._generator,self._device,self._saved = None,None,None
+        self._generator,self._device = None,None
+        self._saved = None # the state that a new generator goes on from
+
     def on(self,
         device='cpu', # Where it draws
     )->torch.Generator:
         "The generator for a device"
         device = torch.device(device) # a generator's own has an index, 'cuda:0' for 'cuda'
         if self._generator is None or self._device!=device:
-            seed = torch.initial_seed() if self.seed is None else self.seed
-            self._generator,self._device = torch.Generator(device).manual_seed(seed ^ 0x5e1bac),device # not the stream that training draws from
-            if self._saved is not None and len(self._saved)==len(self._generator.get_state()): self._generator.set_state(self._saved) # that of another kind of device says nothing here
+            self._generator,self._device = self._made(device),device
         return self._generator
+
+    def _made(self, device):
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        generator = torch.Generator(device).manual_seed(seed ^ 0x5e1bac) # not the stream that training draws from
+        if self._saved is None: return generator
+
+        is_of_this_kind = len(self._saved)==len(generator.get_state())
+        if is_of_this_kind: generator.set_state(self._saved) # one of another kind of device says nothing here
+        return generator
+
     def state_dict(self):
         "What to save"
         return dict(state=self._saved if self._generator is None else self._generator.get_state())
+
     def load_state_dict(self,
-        state, # As `state_dict` returned it
+        state:dict, # As `state_dict` returned it
     ):
         "Go on with saved draws"
         self._generator,self._saved = None,state['state']
+
     def __getstate__(self): return self.__dict__ | dict(_generator=None, _saved=None)
 
 # %% ../../nbs/core/04_policies.ipynb #096f18f4
@@ -179,8 +211,10 @@ def rank_sample(
     multiple_of:int=1, # The count is rounded up to a multiple of this
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "A draw without replacement, weighted by rank (Composer's selective backprop)"
-    n,power = len(scores),1/check_range('keep', keep, 0, 1, above=True)-1
-    rank = _hardest_first(scores).argsort().argsort()
+    check_range('keep', keep, 0, 1, above=True)
+    n = len(scores)
+    power = 1/keep-1
+    rank = _unknown_highest(scores).argsort().argsort()
     noise = -torch.rand(n, generator=generator, device=scores.device).log()
     keys = power*((rank+.5)/n).log() - noise.log()
     return _first(keys.argsort(descending=True), _share_of(n, keep), multiple_of)
@@ -192,8 +226,9 @@ def top_k(
     multiple_of:int=1, # The count is rounded up to a multiple of this
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "The items with the highest scores"
-    count = _share_of(len(scores), check_range('keep', keep, 0, 1, above=True))
-    return _first(_hardest_first(scores).argsort(descending=True), count, multiple_of)
+    check_range('keep', keep, 0, 1, above=True)
+    hardest_first = _unknown_highest(scores).argsort(descending=True)
+    return _first(hardest_first, _share_of(len(scores), keep), multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #b807aeb8
 def top_and_bottom(
@@ -204,13 +239,17 @@ def top_and_bottom(
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1, and `int(also_bottom*bs)`
     "The items with the highest and those with the lowest scores"
     check_range('keep', keep, 0, 1, above=True)
-    if keep+check_range('also_bottom', also_bottom, 0, 1)>1+1e-9:
-        raise ValueError(f'keep and also_bottom: got {keep} and {also_bottom}, wanted a sum of at most 1.')
-    order,n = _hardest_first(scores).argsort(descending=True),len(scores)
-    top,bottom = _share_of(n, keep),int(n*also_bottom+1e-9)
-    bottom = min(bottom, n-top)
-    from_top = torch.cat([order[:top], order[n-bottom:], order[top:n-bottom]])
-    return _first(from_top, top+bottom, multiple_of)
+    check_range('also_bottom', also_bottom, 0, 1)
+    if keep+also_bottom>1+1e-9:
+        raise ValueError(refusal('keep and also_bottom', f'{keep} and {also_bottom}', 'a sum of at most 1'))
+
+    n = len(scores)
+    n_top = _share_of(n, keep)
+    n_bottom = min(int(n*also_bottom+1e-9), n-n_top)
+    hardest_first = _unknown_highest(scores).argsort(descending=True)
+    top,bottom = hardest_first[:n_top],hardest_first[n-n_bottom:]
+    middle = hardest_first[n_top:n-n_bottom]
+    return _first(torch.cat([top, bottom, middle]), n_top+n_bottom, multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #e7ef0455
 def random_k(
@@ -220,8 +259,9 @@ def random_k(
     multiple_of:int=1, # The count is rounded up to a multiple of this
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "A uniformly random subset"
+    check_range('keep', keep, 0, 1, above=True)
     order = torch.rand(len(scores), generator=generator, device=scores.device).argsort()
-    return _first(order, _share_of(len(scores), check_range('keep', keep, 0, 1, above=True)), multiple_of)
+    return _first(order, _share_of(len(scores), keep), multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #d7f91d43
 def importance_sample(
@@ -230,15 +270,21 @@ def importance_sample(
     correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
 )->Chosen: # With replacement, so with repeats; uniform where the scores are not positive numbers
-    "Items drawn in proportion to their score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)"
+    "Items drawn by score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)"
     check_range('correct', correct, 0)
+    count = check_range('count', count, 1, whole=True)
+
     total = scores.sum()
-    usable = total.isfinite() & (total>0) & (scores>=0).all()
-    p = torch.where(usable, scores/total, 1/len(scores))
-    rows = torch.multinomial(p, check_range('count', count, 1, whole=True), replacement=True, generator=generator).sort().values
+    is_usable = total.isfinite() & (total>0) & (scores>=0).all()
+    prob = torch.where(is_usable, scores/total, 1/len(scores))
+    rows = torch.multinomial(prob, count, replacement=True, generator=generator).sort().values
     if not correct: return Chosen(rows)
-    weight,drawn = 1/(len(scores)*p[rows]),p[rows]
-    return Chosen(rows, weight if correct==1 else weight**correct * (weight*drawn).sum()/(weight**correct*drawn).sum())
+
+    drawn = prob[rows]
+    weight = 1/(len(scores)*drawn)
+    if correct==1: return Chosen(rows, weight)
+    softened = weight**correct
+    return Chosen(rows, softened * (weight*drawn).sum()/(softened*drawn).sum())
 
 # %% ../../nbs/core/04_policies.ipynb #1d73268b
 def variance_gain(
@@ -250,6 +296,18 @@ def variance_gain(
     return torch.where(gain.isfinite() & (scores>=0).all(), gain, 1.)
 
 # %% ../../nbs/core/04_policies.ipynb #7735a85c
+def _probabilities(inclusion, loss):
+    "What `inclusion` says of finite losses, as float32; raises an error if these are no probabilities"
+    prob = inclusion(loss)
+    if not isinstance(prob, Tensor) or prob.shape!=loss.shape:
+        got = tuple(prob.shape) if isinstance(prob, Tensor) else type(prob).__name__
+        raise TypeError(refusal('inclusion', got, f'a tensor with a probability for each of {len(loss)} losses'))
+
+    prob = prob.to(loss)
+    if not bool(((prob>=0) & (prob<=1)).all()):
+        raise ValueError(refusal('inclusion', f'probabilities from {prob.min():g} to {prob.max():g}', '0 to 1'))
+    return prob
+
 def include(
     loss:Tensor, # The last loss of each item, shape (n,); items without a finite one are included
     inclusion, # A function of finite losses, shape (m,), that returns their probabilities, between 0 and 1
@@ -258,13 +316,11 @@ def include(
     due:Tensor|None=None, # Items that are included whatever their loss, a mask of shape (n,)
 )->Chosen: # In the order of the items
     "Each item with a probability of its own, without replacement"
-    prob,known = torch.ones_like(loss, dtype=torch.float32),loss.isfinite()
-    found = inclusion(loss[known].float())
-    if not isinstance(found, Tensor) or found.shape!=loss[known].shape:
-        raise TypeError(f'inclusion: got {tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__}, wanted a tensor with a probability for each of {int(known.sum())} losses.')
-    prob[known] = found.to(prob)
-    if not bool(((prob>=0) & (prob<=1)).all()): raise ValueError(f'inclusion: got probabilities from {prob.min():g} to {prob.max():g}, wanted 0 to 1.')
+    known = loss.isfinite()
+    prob = torch.ones_like(loss, dtype=torch.float32)
+    prob[known] = _probabilities(inclusion, loss[known].float())
     if due is not None: prob[due] = 1.
+
     order = torch.randperm(len(loss), generator=generator, device=loss.device)
     start = torch.rand(1, generator=generator, device=loss.device)
     passed = torch.cat([start, prob[order]]).to(sum_dtype(prob)).cumsum(0).floor()
@@ -286,14 +342,19 @@ def step_inclusion(
 )->Tensor: # 1-drop or 1, shape (n,)
     "A share of the easiest items, those with a mid-rank below `quantile`, is less likely than all others"
     check_range('quantile', quantile, 0, 1)
-    return torch.where(mid_rank(loss, loss)<quantile, 1-check_range('drop', drop, 0, 1), 1.)
+    check_range('drop', drop, 0, 1)
+    return torch.where(mid_rank(loss, loss)<quantile, 1-drop, 1.)
+
+def _check_prune(prune):
+    "Check that something is left of what is pruned"
+    if check_range('prune', prune, 0, 1)==1: raise ValueError(refusal('prune', '1', 'a number below 1'))
 
 def mean_inclusion(
     loss:Tensor, # One finite loss per item, shape (n,)
     prune:float=.5, # Share of the easy items that is left out, at least 0 and below 1
 )->Tensor: # 1-prune or 1, shape (n,)
     "Items with a loss below the mean are less likely than all others (Qin et al. 2024, InfoBatch)"
-    if check_range('prune', prune, 0, 1)==1: raise ValueError('prune: got 1, wanted a number below 1.')
+    _check_prune(prune)
     return torch.where(loss<loss.mean(dtype=sum_dtype(loss)), 1-prune, 1.) # equal ones are never below their mean
 
 # %% ../../nbs/core/04_policies.ipynb #10cd66bb
@@ -301,7 +362,7 @@ def prune_easy(
     scores:Tensor, # One loss per item, shape (n,); items that were never seen (NaN) are kept
     prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
-)->Chosen: # `(1-prune)*easy` of the easy items, rounded at random, with weight 1/(1-prune), and all others, with weight 1
+)->Chosen: # `(1-prune)*easy` of the easy items, rounded at random, of weight 1/(1-prune), and all others, of weight 1
     "All items but a random share of those below the mean loss (Qin et al. 2024, InfoBatch)"
     return include(scores, lambda loss: mean_inclusion(loss, prune), 1., generator)
 
@@ -312,19 +373,25 @@ def loss_groups(
 )->Tensor: # The group of each item, from 0, the easiest, without a gap; shape (n,)
     "Groups of similar losses: k-means that begins at evenly spaced quantiles"
     if not len(loss): return loss.long()
-    ordered,n = loss.sort().values.to(sum_dtype(loss)),len(loss)
-    sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+    n = len(loss)
     n_groups = min(check_range('n_groups', n_groups, 1, whole=True), n)
-    means = ordered[(2*torch.arange(n_groups, device=loss.device)+1)*n//(2*n_groups)].unique()
+    ordered = loss.sort().values.to(sum_dtype(loss))
+    sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+
+    quantiles = (2*torch.arange(n_groups, device=loss.device)+1)*n//(2*n_groups)
+    means = ordered[quantiles].unique()
     for _ in range(100): # hardly ever more than ten
-        inner = torch.searchsorted(ordered, (means[1:]+means[:-1])/2, right=True)
-        ends = torch.cat([inner.new_tensor([0,n]), inner]).unique()
-        means,before = sums[ends].diff()/ends.diff(),means
+        middles = (means[1:]+means[:-1])/2
+        cuts = torch.searchsorted(ordered, middles, right=True)
+        ends = torch.cat([cuts.new_tensor([0,n]), cuts]).unique()
+        before = means
+        means = sums[ends].diff()/ends.diff()
         if torch.equal(means, before): break
     return torch.searchsorted(ordered[ends[1:-1]], loss.to(ordered.dtype), right=True)
 
+# %% ../../nbs/core/04_policies.ipynb #5b1f0a42
 def seta(
-    loss:Tensor, # One loss per item, shape (n,); one that is not finite, as of an item that never trained, counts as the highest
+    loss:Tensor, # One loss per item, shape (n,); not finite, as of one that never trained: counts as the highest
     epoch:int=0, # Which epoch it is: the window moves with it
     prune:float=.1, # Share of the items that is left out at random, at least 0 and below 1
     n_groups:int=5, # How many groups
@@ -332,13 +399,15 @@ def seta(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
 )->Chosen: # Positions, ascending, without weights
     "A random share of the items, of which a window of groups of similar losses is kept (Zhou et al. 2025, SeTa)"
-    check_range('prune', prune, 0, 1), check_range('window', window, 0, 1, above=True)
-    if prune==1: raise ValueError('prune: got 1, wanted a number below 1.')
-    rows = torch.rand(len(loss), generator=generator, device=loss.device).argsort()[:round((1-prune)*len(loss))].sort().values
+    _check_prune(prune)
+    check_range('window', window, 0, 1, above=True)
+    n_left = round((1-prune)*len(loss))
+    rows = torch.rand(len(loss), generator=generator, device=loss.device).argsort()[:n_left].sort().values
+    if not len(rows): return Chosen(rows)
+
     known,loss = loss.isfinite(),loss.float()
     highest = torch.where(known, loss, -math.inf).amax() if bool(known.any()) else 0.
     groups = loss_groups(torch.where(known, loss, highest)[rows], n_groups)
-    if not len(rows): return Chosen(rows)
     n_found = int(groups.amax())+1
     width = max(1, round(window*n_found))
     first = epoch%(n_found-width+1)
@@ -346,17 +415,27 @@ def seta(
 
 # %% ../../nbs/core/04_policies.ipynb #9ee1ce4f
 def priorities(
-    loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest; where some are negative, the lowest counts as 0
+    loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest
     alpha:float=.5, # Exponent of the loss: 0 is uniform
-)->Tensor: # Shape (n,), of sum 1, float64
+)->Tensor: # Shape (n,), of sum 1, float64; where some losses are negative, the lowest counts as 0
     "Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
     check_range('alpha', alpha, 0)
     known,loss = loss.isfinite(),loss.to(sum_dtype(loss))
-    if len(loss): loss = loss-torch.where(known, loss, 0).amin().clamp(max=0)
-    highest = torch.where(known, loss, 0).amax() if len(loss) else loss.sum()
-    weight = (torch.where(known, loss, highest)/torch.where(highest>0, highest, 1.))**alpha # of at most 1
+    if not len(loss): return loss
+
+    loss = loss-torch.where(known, loss, 0).amin().clamp(max=0)
+    highest = torch.where(known, loss, 0).amax()
+    relative = torch.where(known, loss, highest)/torch.where(highest>0, highest, 1.) # of at most 1
+    weight = relative**alpha
     total = weight.sum()
-    return torch.where(total>0, weight/total, 1/max(1, len(loss)))
+    return torch.where(total>0, weight/total, 1/len(loss))
+
+def _draw(prob, n, generator):
+    "`n` rows drawn in proportion to `prob`"
+    sums = prob.cumsum(0)
+    at = torch.rand(n, generator=generator, device=prob.device, dtype=prob.dtype)*sums[-1]
+    last = (prob>0).nonzero()[-1,0] # where rounding would pass the end
+    return torch.searchsorted(sums, at, right=True).clamp(max=last)
 
 def prioritized(
     loss:Tensor, # The last loss of each item, shape (n,)
@@ -365,16 +444,11 @@ def prioritized(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
 )->Chosen: # With replacement, so with repeats, in the order of the draws
     "Items drawn in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
-    p = priorities(loss, alpha)
-    if check_range('n', n, 0, whole=True) and not len(p): raise ValueError(f'prioritized: got no items to draw {n} from, wanted one at least.')
-    return Chosen(_draw(p, n, generator) if n else p.new_zeros(0, dtype=torch.int64))
-
-def _draw(p, n, generator):
-    "`n` rows drawn in proportion to `p`"
-    sums = p.cumsum(0)
-    at = torch.rand(n, generator=generator, device=p.device, dtype=p.dtype)*sums[-1]
-    last = (p>0).nonzero()[-1,0] # where rounding would pass the end
-    return torch.searchsorted(sums, at, right=True).clamp(max=last)
+    prob = priorities(loss, alpha)
+    n = check_range('n', n, 0, whole=True)
+    if not n: return Chosen(prob.new_zeros(0, dtype=torch.int64))
+    if not len(prob): raise ValueError(refusal('prioritized', f'no items to draw {n} from', 'one at least'))
+    return Chosen(_draw(prob, n, generator))
 
 # %% ../../nbs/core/04_policies.ipynb #26883b96
 def own_positions(
@@ -382,10 +456,16 @@ def own_positions(
     uniform:float, # Share of them that keep their item, 0 to 1
 )->Tensor: # A mask, shape (n,)
     "Which positions of an epoch keep the item of its own order"
-    passed = (torch.arange(n+1, dtype=torch.float64)*check_range('uniform', uniform, 0, 1)+1e-9).floor()
+    check_range('uniform', uniform, 0, 1)
+    passed = (torch.arange(n+1, dtype=torch.float64)*uniform+1e-9).floor()
     return passed.diff()>0
 
 # %% ../../nbs/core/04_policies.ipynb #aea98e20
+def _only(allowed, prob):
+    "Probabilities of those that are allowed only; evenly where these had none"
+    prob = torch.where((prob*allowed).sum()>0, prob, 1.)*allowed
+    return prob/prob.sum()
+
 def prioritized_epoch(
     loss:Tensor, # The last loss of the item at each position of the epoch's own order, shape (n,)
     alpha:float=.5, # Exponent of the loss: 0 is uniform
@@ -395,16 +475,20 @@ def prioritized_epoch(
     allowed:Tensor|None=None, # Which items may be drawn, a mask of shape (n,); None: all
 )->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws
     "An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)"
-    p,own = priorities(loss, alpha),own_positions(len(loss), uniform).to(loss.device)
-    if allowed is not None and bool(allowed.any()):
-        p = torch.where((p*allowed).sum()>0, p, 1.)*allowed
-        p = p/p.sum()
-    rows,n_drawn = torch.arange(len(loss), device=loss.device),int((~own).sum())
-    if n_drawn: rows[~own] = _draw(p, n_drawn, generator)
-    if not check_range('correct', correct, 0) or not n_drawn: return Chosen(rows)
-    q = own.sum()/len(p)**2+n_drawn/len(p)*p # how often an item comes on the average, as a share
-    weight = torch.where(q>0, len(p)*q, 1.)**-correct
-    return Chosen(rows, (weight/(q*weight).sum())[rows].float())
+    check_range('correct', correct, 0)
+    n,prob = len(loss),priorities(loss, alpha)
+    if allowed is not None and bool(allowed.any()): prob = _only(allowed, prob)
+
+    own = own_positions(n, uniform).to(loss.device)
+    n_drawn = int((~own).sum())
+    rows = torch.arange(n, device=loss.device)
+    if n_drawn: rows[~own] = _draw(prob, n_drawn, generator)
+    if not correct or not n_drawn: return Chosen(rows)
+
+    share = own.sum()/n**2+n_drawn/n*prob # how often an item comes on the average
+    weight = torch.where(share>0, n*share, 1.)**-correct
+    weight = weight/(share*weight).sum()
+    return Chosen(rows, weight[rows].float())
 
 # %% ../../nbs/core/04_policies.ipynb #0633a84d
 def at_least_two(
@@ -415,16 +499,24 @@ def at_least_two(
     "A single chosen item, and the hardest of the others that are allowed"
     rows,weight = chosen
     if len(rows)!=1 or len(scores)<2: return chosen
-    others = (torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed).index_fill(0, rows, False)
+
+    may_come = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
+    others = may_come.index_fill(0, rows, False)
     some = others.any()
-    company = torch.where(others, _hardest_first(scores), -math.inf).argmax()
-    company = torch.where(some, company, (rows+1)%len(scores))
+    hardest = torch.where(others, _unknown_highest(scores), -math.inf).argmax()
+    company = torch.where(some, hardest, (rows+1)%len(scores))
+
     if weight is not None: weight = torch.cat([2*weight, 0*weight]) # of a mean over two
     elif allowed is not None: weight = torch.stack([2-some.to(scores), some.to(scores)])
     rows,order = torch.cat([rows, company]).sort() # sequences are sorted by length
     return Chosen(rows, None if weight is None else weight[order])
 
 # %% ../../nbs/core/04_policies.ipynb #209ad8a8
+def _joined(rows, n_more, first, allowed):
+    "`rows` and others, which come by `first` (0 to 1, the highest first), those that are not allowed last"
+    first = (first+allowed).index_fill_(0, rows, -1.)
+    return torch.cat([rows, first.topk(n_more).indices]).sort().values
+
 def avoid_singleton_batch(
     rows:Tensor, # Positions of the items to load, int64, in their order
     allowed:Tensor, # Which of all items may be loaded, a mask of shape (n,)
@@ -435,16 +527,21 @@ def avoid_singleton_batch(
     losses:Tensor|None=None, # Of all items, shape (n,): where too few are chosen the hardest join; None: random ones
 )->Tensor: # Positions of two items at least for each process, and none left over unless all are loaded
     "The items to load without a batch that has a single one"
-    n,least = len(allowed),2*n_ranks
+    n = len(allowed)
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
-    is_over = each%bs==1 and len(rows)<n and not drop_last
-    wanted = min(max(least, each*n_ranks+1 if is_over else 0), n)
-    if is_over and len(rows)>=least and int(allowed.index_fill(0, rows, False).sum())<wanted-len(rows): return rows[:(each-1)*n_ranks]
-    if len(rows)>=wanted: return rows
+    is_one_over = each%bs==1 and len(rows)<n and not drop_last
+    are_few = len(rows)<2*n_ranks
+
+    wanted = max(2*n_ranks, each*n_ranks+1) if is_one_over else 2*n_ranks
+    n_more = min(wanted, n)-len(rows)
+    if is_one_over and not are_few:
+        n_others = int(allowed.index_fill(0, rows, False).sum())
+        if n_others<n_more: return rows[:(each-1)*n_ranks]
+    if n_more<=0: return rows
+
     first = torch.rand(n, generator=generator, device=allowed.device)
-    if losses is not None and len(rows)<least: first = losses.argsort().argsort()/n
-    first = (first+allowed).index_fill_(0, rows, -1.)
-    return torch.cat([rows, first.topk(wanted-len(rows)).indices]).sort().values
+    if are_few and losses is not None: first = losses.argsort().argsort()/n
+    return _joined(rows, n_more, first, allowed)
 
 # %% ../../nbs/core/04_policies.ipynb #c0ffee42
 def whole_batches(
@@ -457,10 +554,12 @@ def whole_batches(
     "The items to load where the loader leaves out a last batch that is not full"
     n_over = len(rows)%bs
     if not n_over: return rows
+
     free = torch.arange(len(rows), device=rows.device) if due is None else (~due[rows]).nonzero()[:,0]
     if len(free)>=n_over:
         stays = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, free[-n_over:], False)
         return rows[stays]
-    first = (torch.rand(len(allowed), generator=generator, device=allowed.device)+allowed).index_fill_(0, rows, -1.)
+
     n_more = min(bs-n_over, len(allowed)-len(rows))
-    return torch.cat([rows, first.topk(n_more).indices]).sort().values
+    first = torch.rand(len(allowed), generator=generator, device=allowed.device)
+    return _joined(rows, n_more, first, allowed)

@@ -6,7 +6,7 @@
 __all__ = ['schedule_points', 'Window', 'ends_by', 'value_at', 'check_schedule']
 
 # %% ../../nbs/core/05_schedules.ipynb #7d6d3898
-from .checks import check_range
+from .checks import check_range, refusal
 
 # %% ../../nbs/core/05_schedules.ipynb #0df74039
 class Window:
@@ -17,11 +17,12 @@ class Window:
         warmup:int=1, # Epochs of full batches, counted after the callback is attached
         interrupt:int=0, # One full batch in every so many; 0: never
     ):
-        check_range('start', start, 0, 1)
-        check_range('end', end, 0, 1)
-        if start>=end: raise ValueError(f'start and end: got {start} and {end}, wanted start below end.')
-        if interrupt==1: raise ValueError('interrupt: got 1, which makes every batch full; wanted 0 (no interruption) or at least 2.')
-        self.start,self.end,self.interrupt = start,end,check_range('interrupt', interrupt, 0, whole=True)
+        self.start,self.end = check_range('start', start, 0, 1),check_range('end', end, 0, 1)
+        if start>=end: raise ValueError(refusal('start and end', f'{start} and {end}', 'start below end'))
+        if interrupt==1:
+            got = '1, which makes every batch full'
+            raise ValueError(refusal('interrupt', got, '0 (no interruption) or at least 2'))
+        self.interrupt = check_range('interrupt', interrupt, 0, whole=True)
         self.warmup = check_range('warmup', warmup, 0, whole=True)
         self.also = '' # what else a method asks for, in words
 
@@ -31,7 +32,9 @@ class Window:
         "Say what else a method asks for"
         self.also = f', {words}'
 
-    def __str__(self): return f'after warmup={self.warmup} epoch(s), counted over fits, and from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
+    def __str__(self):
+        after = f'after warmup={self.warmup} epoch(s), counted over fits'
+        return f'{after}, and from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done
@@ -39,8 +42,9 @@ class Window:
         batch:int=0, # Number of the batch in its epoch, from 0
     )->bool: # Select from this batch?
         "Is it time to select?"
-        full = self.interrupt and (batch+1)%self.interrupt==0
-        return epochs>=self.warmup and self.start<=pct and (pct<self.end or self.end==1) and not full
+        is_full = self.interrupt and (batch+1)%self.interrupt==0
+        is_before_end = pct<self.end or self.end==1
+        return epochs>=self.warmup and self.start<=pct and is_before_end and not is_full
 
 # %% ../../nbs/core/05_schedules.ipynb #c7b09b05
 def ends_by(
@@ -50,7 +54,8 @@ def ends_by(
     n_epoch:int, # Epochs of the fit, of which a budget leaves most undone
 )->bool:
     "Will an epoch be over by then, if it is as long as those before it were?"
-    return min(1., pct+(pct/epoch if epoch else 1/n_epoch))<=share+1e-9
+    one_epoch = pct/epoch if epoch else 1/n_epoch
+    return min(1., pct+one_epoch)<=share+1e-9
 
 # %% ../../nbs/core/05_schedules.ipynb #5a589e12
 def value_at(
@@ -69,6 +74,9 @@ def check_schedule(
     **kwargs
 ): # `value`; raises as `check_range` does
     "Check that a number, or each number of a schedule, is in its range"
-    for pct in schedule_points if callable(value) else [0.]:
-        check_range(f'{name} at {pct:.0%} of the fit' if callable(value) else name, value_at(value, pct), *args, **kwargs)
+    if not callable(value):
+        check_range(name, value, *args, **kwargs)
+        return value
+    for pct in schedule_points:
+        check_range(f'{name} at {pct:.0%} of the fit', value_at(value, pct), *args, **kwargs)
     return value

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .checks import refusal
 from .losses import item_losses
 
 # %% ../../nbs/core/03_scores.ipynb #5cfd8101
 def _check_classes(score, pred, axis):
-    if pred.ndim<2 or pred.shape[axis]<2: raise ValueError(f'{score}_score: got predictions of shape {tuple(pred.shape)}, wanted '
-        f"logits of two or more classes along axis {axis}; use score='loss'.")
+    if pred.ndim>=2 and pred.shape[axis]>=2: return
+    raise ValueError(refusal(f'{score}_score', f'predictions of shape {tuple(pred.shape)}',
+        f'logits of two or more classes along axis {axis}', "use score='loss'"))
 
 def entropy_score(
     pred, # Logits, with the classes along `axis`, shape (bs, classes, ...)
@@ -27,7 +29,8 @@ def entropy_score(
 )->Tensor: # One entropy per item in nats, shape (bs,)
     "The entropy of each item's predicted distribution, which needs no label"
     pred = pred.float()
-    if multi_label: entropy = pred.sigmoid()*F.softplus(-pred) + (-pred).sigmoid()*F.softplus(pred)
+    if multi_label:
+        entropy = pred.sigmoid()*F.softplus(-pred) + (-pred).sigmoid()*F.softplus(pred)
     else:
         _check_classes('entropy', pred, axis)
         log_p = pred.log_softmax(axis)
@@ -43,7 +46,8 @@ def margin_score(
 )->Tensor: # Between 0 and 1, shape (bs,)
     "One less the lead of the most probable class over the second"
     pred = pred.float()
-    if multi_label: lead = (2*pred.sigmoid()-1).abs()
+    if multi_label:
+        lead = (2*pred.sigmoid()-1).abs()
     else:
         _check_classes('margin', pred, axis)
         first,second = pred.softmax(axis).topk(2, axis).values.unbind(axis)
@@ -57,8 +61,10 @@ def grad_bound_score(
     *yb, # Targets
 )->Tensor: # Norms, shape (bs,)
     "The norm of each item's gradient at its prediction (Katharopoulos and Fleuret 2018, section 3.2)"
-    if not isinstance(pred, Tensor): raise ValueError(f"score='grad_bound': got predictions that are a {type(pred).__name__}, wanted a "
-        "tensor; use score='loss'.")
+    if not isinstance(pred, Tensor):
+        got = f'predictions that are a {type(pred).__name__}'
+        raise ValueError(refusal("score='grad_bound'", got, 'a tensor', "use score='loss'"))
+
     with torch.enable_grad():
         pred = pred.detach().float().requires_grad_()
         grad, = torch.autograd.grad(item_losses(loss_func, pred, *yb).sum(), pred)
@@ -67,16 +73,18 @@ def grad_bound_score(
 # %% ../../nbs/core/03_scores.ipynb #8d350549
 _no_logits = nn.MSELoss,nn.L1Loss,nn.SmoothL1Loss,nn.HuberLoss,nn.BCELoss
 _no_logit_functions = F.mse_loss,F.l1_loss,F.smooth_l1_loss,F.huber_loss,F.binary_cross_entropy
+_of_classes = dict(entropy=entropy_score, margin=margin_score)
 
-def _of_classes(score, loss_func):
+def _score_of_classes(name, loss_func):
     "A score of predicted classes, as the predictions that `loss_func` takes want it"
-    loss_func = getattr(loss_func, 'of_classes', loss_func) # of the user's own loss per item: the loss function that trains
-    func = getattr(loss_func, 'func', loss_func)
-    if isinstance(func, _no_logits) or func in _no_logit_functions:
-        raise ValueError(f"score={score.__name__.removesuffix('_score')!r}: {getattr(func, '__name__', func)} takes no logits of classes; "
-            "use score='loss'.")
-    multi_label = isinstance(func, nn.BCEWithLogitsLoss) or func is F.binary_cross_entropy_with_logits
-    return partial(score, axis=getattr(loss_func, 'axis', 1), multi_label=multi_label)
+    loss_func = getattr(loss_func, 'of_classes', loss_func) # of the user's loss per item: the loss that trains
+    innermost = getattr(loss_func, 'func', loss_func)
+    if isinstance(innermost, _no_logits) or innermost in _no_logit_functions:
+        got = f"{getattr(innermost, '__name__', innermost)}, which takes no logits of classes"
+        raise ValueError(refusal(f'score={name!r}', got, 'a loss that does', "use score='loss'"))
+
+    is_by_label = isinstance(innermost, nn.BCEWithLogitsLoss) or innermost is F.binary_cross_entropy_with_logits
+    return partial(_of_classes[name], axis=getattr(loss_func, 'axis', 1), multi_label=is_by_label)
 
 # %% ../../nbs/core/03_scores.ipynb #add57a95
 score_names = ['loss', 'entropy', 'margin', 'grad_bound']
@@ -89,5 +97,6 @@ def get_score(
     if callable(score) or hasattr(score, 'of_batch'): return score
     if score=='loss': return partial(item_losses, loss_func)
     if score=='grad_bound': return partial(grad_bound_score, loss_func)
-    if score in score_names: return _of_classes(dict(entropy=entropy_score, margin=margin_score)[score], loss_func)
-    raise ValueError(f"score: got {score!r}, wanted one of {', '.join(map(repr, score_names))} or a function of `(pred, *yb)`")
+    if score in score_names: return _score_of_classes(score, loss_func)
+    names = ', '.join(map(repr, score_names))
+    raise ValueError(refusal('score', repr(score), f'one of {names} or a function of `(pred, *yb)`'))

@@ -16,29 +16,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import check_range
+from .checks import check_range, refusal
 from .batches import Items, as_tensors, map_tensors, n_items, take_rows
-from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, item_losses, item_losses_how
+from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum
+from .losses import item_losses, item_losses_how
 from .scores import get_score
 from .untouched import all_modules, fixed_random, guarded, traceless, unwrapped
 
 # %% ../../nbs/core/08_scoring.ipynb #c59cc820
 _modes = {3:'linear', 4:'bilinear', 5:'trilinear'}
 
+def _check_resolution(x):
+    "Raise a `ValueError` if an input has no resolution that could be lower"
+    is_tensor = isinstance(x, Tensor)
+    if is_tensor and x.is_floating_point() and x.ndim in _modes: return
+
+    got = f'{x.dtype} of shape {tuple(x.shape)}' if is_tensor else type(x).__name__
+    wanted = 'float tensors of 3 to 5 dimensions'
+    raise ValueError(refusal('scale_factor', f'an input that is {got}', wanted, 'use scale_factor=1'))
+
 def _shrink(x, scale_factor):
     "`x` at a lower resolution"
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim not in _modes:
-        got = f'{x.dtype} of shape {tuple(x.shape)}' if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f'scale_factor: got an input that is {got}, wanted float tensors of 3 to 5 dimensions; use scale_factor=1.')
+    _check_resolution(x)
     size = [max(1, int(d*scale_factor)) for d in x.shape[2:]]
     return F.interpolate(x, size=size, mode=_modes[x.ndim], align_corners=False)
 
 def _dense(pred, x, yb):
     "`pred` at the resolution of the targets, if these have that of the input `x`"
-    y = yb[0] if yb else None
-    if not isinstance(pred, Tensor) or not isinstance(y, Tensor) or pred.ndim!=x.ndim or pred.shape[2:]==x.shape[2:]: return pred
-    if y.shape[2-x.ndim:]!=x.shape[2:]: return pred
-    return F.interpolate(pred, size=x.shape[2:], mode=_modes[pred.ndim], align_corners=False)
+    target = yb[0] if yb else None
+    if not isinstance(pred, Tensor) or not isinstance(target, Tensor): return pred
+
+    size = x.shape[2:]
+    is_smaller = pred.ndim==x.ndim and pred.shape[2:]!=size
+    has_dense_target = target.shape[2-x.ndim:]==size
+    if not is_smaller or not has_dense_target: return pred
+    return F.interpolate(pred, size=size, mode=_modes[pred.ndim], align_corners=False)
 
 # %% ../../nbs/core/08_scoring.ipynb #f8385e62
 class ModelCopy:
@@ -48,9 +60,14 @@ class ModelCopy:
         decay:float=0., # Weight of the copy in an update, at least 0 and below 1; 0: it becomes the model
         device=None, # Where the copy lives and scores; None: where the model does
     ):
-        self.every,self.decay = check_range('every', every, 1, whole=True),check_range('decay', decay, 0, 1)
-        if decay==1: raise ValueError('decay: got 1, wanted a number below 1, or the copy never changes.')
-        self.device,self.model,self.steps,self._state = None if device is None else torch.device(device),None,0,None
+        self.every = check_range('every', every, 1, whole=True)
+        self.decay = check_range('decay', decay, 0, 1)
+        if decay==1: raise ValueError(refusal('decay', 1, 'a number below 1, or the copy never changes'))
+
+        self.device = None if device is None else torch.device(device)
+        self.steps = 0
+        self.model = None # the copy, once it is made
+        self._state = None # of a copy that was saved, until it is made
         self._copied_from = None # weak: what is copied
 
     def of(self,
@@ -58,16 +75,19 @@ class ModelCopy:
         xb:tuple=(), # Inputs that the copy will get: not used
     )->torch.nn.Module: # Its copy
         "The copy, made when it is first asked for, and for another model anew"
-        if self._copied_from is not None and self._copied_from() is not model: self.model,self._state = None,None
+        is_of_another = self._copied_from is not None and self._copied_from() is not model
+        if is_of_another: self.renew()
         if self.model is None:
-            with fixed_random(): self.model = self._copied(model, xb)
+            with fixed_random(): self.model = self._copied(model)
+
         self._copied_from = weakref.ref(model)
         return self.model
 
-    def _copied(self, model, xb):
+    def _copied(self, model):
         try: new = deepcopy(model).to(self.device).requires_grad_(False)
         except RuntimeError as e:
-            raise ValueError(f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None.") from e
+            message = f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None."
+            raise ValueError(message) from e
         if self._state is not None: new.load_state_dict(self._state)
         return new
 
@@ -80,26 +100,31 @@ class ModelCopy:
     ):
         "Note a training step; every `every`-th brings the copy up to date"
         self.steps += 1
-        if self.model is not None and self.steps%self.every==0 and self._copied_from() is model: self._update(model)
+        is_due = self.steps%self.every==0
+        if is_due and self.model is not None and self._copied_from() is model: self._update(model)
 
     @torch.no_grad()
     def _update(self, model):
         "Bring the copy up to date: its weights in part, its buffers as a whole"
         def follow(ours, theirs, weight):
-            for o,t in zip(ours, theirs): o.lerp_(t.to(o.device), weight) if weight<1 and o.is_floating_point() else o.copy_(t)
+            for own,new in zip(ours, theirs):
+                if weight<1 and own.is_floating_point(): own.lerp_(new.to(own.device), weight)
+                else: own.copy_(new)
+
         follow(self.model.parameters(), model.parameters(), 1-self.decay)
         follow(self.model.buffers(), model.buffers(), 1.)
 
     def state_dict(self):
         "What to save"
-        model = self._state if self.model is None else {k: v.clone() for k,v in self.model.state_dict().items()}
-        return dict(steps=self.steps, model=model)
+        if self.model is None: return dict(steps=self.steps, model=self._state)
+        return dict(steps=self.steps, model={k: v.clone() for k,v in self.model.state_dict().items()})
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
     ):
         "Go on with a saved copy"
-        self.steps,self._state,self.model = state['steps'],state['model'],None
+        self.renew()
+        self.steps,self._state = state['steps'],state['model']
 
     def __getstate__(self): # an exported learner needs no second model
         return self.__dict__ | dict(model=None, _state=None, _copied_from=None)
@@ -109,7 +134,7 @@ _count = ContextVar('count', default=None)
 
 @contextmanager
 def counting(
-    count, # Called as `count(run, model, xb, thirds)`, where thirds is 1 for a forward pass and 3 for a step; returns what `run()` does
+    count, # Called as `count(run, model, xb, thirds)`, thirds: 1 for a forward pass, 3 for a step; returns `run()`
 ):
     "Within the context, `count` runs every scoring pass and trial step"
     token = _count.set(count)
@@ -131,6 +156,12 @@ _precisions = dict(bf16=torch.bfloat16, fp16=torch.float16)
 
 def _cat(*ts): return torch.cat(ts) if ts[0].ndim else ts[0]
 
+def _device_of(modules):
+    "Where the first weight of some modules is, or None"
+    return next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
+
+def _channels_last(t): return t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t
+
 class ScoringPass:
     "A forward pass that is cheap and leaves no trace"
     def __init__(self,
@@ -140,10 +171,11 @@ class ScoringPass:
     ):
         self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
         if precision not in (None, *_precisions):
-            raise ValueError(f"precision: got {precision!r}, wanted 'bf16', 'fp16', or None for that of training.")
+            raise ValueError(refusal('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
         if not isinstance(scorer, (type(None), torch.nn.Module, ModelCopy)):
             got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
-            raise TypeError(f'scorer: got {got}, wanted a module, ModelCopy(...), or None for the model that trains.')
+            raise TypeError(refusal('scorer', got, 'a module, ModelCopy(...), or None for the model that trains'))
+
         self.precision,self.scorer = precision,scorer
         self.chunk = None # items at a time; None: all
 
@@ -153,7 +185,8 @@ class ScoringPass:
     )->torch.nn.Module: # Without `DistributedDataParallel` around it
         "The model that looks"
         model = unwrapped(model)
-        return self.scorer.of(model, xb) if isinstance(self.scorer, ModelCopy) else model if self.scorer is None else self.scorer
+        if self.scorer is None: return model
+        return self.scorer.of(model, xb) if isinstance(self.scorer, ModelCopy) else self.scorer
 
     def renew(self):
         "Let a stale copy be made anew: it was needed before anything was trained"
@@ -175,11 +208,16 @@ class ScoringPass:
         "Go on with what was saved"
         if isinstance(self.scorer, ModelCopy) and state: self.scorer.load_state_dict(state)
 
+    def _parts(self, xb):
+        "All inputs at once, or in smaller parts once memory has run out"
+        if self.chunk is None: return [xb]
+        starts = range(0, n_items(xb), self.chunk)
+        return [take_rows(xb, slice(i, i+self.chunk)) for i in starts] or [xb]
+
     def _forward(self, model, xb):
-        "`model(*xb)`, in smaller parts once memory has run out"
+        "`model(*xb)`, in as many parts as it takes"
         while True:
-            parts = [xb] if self.chunk is None else [take_rows(xb, slice(i, i+self.chunk)) for i in range(0, n_items(xb), self.chunk)]
-            try: return map_tensors(_cat, *[model(*part) for part in parts or [xb]])
+            try: return map_tensors(_cat, *[model(*part) for part in self._parts(xb)])
             except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
 
     def _halve(self, n):
@@ -187,7 +225,8 @@ class ScoringPass:
         size = min(self.chunk or n, n)
         if size<=1: raise
         if self.chunk is None:
-            warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; it takes smaller parts from now on.')
+            warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; '
+                'it takes smaller parts from now on.')
         self.chunk = (size+1)//2
 
     def __call__(self,
@@ -200,15 +239,22 @@ class ScoringPass:
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
         model = self.model_of(model, small)
         modules = all_modules(model)
+
         home = xb[0].device if isinstance(xb[0], Tensor) else None
-        there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
-        elsewhere = home is not None and there not in (None,home)
-        if elsewhere: small = map_tensors(lambda t: t.to(there), small)
+        there = _device_of(modules)
+        is_elsewhere = home is not None and there not in (None,home)
+        if is_elsewhere: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
-            autocast = torch.autocast((there or home or torch.device('cpu')).type, dtype=_precisions[self.precision])
-            small = map_tensors(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t, small)
-        with traceless(model, modules, small) as inputs,autocast: pred = counted(lambda: self._forward(model, inputs), model, inputs)
-        def back(t): return (t.to(home) if elsewhere else t).to(torch.float32 if t.is_floating_point() else t.dtype)
+            device = there or home or torch.device('cpu')
+            autocast = torch.autocast(device.type, dtype=_precisions[self.precision])
+            small = map_tensors(_channels_last, small)
+
+        with traceless(model, modules, small) as inputs,autocast:
+            pred = counted(lambda: self._forward(model, inputs), model, inputs)
+
+        def back(t):
+            t = t.to(home) if is_elsewhere else t
+            return t.float() if t.is_floating_point() else t
         pred = map_tensors(back, pred)
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
 
@@ -216,13 +262,17 @@ class ScoringPass:
 class ReducibleLoss:
     "The score loss less holdout loss, as `score=ReducibleLoss(holdout)`"
     def __init__(self,
-        holdout, # The loss that a model trained on other data has on each item of the training set, shape (n,), or that model itself
+        holdout, # A model trained on other data, or its loss on each item of the training set, shape (n,)
     ):
         self.needs_items = not isinstance(holdout, torch.nn.Module) # a loss is looked up by its dataset index
-        if self.needs_items and (not isinstance(holdout, Tensor) or holdout.ndim!=1):
-            raise ValueError(f'ReducibleLoss: got {getattr(holdout, "shape", type(holdout).__name__)}, wanted a tensor with one loss for each '
-                'item of the training set, or a model.')
-        self.holdout,self.scoring = holdout.detach().float() if self.needs_items else holdout,ScoringPass()
+        is_loss_per_item = isinstance(holdout, Tensor) and holdout.ndim==1
+        if self.needs_items and not is_loss_per_item:
+            got = getattr(holdout, 'shape', type(holdout).__name__)
+            wanted = 'a tensor with one loss for each item of the training set, or a model'
+            raise ValueError(refusal('ReducibleLoss', got, wanted))
+
+        self.holdout = holdout.detach().float() if self.needs_items else holdout
+        self.scoring = ScoringPass()
 
     def of_items(self,
         losses:Tensor, # Losses of some items, shape (bs,)
@@ -240,16 +290,26 @@ class ReducibleLoss:
         yb:tuple, # Targets
     )->Tensor: # Scores, which may be negative, shape (bs,)
         "How much of each item's loss can be learned away"
-        if self.needs_items and idx is None:
-            raise ValueError('ReducibleLoss: got no dataset indices of the batch, wanted idx, to look up its holdout losses.')
-        if self.needs_items: return self.of_items(losses, idx)
-        return losses-item_losses(loss_func, self.scoring(self.holdout, xb), *yb)
+        if not self.needs_items: return losses-item_losses(loss_func, self.scoring(self.holdout, xb), *yb)
+        if idx is not None: return self.of_items(losses, idx)
+
+        wanted = 'idx, to look up its holdout losses'
+        raise ValueError(refusal('ReducibleLoss', 'no dataset indices of the batch', wanted))
 
 # %% ../../nbs/core/08_scoring.ipynb #796e063d
 def _drawing(score, loss_func, losses):
-    "What may draw random numbers while a batch is scored: the user's own function, or the loss function; None if nothing can"
+    "What may draw random numbers as a batch is scored: the user's function, or the loss function; None if nothing can"
     if callable(score) or hasattr(score, 'of_batch'): return score
-    return loss_func if score=='grad_bound' or score=='loss' and losses is None else None
+    calls_loss = score=='grad_bound' or score=='loss' and losses is None
+    return loss_func if calls_loss else None
+
+def _scores(score, loss_func, pred, xb, yb, idx, losses):
+    "What `score` says of a batch, as it is"
+    if hasattr(score, 'of_batch'):
+        if losses is None: losses = item_losses(loss_func, pred, *yb)
+        return score.of_batch(losses, idx, loss_func, xb, yb)
+    if score=='loss' and losses is not None: return losses
+    return get_score(score, loss_func)(pred, *yb)
 
 @torch.no_grad()
 def batch_scores(
@@ -262,16 +322,14 @@ def batch_scores(
     losses=None, # The items' losses, shape (bs,), if they are known already
 )->Tensor: # One float32 score per item, shape (bs,); raises a `ValueError` if `score` gives something else
     "The score of each item of a batch; the random states are left alone"
-    with guarded(_drawing(score, loss_func, losses)):
-        if hasattr(score, 'of_batch'):
-            losses = item_losses(loss_func, pred, *yb) if losses is None else losses
-            scores = score.of_batch(losses, idx, loss_func, xb, yb)
-        else: scores = losses if score=='loss' and losses is not None else get_score(score, loss_func)(pred, *yb)
-    n = n_items(yb or xb)
-    if getattr(scores, 'shape', None)!=(n,):
-        raise ValueError(f"score: {getattr(score, '__name__', score)} returned {type(scores).__name__} of shape "
-            f"{tuple(getattr(scores, 'shape', ()))}, wanted one number for each of {n} items.")
-    return scores.float()
+    with guarded(_drawing(score, loss_func, losses)): scores = _scores(score, loss_func, pred, xb, yb, idx, losses)
+
+    n,shape = n_items(yb or xb),getattr(scores, 'shape', None)
+    if shape==(n,): return scores.float()
+
+    name = getattr(score, '__name__', score)
+    got = f'{name}, which returned {type(scores).__name__} of shape {tuple(shape or ())}'
+    raise ValueError(refusal('score', got, f'one number for each of {n} items'))
 
 # %% ../../nbs/core/08_scoring.ipynb #511e05a0
 def is_of_derivatives(
@@ -280,57 +338,89 @@ def is_of_derivatives(
     "Was it asked for derivatives, where none are kept?"
     return 'does not require grad' in str(error)
 
+def _mixed_losses(function, pred, yb, mixed):
+    "The losses of items by `function`, or of their mixtures"
+    def of(yb): return item_losses(function, pred, *as_tensors(yb))
+    if mixed is None: return of(yb)
+
+    others,share = mixed
+    return torch.lerp(of(others), of(yb), share)
+
 class ItemLosses:
     "The loss of each item of a batch, by a loss function that is known to treat each by itself"
-    ways = dict(reduction="the loss function's unreduced losses", vmap='all at once (vmap)', loop='one after the other (a loop)', item_loss='your item_loss')
+    ways = dict(
+        reduction="the loss function's unreduced losses",
+        vmap='all at once (vmap)',
+        loop='one after the other (a loop)',
+        item_loss='your item_loss')
+
     def __init__(self,
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item; None: by the loss function
     ):
         if item_loss is not None: ItemLoss(item_loss) # checks it
-        self.item_loss,self.how = item_loss,None # how: 'reduction', 'vmap', 'loop' or 'item_loss', once it is known
+        self.item_loss = item_loss
+        self.how = None # one of `ways`, once it is known
         self.forget()
+
     @property
     def slow_way(self):
         "What there is to tell of a loss function that has no unreduced losses, or None"
-        if self.how in ('vmap','loop'): return f"the loss function has no unreduced losses; each item's is computed by itself, {self.ways[self.how]}. A keyword `reduction` would make it faster."
+        if self.how not in ('vmap','loop'): return None
+        return (f"the loss function has no unreduced losses; each item's is computed by itself, {self.ways[self.how]}. "
+            'A keyword `reduction` would make it faster.')
+
     def forget(self):
         "The loss function may be another one"
         self.are_separable,self.are_averaged = False,False
         self.takes_derivatives = False # of the predictions, as losses by equations do
-    def function(self, loss_func):
+
+    def function(self,
+        loss_func, # The learner's own
+    ): # Called as `loss_func`
         "The loss function, or the user's own loss per item in its place"
         return loss_func if self.item_loss is None else ItemLoss(self.item_loss, loss_func)
+
     @torch.no_grad()
-    def of(self, loss_func, pred, yb)->Tensor:
+    def of(self,
+        loss_func, # The learner's own
+        pred, # Predictions of the look
+        yb:tuple, # Targets, plain tensors
+    )->Tensor: # Shape (bs,); raises a `ValueError` if the loss function mixes items
         "The losses of a batch that was looked at"
         function = self.function(loss_func)
         effects = has_side_effects(function)
         with fixed_random() if effects else nullcontext():
             losses,how = item_losses_how(function, pred, *yb, effects=effects)
-            if self.item_loss is None and not self.are_separable:
-                self.are_separable = check_separable(function, losses, pred, *yb)
-                self.are_averaged = how=='reduction' and not is_sum(function) or how!='reduction' and is_mean(function, losses, pred, *yb)
+            if self.item_loss is None and not self.are_separable: self._check(function, how, losses, pred, yb)
         self.how = how if self.item_loss is None else 'item_loss'
         return losses
+
+    def _check(self, function, how, losses, pred, yb):
+        "Is each item treated by itself, and is the loss of the batch the mean of theirs?"
+        self.are_separable = check_separable(function, losses, pred, *yb)
+        self.are_averaged = not is_sum(function) if how=='reduction' else is_mean(function, losses, pred, *yb)
+
     def trained(self,
         loss_func, # The learner's own
         pred, # What the model has predicted, with its graph
         yb:tuple, # Targets
-        mixed=None, # Targets that are mixed in, and the share of the others
+        mixed=None, # Targets that are mixed in, and the share of the others; None: nothing is mixed
     )->Tensor: # Shape (bs,), without a graph
         "The losses of the batch that trains"
-        def of(yb): return item_losses(function, pred, *as_tensors(yb))
         function = self.function(loss_func)
         with guarded(function),torch.set_grad_enabled(self.takes_derivatives):
-            try: losses = of(yb) if mixed is None else torch.lerp(of(mixed[0]), of(yb), mixed[1])
+            try: return _mixed_losses(function, pred, yb, mixed).detach()
             except (RuntimeError,ValueError) as e:
                 if self.takes_derivatives or not is_of_derivatives(e): raise
                 self.takes_derivatives = True
                 return self.trained(loss_func, pred, yb, mixed)
-        return losses.detach()
-    def mean(self, loss, loss_func, trained)->Tensor:
-        "The mean loss of the items that train, in units of `of`"
-        return loss.mean() if self.are_averaged or self.how is None and not is_sum(loss_func) else trained().mean()
+
+    def mean(self,
+        loss:Tensor, # The learner's own, of the batch that trains
+        loss_func, # The learner's own
+    )->Tensor|None: # A scalar; None: it takes the losses of the items
+        "The mean loss of the items that train, in units of `of`, if the loss function tells it"
+        if self.are_averaged or self.how is None and not is_sum(loss_func): return loss.mean()
 
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
 class Scorer:
@@ -341,38 +431,71 @@ class Scorer:
         losses=None, # `ItemLosses`; None: by the loss function
     ):
         get_score(score, None) # checks it
-        self.score,self.scoring,self.losses = score,scoring or ScoringPass(),losses or ItemLosses()
+        self.score = score
+        self.scoring = scoring or ScoringPass()
+        self.losses = losses or ItemLosses()
+
     @property
-    def needs_items(self): return getattr(self.score, 'needs_items', False)
-    def scores_of(self, loss_func, pred, items, losses=None):
+    def needs_items(self):
+        "Does the score look items up by their dataset index?"
+        return getattr(self.score, 'needs_items', False)
+
+    def scores_of(self,
+        loss_func, # The learner's own
+        pred, # Predictions of the batch
+        items, # The batch, `Items`
+        losses=None, # Of its items, shape (bs,), if they are known already
+    )->Tensor: # Shape (bs,)
         "The scores that predictions amount to"
         if losses is not None and self.score=='loss': return losses
-        return batch_scores(self.score, self.losses.function(loss_func), pred, as_tensors(items.xb), as_tensors(items.yb), items.idx, losses)
-    def __call__(self, model, loss_func, items, autocast=nullcontext(), output=lambda pred: pred):
+        xb,yb = as_tensors(items.xb),as_tensors(items.yb)
+        return batch_scores(self.score, self.losses.function(loss_func), pred, xb, yb, items.idx, losses)
+
+    def __call__(self,
+        model:torch.nn.Module, # The model that trains
+        loss_func, # The learner's own
+        items, # The batch, `Items`
+        autocast=nullcontext(), # Context of the forward pass: the precision of training
+        output=lambda pred: pred, # Function of the model's output that returns what the loss function gets
+    ): # Scores and losses of the items, both of shape (bs,)
         "Score a batch, by what `output` makes of the model's output"
         xb,yb = as_tensors(items.xb),as_tensors(items.yb)
         pred = output(self.scoring(model, xb, yb, autocast))
         losses = self.losses.of(loss_func, pred, yb)
         return self.scores_of(loss_func, pred, items, losses),losses
-    def try_first(self, model, loss_func, items, *args, looks=True, **kwargs):
+
+    def try_first(self,
+        *args, # As for a call
+        looks:bool=True, # Are later batches looked at?
+        **kwargs # As for a call
+    ):
         "Try on the first batch what later ones need, which is no pass of its own if none `looks`"
-        try: self(model, loss_func, items, *args, **kwargs)
+        try: self(*args, **kwargs)
         except torch.cuda.OutOfMemoryError: raise
         except ValueError as e:
             if looks or not is_of_derivatives(e): raise
         except (RuntimeError,IndexError,AssertionError,AttributeError,TypeError) as e:
             if not looks: return
             if isinstance(e, TypeError): raise
-            cure = 'it takes derivatives, of which a scoring pass has none; use a method without one, such as favor_hard' if is_of_derivatives(e) else \
-                "its output is no tensor; use the score 'loss', or a function of your own" if self.score in ('entropy','margin') and isinstance(e, AttributeError) else \
-                'it takes no inputs of a lower resolution; use scale_factor=1' if self.scoring.scale_factor<1 else \
-                'the scorer must take the inputs of the model, give predictions of the same shape, and live on a device that is there' if self.scoring.scorer else \
-                "a callback that prepares its inputs needs an order below the selection's"
-            raise ValueError(f'the model failed in the scoring pass ({e}): {cure}.') from e
+            raise ValueError(f'the model failed in the scoring pass ({e}): {self._cure(e)}.') from e
+
+    def _cure(self, error):
+        "What helps a model that failed in the scoring pass"
+        if is_of_derivatives(error):
+            return ('it takes derivatives, of which a scoring pass has none; '
+                'use a method without one, such as favor_hard')
+        if self.score in ('entropy','margin') and isinstance(error, AttributeError):
+            return "its output is no tensor; use the score 'loss', or a function of your own"
+        if self.scoring.scale_factor<1: return 'it takes no inputs of a lower resolution; use scale_factor=1'
+        if self.scoring.scorer:
+            return ('the scorer must take the inputs of the model, give predictions of the same shape, '
+                'and live on a device that is there')
+        return "a callback that prepares its inputs needs an order below the selection's"
 
 # %% ../../nbs/core/08_scoring.ipynb #61ed16f7
 def detached(
     pred, # Predictions of training
 ): # The same as plain float32 tensors, without a graph
     "Predictions to choose by, before the backward pass"
-    return map_tensors(lambda t: t.detach().float() if t.is_floating_point() else t, as_tensors(pred))
+    def alone(t): return t.detach().float() if t.is_floating_point() else t
+    return map_tensors(alone, as_tensors(pred))

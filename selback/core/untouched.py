@@ -21,7 +21,8 @@ from .losses import has_side_effects, to_undo
 @contextmanager
 def fixed_random():
     "Within the context, random numbers may be drawn; the states of Python, NumPy and PyTorch are restored afterwards"
-    python,numpy,cpu = random.getstate(),np.random.get_state(legacy=False),torch.get_rng_state()
+    python,numpy = random.getstate(),np.random.get_state(legacy=False)
+    cpu = torch.get_rng_state()
     gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     try: yield
     finally:
@@ -52,9 +53,9 @@ def all_modules(
     queue = [model]
     for m in queue:
         for child in m._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                queue.append(child)
+            if child is None or child in found: continue
+            found[child] = None
+            queue.append(child)
     return queue
 
 # %% ../../nbs/core/07_untouched.ipynb #1d52c7ac
@@ -63,12 +64,13 @@ def _evaluating(modules):
     "Within the context, `modules` are in evaluation mode"
     flags = [(own, own['training']) for m in modules if 'training' in (own := vars(m))]
     others = [(m, m.training) for m in modules if 'training' not in vars(m)] # scripted ones
+
     def put_back():
         for own,training in flags: own['training'] = training
         for m,training in others: m.training = training
     undo = to_undo(put_back)
     try:
-        for own,_ in flags: own['training'] = False # without the checks of `Module.__setattr__`, which add up in a deep model
+        for own,_ in flags: own['training'] = False # `Module.__setattr__` checks a lot, which adds up
         for m,_ in others: m.training = False
         yield
     finally: undo()
@@ -80,42 +82,72 @@ def _changed(now, was, version):
     "Has a tensor been written to, or has it other values than `was`? NaN equals NaN"
     if _version(now)!=version or now.requires_grad!=was.requires_grad: return True
     if now.is_meta: return False
-    try: return not torch.equal(now, was) and not bool(((now==was) | (now!=now) & (was!=was)).all())
+    try:
+        if torch.equal(now, was): return False
+        is_same = (now==was) | (now!=now) & (was!=was)
+        return not bool(is_same.all())
     except RuntimeError: return True # of a kind that can't be compared
 
 def _has_other(now, was): return now.keys()!=was.keys() or any(now[k] is not o for k,o in was.items())
 
 def _is_settling(m):
     "Is a module scripted, or one whose first pass makes its parameters?"
-    return not isinstance(m._buffers, dict) or any(is_lazy(o) for own in (m._parameters, m._buffers) for o in own.values() if o is not None)
+    if not isinstance(m._buffers, dict): return True
+    tensors = [*m._parameters.values(),*m._buffers.values()]
+    return any(is_lazy(o) for o in tensors if o is not None)
 
 def _set_buffers(m, buffers):
     if not isinstance(m._buffers, dict): # of a scripted module
         for k,b in buffers.items(): setattr(m, k, b)
-    else:
-        m._buffers.clear()
-        m._buffers.update(buffers)
+        return
+    m._buffers.clear()
+    m._buffers.update(buffers)
+
+# %% ../../nbs/core/07_untouched.ipynb #5b1f0a61
+class _Kept:
+    "A module's buffers and attributes, as they are when it is made"
+    def __init__(self, m):
+        self.m = m
+        self.buffers = dict(m._buffers.items()) if m._buffers else {}
+        self.attributes = None if _is_settling(m) else dict(vars(m))
+        tensors = [b for b in self.buffers.values() if b is not None and not is_lazy(b)]
+        self.values = [(b, b.clone(), _version(b)) for b in tensors]
+
+    def put_back(self, ask):
+        "Put all of it back; was there a change? If it is not to `ask`, each buffer counts as changed"
+        has_strayed = self._attributes_back()
+        if not self.buffers and not self.m._buffers: return has_strayed
+        is_written = self._values_back(ask)
+        has_moved = self._buffers_back()
+        return is_written or has_moved or has_strayed
+
+    def _attributes_back(self):
+        if self.attributes is None or not _has_other(vars(self.m), self.attributes): return False
+        vars(self.m).clear()
+        vars(self.m).update(self.attributes)
+        return True
+
+    def _values_back(self, ask):
+        written = [(b, value) for b,value,version in self.values if not ask or _changed(b, value, version)]
+        for b,value in written:
+            if b.shape!=value.shape: b.resize_(value.shape)
+            b.copy_(value)
+        return len(written)>0
+
+    def _buffers_back(self):
+        if not _has_other(dict(self.m._buffers.items()), self.buffers): return False
+        _set_buffers(self.m, self.buffers)
+        return True
 
 # %% ../../nbs/core/07_untouched.ipynb #25d3e522
 @contextmanager
 def _state_kept(modules, ask=True):
-    "Puts the buffers and attributes of `modules` back; gives a list, which ends as the places of those with changes, or of all if it is not to `ask`"
-    before,changed = [dict(m._buffers.items()) if m._buffers else {} for m in modules],[]
-    owned = [None if _is_settling(m) else dict(vars(m)) for m in modules]
-    kept = [[(b, b.clone(), _version(b)) for b in own.values() if b is not None and not is_lazy(b)] for own in before]
+    "Puts the state of `modules` back; gives a list, which ends as the places of those that changed"
+    kept,changed = [_Kept(m) for m in modules],[]
+
     def put_back():
-        for place,(m,own) in enumerate(zip(modules, before)):
-            strayed = owned[place] is not None and _has_other(vars(m), owned[place])
-            if strayed:
-                vars(m).clear()
-                vars(m).update(owned[place])
-            if not own and not m._buffers and not strayed: continue
-            written = [o for o in kept[place] if not ask or _changed(*o)]
-            for b,value,_ in written: (b if b.shape==value.shape else b.resize_(value.shape)).copy_(value)
-            now = dict(m._buffers.items())
-            moved = _has_other(now, own)
-            if moved: _set_buffers(m, own)
-            if written or moved or strayed: changed.append(place)
+        for place,own in enumerate(kept):
+            if own.put_back(ask): changed.append(place)
     undo = to_undo(put_back)
     try: yield changed
     finally: undo()
@@ -136,14 +168,14 @@ def _habits(model, modules):
 
 def _keep(modules, habits):
     "A context that keeps the buffers which a model with such habits may change"
-    return _state_kept(modules) if habits is None else _state_kept([modules[i] for i in habits.changing], ask=False)
+    if habits is None: return _state_kept(modules)
+    return _state_kept([modules[i] for i in habits.changing], ask=False)
 
 # %% ../../nbs/core/07_untouched.ipynb #d50a95f0
-def _handed(xb, copy):
-    "Inputs for a model, their containers copied and, if it is to `copy`, their tensors, too; and these, what they were, and their versions"
+def _handed(xb):
+    "Copies of inputs for a model; and each copy with what it is of and its version, by which `_changed` tells"
     given = []
     def hand(t):
-        if not copy: return t
         new = t.clone()
         given.append((new, t, _version(new)))
         return new
@@ -157,10 +189,15 @@ def traceless(
 ):
     "Within the context, `model` is as `untouched` has it; gives the inputs for it, which it may change"
     habits = _habits(model, modules)
-    inputs,given = _handed(xb, habits is None or habits.inputs)
+    is_first = habits is None
+    if is_first or habits.inputs: inputs,given = _handed(xb)
+    else: inputs,given = map_tensors(lambda t: t, xb),[] # it may change their containers
+
     with torch.no_grad(),fixed_random(),_evaluating(modules):
         with _keep(modules, habits) as changed: yield inputs
-        if habits is None: _seen[model] = _Habits(tuple(map(id, modules)), changed, any(_changed(*o) for o in given))
+        if not is_first: return
+        changes_inputs = any(_changed(*o) for o in given)
+        _seen[model] = _Habits(tuple(map(id, modules)), changed, changes_inputs)
 
 # %% ../../nbs/core/07_untouched.ipynb #6b13cc46
 @contextmanager
@@ -169,4 +206,5 @@ def untouched(
 ):
     "Within the context, `model` is in evaluation mode without gradients; afterwards all is as before"
     modules = all_modules(model)
-    with torch.no_grad(),fixed_random(),_evaluating(modules),_keep(modules, _habits(model, modules)): yield model
+    kept = _keep(modules, _habits(model, modules))
+    with torch.no_grad(),fixed_random(),_evaluating(modules),kept: yield model

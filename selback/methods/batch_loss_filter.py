@@ -13,25 +13,31 @@ from fastcore.meta import delegates
 
 from ..core.policies import loss_share
 from ..core.schedules import schedule_points, value_at
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #d993c73f
-class BatchLossFilterCallback(SelectionCallback):
+class BatchLossFilterCallback(BatchSelection):
     "Keep the smallest set of highest-loss items that makes up a share of the batch's loss"
-    keeps_all = dict(min_loss_perc=1.),dict(min_loss_perc=0, min_sample_perc=1.),dict(min_loss_perc=1., gather=True) # settings that leave nothing out
+    keeps_all = ( # settings that leave nothing out
+        dict(min_loss_perc=1.),
+        dict(min_loss_perc=0, min_sample_perc=1.),
+        dict(min_loss_perc=1., gather=True))
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         min_loss_perc:float=.9, # Share of the batch's loss to keep at least, 0 to 1
         min_sample_perc:float=0., # Share of the items to keep at least, 0 to 1
         **kwargs
     ):
         super().__init__(**kwargs)
-        for pct in schedule_points: loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
+        for pct in schedule_points: # `loss_share` checks the two together
+            loss_share(torch.ones(1), value_at(min_loss_perc, pct), value_at(min_sample_perc, pct))
         self.min_loss_perc,self.min_sample_perc = min_loss_perc,min_sample_perc
 
-    def choose(self, scores): return loss_share(scores, self.scheduled(self.min_loss_perc), self.scheduled(self.min_sample_perc), self.round_to)
+    def choose(self, scores):
+        min_loss_perc,min_sample_perc = map(self.scheduled, (self.min_loss_perc, self.min_sample_perc))
+        return loss_share(scores, min_loss_perc, min_sample_perc, self.round_to)
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #0e67cbc1
 @patch

@@ -12,7 +12,7 @@ from fastcore.meta import delegates
 
 from ..core.policies import step_inclusion
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.inclusion import InclusionSelection
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #0270225b
@@ -27,7 +27,8 @@ class DropEasyCallback(InclusionSelection):
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.quantile,self.drop = check_schedule('quantile', quantile, 0, 1),check_schedule('drop', drop, 0, 1)
+        self.quantile = check_schedule('quantile', quantile, 0, 1)
+        self.drop = check_schedule('drop', drop, 0, 1)
 
     def inclusion(self, loss): return step_inclusion(loss, self.scheduled(self.quantile), self.scheduled(self.drop))
 

@@ -12,7 +12,7 @@ from fastcore.meta import delegates
 
 from ..core.policies import rank_inclusion
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.inclusion import InclusionSelection
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #af76e0b7

@@ -9,21 +9,24 @@ __all__ = ['ImportanceSamplingCallback']
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
+from torch import Tensor
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.batches import Items
 from ..core.policies import importance_sample, variance_gain
 from ..core.schedules import check_schedule
 from ..callback.loader import pads
 from ..callback.learner import base_loss
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #8d850f86
-class ImportanceSamplingCallback(SelectionCallback):
+class ImportanceSamplingCallback(BatchSelection):
     "Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
-    counters,keeps_all = (*SelectionCallback.counters,'tau_now'),(dict(tau=1e9),) # the latter: settings that leave nothing out
-    @delegates(SelectionCallback.__init__, but=['gather','passes'])
+    counters = (*BatchSelection.counters,'tau_now')
+    keeps_all = dict(tau=1e9), # settings that leave nothing out
+
+    @delegates(BatchSelection.__init__, but=['gather','passes'])
     def __init__(self,
         presample:int=3, # Batches that are scored together
         correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
@@ -31,25 +34,46 @@ class ImportanceSamplingCallback(SelectionCallback):
         score='grad_bound', # As for every method; negative ones never switch it on
         **kwargs
     ):
-        if 'gather' in kwargs: raise ValueError(f"gather: got {kwargs['gather']}, but importance sampling always gathers what it draws; leave it out.")
-        if kwargs.get('passes', 2)!=2: raise ValueError(f"passes: got {kwargs['passes']!r}, but importance sampling draws from several batches, which no training pass has seen; leave it out.")
+        if 'gather' in kwargs:
+            raise ValueError(f"gather: got {kwargs['gather']}, but importance sampling always gathers what it draws; "
+                'leave it out.')
+        if kwargs.get('passes', 2)!=2:
+            raise ValueError(f"passes: got {kwargs['passes']!r}, but importance sampling draws from several batches, "
+                'which no training pass has seen; leave it out.')
         super().__init__(score=score, presample=presample, gather=True, **kwargs)
-        self.correct,self.tau = check_schedule('correct', correct, 0),(presample+3)/3 if tau is None else check_range('tau', tau, 0)
+        self.correct = check_schedule('correct', correct, 0)
+        self.tau = (presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
         self.window.ask(f'while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}')
+
     def begin_fit(self):
-        if pads(self.dls.train): raise TypeError('ImportanceSamplingCallback: got a training loader that pads sequences to a length of their own in '
-            'each batch, wanted items of one shape: they are drawn from several batches. Pad all to one length, or use another method.')
+        if pads(self.dls.train):
+            raise TypeError(refusal('ImportanceSamplingCallback', 'a training loader that pads sequences to a length '
+                'of their own in each batch', 'items of one shape: they are drawn from several batches',
+                'pad all to one length, or use another method'))
         super().begin_fit()
-    def should_select(self, batch): return super().should_select(batch) and bool(self.ranks.lowest(int(self.tau_now>self.tau)))
+
+    def should_select(self, batch):
+        return super().should_select(batch) and bool(self.ranks.lowest(int(self.tau_now>self.tau)))
+
     def would_keep(self, batch): return 1/self.presample
+
     def choose(self, scores):
         self.note_gain(scores)
-        return importance_sample(scores, min(self.delivery.bs, len(scores)), self.scheduled(self.correct), self.generator)
-    def note_gain(self, scores): self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
+        n = min(self.delivery.bs, len(scores))
+        return importance_sample(scores, n, self.scheduled(self.correct), self.generator)
+
+    def note_gain(self,
+        scores:Tensor, # Of a batch, shape (n,)
+    ):
+        "Smooth what sampling by such scores would gain"
+        self.tau_now = .9*self.tau_now + .1*variance_gain(scores)
+
     def after_loss(self):
         super().after_loss()
-        if not self.is_chosen and len(self.yb): self.note_gain(self.scorer.scores_of(base_loss(self.learn), self.learn.pred, Items(self.xb, self.yb, self.item_idx)))
+        if self.is_chosen or not len(self.yb): return
+        items = Items(self.xb, self.yb, self.item_idx)
+        self.note_gain(self.scorer.scores_of(base_loss(self.learn), self.learn.pred, items))
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #21cac717
 @patch

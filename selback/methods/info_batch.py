@@ -13,26 +13,28 @@ from fastcore.meta import delegates
 from ..core.checks import check_range
 from ..core.policies import mean_inclusion
 from ..core.schedules import check_schedule, ends_by
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.inclusion import InclusionSelection
 
 # %% ../../nbs/methods/03_info_batch.ipynb #220cd5ad
 class InfoBatchCallback(InclusionSelection):
-    "Leave out a random share of the items below the mean loss, before loading, and weight the rest of them (Qin et al. 2024)"
+    "Leave out, before loading, a random share of the items below the mean loss, and weight the rest (Qin et al. 2024)"
     keeps_all = dict(prune=0.), # settings that leave nothing out
 
     @delegates(InclusionSelection.__init__)
     def __init__(self,
         prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
         delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
-        correct:float=1., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 weighs nothing
+        correct:float=1., # Exponent of the weights 1/probability: 1 leaves the gradient unbiased, 0 weighs nothing
         **kwargs
     ):
         super().__init__(correct=correct, **kwargs)
-        self.prune,self.delta = check_schedule('prune', prune, 0, 1-1e-6),check_range('delta', delta, 0, 1)
+        self.prune = check_schedule('prune', prune, 0, 1-1e-6)
+        self.delta = check_range('delta', delta, 0, 1)
         self.window.ask(f'in epochs that end by delta={self.delta:.1%} of it')
 
     def inclusion(self, loss): return mean_inclusion(loss, self.scheduled(self.prune))
+
     def choose_items(self, idxs):
         if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch): return super().choose_items(idxs)
 
@@ -42,7 +44,7 @@ class InfoBatchCallback(InclusionSelection):
 def info_batch(self:Learner,
     prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
     delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
-    correct:float=1., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 weighs nothing
+    correct:float=1., # Exponent of the weights 1/probability: 1 leaves the gradient unbiased, 0 weighs nothing
     **kwargs
 )->Learner: # The learner
     "Train without a random share of the easy items, unbiased"

@@ -12,31 +12,36 @@ from fastcore.meta import delegates
 
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #0c4774e6
 class PrioritizedSamplingCallback(EpochSelection):
-    "Draw a part of each epoch in proportion to loss^alpha, by the last training loss, with replacement (Schaul et al. 2016)"
-    keeps_suspects,keeps_all = True,(dict(uniform=1.),) # suspects come in the epoch's own order, so that they can be cleared; settings that leave nothing out
+    "Draw a part of each epoch with replacement, in proportion to (last training loss)^alpha (Schaul et al. 2016)"
+    keeps_suspects = True # in the epoch's own order, so that they can be cleared
+    keeps_all = dict(uniform=1.), # settings that leave nothing out
 
     @delegates(EpochSelection.__init__)
     def __init__(self,
         alpha:float=.5, # Exponent of the loss: 0 draws uniformly
         uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-        correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
+        correct:float=0., # Exponent of the weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
         warmup:int=2, # Epochs of full batches after the callback is attached
-        ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
+        ema:float|None=None, # Weight of the past in a smoothed loss to draw by, from 0 to below 1; None: the last loss
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
-        self.alpha,self.uniform = check_schedule('alpha', alpha, 0),check_schedule('uniform', uniform, 0, 1)
+        self.alpha = check_schedule('alpha', alpha, 0)
+        self.uniform = check_schedule('uniform', uniform, 0, 1)
         self.correct = check_schedule('correct', correct, 0)
         self.tracker.smooth(ema)
 
     def choose_items(self, idxs):
-        allowed,(alpha,uniform,correct) = self.tracker.allowed(idxs),map(self.scheduled, (self.alpha, self.uniform, self.correct))
-        if uniform<1: return prioritized_epoch(self.tracker.losses[idxs], alpha, uniform, correct, self.generator, allowed)
+        alpha,uniform,correct = map(self.scheduled, (self.alpha, self.uniform, self.correct))
+        if uniform>=1: return # the epoch's own order
+
+        losses,allowed = self.tracker.losses[idxs],self.tracker.allowed(idxs)
+        return prioritized_epoch(losses, alpha, uniform, correct, self.generator, allowed)
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #97c71d13
 @patch
@@ -44,9 +49,9 @@ class PrioritizedSamplingCallback(EpochSelection):
 def prioritized_sampling(self:Learner,
     alpha:float=.5, # Exponent of the loss: 0 draws uniformly
     uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-    correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
+    correct:float=0., # Exponent of the weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
     warmup:int=2, # Epochs of full batches after the callback is attached
-    ema:float|None=None, # Weight of the past in a smoothed loss to draw by, at least 0 and below 1; None: the last loss
+    ema:float|None=None, # Weight of the past in a smoothed loss to draw by, from 0 to below 1; None: the last loss
     **kwargs
 )->Learner: # The learner
     "Train in part on items drawn by their last loss"

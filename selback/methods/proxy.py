@@ -13,7 +13,7 @@ from fastai.callback.core import Callback, CancelBatchException, CancelValidExce
 from fastai.learner import Learner
 from torch import nn
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.losses import all_put_back, preserved
 from ..core.untouched import fixed_random
 from ..callback.loader import own_loader
@@ -25,7 +25,10 @@ class EveryNth(Callback):
     def __init__(self,
         every:int, # Train on one batch in this many
         order:float=-20., # Where among the callbacks: those of a lower order prepare each batch
-    ): self.every,self.order = check_range('every', every, 1, whole=True),order
+    ):
+        self.every = check_range('every', every, 1, whole=True)
+        self.order = order
+
     def before_batch(self):
         if self.training and self.iter%self.every:
             self.learn.yb = () # so that `Recorder` leaves the batch out
@@ -36,23 +39,30 @@ class _NoValidation(Callback):
 
 # %% ../../nbs/methods/11_proxy.ipynb #8b34b420
 @contextmanager
+def _same_shuffling(loader):
+    "Within the context a loader may be read; after it, it shuffles as if nobody had"
+    rng,generator = copy(getattr(loader, 'rng', None)),getattr(loader, 'generator', None)
+    state = None if generator is None else generator.get_state()
+    try: yield
+    finally:
+        if rng is not None: loader.rng = rng
+        if state is not None: generator.set_state(state)
+
+@contextmanager
 def proxy_learner(
     learn:Learner, # The learner whose data, loss function and optimizer are used
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape
     cbs=(), # Callbacks
 ):
-    "Within the context, a silent learner that trains a small model on the stream of another, whose random states are put back"
-    if not isinstance(proxy, nn.Module): raise TypeError(f'proxy: got {proxy!r}, wanted a model, as small_resnet(10) makes one.')
-    loader = own_loader(learn.dls.train)
-    rng,generator = copy(getattr(loader, 'rng', None)),getattr(loader, 'generator', None) # what shuffles
-    state = None if generator is None else generator.get_state()
-    with all_put_back(),fixed_random(),preserved(base_loss(learn)):
-        small = Learner(learn.dls, proxy, loss_func=base_loss(learn), opt_func=learn.opt_func, lr=learn.lr, cbs=[*cbs,_NoValidation()])
-        try:
-            with small.no_bar(),small.no_logging(): yield small
-        finally:
-            if rng is not None: loader.rng = rng
-            if state is not None: generator.set_state(state)
+    "A silent learner, within a context, that trains on the stream of another one, whose random states are put back"
+    if not isinstance(proxy, nn.Module):
+        raise TypeError(refusal('proxy', repr(proxy), 'a model, as small_resnet(10) makes one'))
+
+    loader,loss_func = own_loader(learn.dls.train),base_loss(learn)
+    with _same_shuffling(loader),all_put_back(),fixed_random(),preserved(loss_func):
+        small = Learner(learn.dls, proxy, loss_func=loss_func, opt_func=learn.opt_func, lr=learn.lr,
+            cbs=[*cbs, _NoValidation()])
+        with small.no_bar(),small.no_logging(): yield small
 
 # %% ../../nbs/methods/11_proxy.ipynb #9668c074
 def train_proxy(

@@ -13,6 +13,7 @@ from fastai.learner import Learner
 from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
+from ..core.checks import refusal
 from ..core.losses import ItemLoss, all_put_back, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
 from ..callback.loader import loader_of, unaugmented
@@ -20,7 +21,7 @@ from ..callback.learner import base_loss, true_output
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #1846ce08
 def _identity(ds):
-    "What identifies the items of a dataset: the dataset below with its indices, the rows of a table, paths, or the dataset itself"
+    "What identifies a dataset's items: indices in the dataset below, rows of a table, paths, or its own indices"
     if isinstance(ds, Subset): return id(ds.dataset),set(map(int, ds.indices))
     items = getattr(ds, 'items', None)
     if isinstance(items, pd.DataFrame): return 'rows',set(pd.util.hash_pandas_object(items))
@@ -29,11 +30,29 @@ def _identity(ds):
 
 def _check_apart(holdout, scored):
     "Raise a `ValueError` if two datasets share items, as far as that can be known"
-    (kind,a),(other,b) = _identity(holdout),_identity(scored)
-    if kind==other and a&b: raise ValueError(f'reducible_loss: got a holdout set that shares {len(a&b)} items with the training set, wanted '
-        'none: a model has nothing to say on what it was trained on.')
+    kind,held_out = _identity(holdout)
+    other_kind,trained = _identity(scored)
+    if kind!=other_kind: return
+    n_shared = len(held_out&trained)
+    if not n_shared: return
+
+    got = f'a holdout set that shares {n_shared} items with the training set'
+    wanted = 'none: a model has nothing to say on what it was trained on'
+    raise ValueError(refusal('reducible_loss', got, wanted))
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #85c9d799
+def _losses_of_all(learn, dls, loss_func):
+    "A learner's loss on each item of the training set of `dls`, as it is without augmentation"
+    losses,look = [],ScoringPass()
+    with all_put_back(),unaugmented(dls.train_ds):
+        for batch in loader_of(dls.train, list(range(len(dls.train_ds)))):
+            n_inp = getattr(dls, 'n_inp', len(batch)-1)
+            batch = as_tensors(learn._set_device(batch))
+            xb,yb = batch[:n_inp],batch[n_inp:]
+            pred = true_output(learn, look(learn.model, xb))
+            losses.append(separable_losses(loss_func, pred, *yb))
+    return torch.cat(losses)
+
 def reducible_loss(
     holdout_learn:Learner, # Its training set is the data held out, clean if possible; its model may be small
     dls, # `DataLoaders` whose training set is going to be scored
@@ -44,11 +63,6 @@ def reducible_loss(
     "Train a model on data held out, and keep its loss on each item of the training set"
     _check_apart(holdout_learn.dls.train_ds, dls.train_ds)
     if n_epoch: holdout_learn.fit(n_epoch, **kwargs)
-    losses,model,ds,loss_func = [],holdout_learn.model,dls.train_ds,base_loss(holdout_learn)
+    loss_func = base_loss(holdout_learn)
     if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
-    with all_put_back(),unaugmented(ds):
-        for batch in loader_of(dls.train, list(range(len(ds)))):
-            n_inp = getattr(dls, 'n_inp', len(batch)-1)
-            batch = as_tensors(holdout_learn._set_device(batch))
-            losses.append(separable_losses(loss_func, true_output(holdout_learn, ScoringPass()(model, batch[:n_inp])), *batch[n_inp:]))
-    return ReducibleLoss(torch.cat(losses))
+    return ReducibleLoss(_losses_of_all(holdout_learn, dls, loss_func))

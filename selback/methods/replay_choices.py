@@ -17,36 +17,44 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor
 
+from ..core.checks import refusal
 from ..core.policies import Chosen
 from ..callback.loader import check_loader, unaugmented
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.epoch import EpochSelection
 from ..views.views import lone_target_of
 from .top_loss import TopLossCallback
 from .proxy import EveryNth, proxy_learner
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #b08e2422
+def _as_bytes(target):
+    "What is in a target; of an object that is unknown only its type"
+    if isinstance(target, dict): target = sum(sorted(target.items(), key=str), ())
+    if isinstance(target, (tuple,list)): return b','.join(map(_as_bytes, target))+b';'
+    if target is None or isinstance(target, (str,Number)): return repr(target).encode()
+
+    array = np.asarray(target.cpu() if isinstance(target, Tensor) else target)
+    if array.dtype==object: return type(array.item()).__name__.encode()
+    return f'{array.dtype}{array.shape}'.encode()+array.tobytes()
+
 def fingerprint(
     ds, # A dataset
 )->str: # The same in another process, and on another machine
     "What tells a dataset from others: its length and targets, of a hundred items where these must be loaded"
-    n,found = len(ds),hashlib.sha1(f'{len(ds)}'.encode())
+    n = len(ds)
+    found = hashlib.sha1(f'{n}'.encode())
     with unaugmented(ds):
-        target = lone_target_of(ds)
-        reads_alone,target = target is not None,target or (lambda i: ds[i][-1])
-        first = [_as_bytes(target(i)) for i in range(min(3, n))]
-        if first!=[_as_bytes(target(i)) for i in range(min(3, n))]: return found.hexdigest() # targets are random
-        is_light = reads_alone and all(len(o)<1000 for o in first) # and no masks
-        for i in range(0, n, 1 if is_light else max(1, -(-n//100))): found.update((first[i] if i<3 else _as_bytes(target(i)))+b'|')
-    return found.hexdigest()
+        lone_target = lone_target_of(ds)
+        read = lone_target or (lambda i: ds[i][-1])
+        first,again = ([_as_bytes(read(i)) for i in range(min(3, n))] for _ in range(2))
+        if first!=again: return found.hexdigest() # targets are random
 
-def _as_bytes(y):
-    "What is in a target; of an object that is unknown only its type"
-    if isinstance(y, dict): y = sum(sorted(y.items(), key=str), ())
-    if isinstance(y, (tuple,list)): return b','.join(map(_as_bytes, y))+b';'
-    if y is None or isinstance(y, (str,Number)): return repr(y).encode()
-    y = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
-    return type(y.item()).__name__.encode() if y.dtype==object else f'{y.dtype}{y.shape}'.encode()+y.tobytes()
+        is_light = lone_target is not None and all(len(o)<1000 for o in first) # and no masks
+        step = 1 if is_light else max(1, -(-n//100))
+        for i in range(0, n, step):
+            target = first[i] if i<3 else _as_bytes(read(i))
+            found.update(target+b'|')
+    return found.hexdigest()
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #651d054b
 class Choices:
@@ -55,26 +63,43 @@ class Choices:
         kept:Tensor, # True for what is kept, shape (epochs, items)
         dataset:str, # As `fingerprint` returns it
     ):
-        self.packed,self.n,self.dataset = np.packbits(kept.cpu().numpy(), axis=1),kept.shape[1],dataset
+        self.packed = np.packbits(kept.cpu().numpy(), axis=1)
+        self.n = kept.shape[1]
+        self.dataset = dataset
+
     def __len__(self): return len(self.packed)
-    def __getitem__(self, epoch)->Tensor: # Shape (items,)
-        return torch.from_numpy(np.unpackbits(self.packed[epoch], axis=-1, count=self.n).astype(bool))
-    def __repr__(self): return f'Choices: {len(self)} epochs of {self.n} items, of which {np.mean([float(o.float().mean()) for o in self]):.0%} are kept'
+
+    def __getitem__(self,
+        epoch:int, # Number of a recorded epoch
+    )->Tensor: # True for what it keeps, shape (items,)
+        bits = np.unpackbits(self.packed[epoch], axis=-1, count=self.n)
+        return torch.from_numpy(bits.astype(bool))
+
+    def __repr__(self):
+        share = np.mean([float(kept.float().mean()) for kept in self])
+        return f'Choices: {len(self)} epochs of {self.n} items, of which {share:.0%} are kept'
+
     def save(self,
         path, # A file; by custom it ends in '.npz'
     ):
         "Write them to a file"
         with open(path, 'wb') as f: np.savez_compressed(f, packed=self.packed, n=self.n, dataset=self.dataset)
+
     @classmethod
     def load(cls,
         path, # A file that `save` wrote
-    ):
+    )->'Choices': # The same as those that were saved
         "Read them from a file"
         choices = cls.__new__(cls)
         try:
-            with np.load(path) as f: choices.packed,choices.n,choices.dataset = f['packed'],int(f['n']),str(f['dataset'])
+            with np.load(path) as f:
+                choices.packed = f['packed']
+                choices.n = int(f['n'])
+                choices.dataset = str(f['dataset'])
         except OSError: raise # there is no such file
-        except Exception: raise ValueError(f'choices: got {path}, wanted a file that Choices.save wrote; record one with record_choices.') from None # NumPy's own advice is to run what is in it
+        except Exception: # NumPy's own advice is to run what is in it
+            wanted,remedy = 'a file that Choices.save wrote','record one with record_choices'
+            raise ValueError(refusal('choices', path, wanted, remedy)) from None
         return choices
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #8359eaf6
@@ -82,17 +107,25 @@ class _Recorder(TopLossCallback):
     "Notes what is kept of each batch"
     def __init__(self, keep):
         super().__init__(keep, warmup=0, auto=False, track_items=True)
-        self.kept = []
+        self.kept = [] # a mask of all items for each epoch
+
     def before_train(self):
         super().before_train()
-        self.kept.append(self.kept[-1].clone() if self.kept else torch.ones(len(self.memory), dtype=torch.bool, device=self.device))
+        all_items = torch.ones(len(self.memory), dtype=torch.bool, device=self.device)
+        self.kept.append(self.kept[-1].clone() if self.kept else all_items)
+
     def choose_from(self, pool, batch, scores, losses):
-        if not scores.isfinite().any(): raise ValueError(f'record_choices: got no finite loss from the proxy in epoch {self.epoch}, wanted one that learns; train it at a lower rate.')
+        if not scores.isfinite().any():
+            got = f'no finite loss from the proxy in epoch {self.epoch}'
+            raise ValueError(refusal('record_choices', got, 'one that learns', 'train it at a lower rate'))
+
         chosen = super().choose_from(pool, batch, scores, losses)
-        self.kept[-1][batch.idx] = False
-        self.kept[-1][batch.idx[chosen.rows]] = True
+        kept = self.kept[-1]
+        kept[batch.idx] = False
+        kept[batch.idx[chosen.rows]] = True
         return chosen
 
+# %% ../../nbs/methods/12_replay_choices.ipynb #3f0c9d51
 def record_choices(
     learn:Learner, # The learner whose data, loss function and optimizer are used
     proxy, # An untrained model that takes the same inputs and gives predictions of the same shape
@@ -100,12 +133,20 @@ def record_choices(
     keep:float=.5, # Share of each batch to keep
     every:int=4, # The proxy trains on one batch in this many
 )->Choices: # One row for each epoch that the proxy trained
-    "Train a small model on the learner's own stream of batches, on the hardest items by its own losses, and record which these are (airbench)"
-    if num_distrib()>1: raise ValueError(f'record_choices: got {num_distrib()} processes, wanted one; record the choices before, in a process of its own.')
-    if not callable(fit): raise TypeError(f'fit: got {fit!r}, wanted a function that trains a learner, as in lambda small: small.fit_one_cycle(10).')
-    recorder,dataset = _Recorder(keep),fingerprint(check_loader(learn.dls.train).dataset)
-    with proxy_learner(learn, proxy, [recorder, EveryNth(every, recorder.order+1)]) as small: fit(small)
-    if not recorder.kept: raise ValueError('record_choices: `fit` trained no epoch, wanted one at least, as in lambda small: small.fit_one_cycle(10).')
+    "Record which items are the hardest by the losses of a small model, trained on the learner's own batches (airbench)"
+    if num_distrib()>1:
+        remedy = 'record the choices before, in a process of its own'
+        raise ValueError(refusal('record_choices', f'{num_distrib()} processes', 'one', remedy))
+    example = 'as in lambda small: small.fit_one_cycle(10)'
+    if not callable(fit): raise TypeError(refusal('fit', repr(fit), f'a function that trains a learner, {example}'))
+
+    recorder = _Recorder(keep)
+    dataset = fingerprint(check_loader(learn.dls.train).dataset)
+    every_nth = EveryNth(every, recorder.order+1)
+    with proxy_learner(learn, proxy, [recorder, every_nth]) as small: fit(small)
+
+    if not recorder.kept:
+        raise ValueError(refusal('record_choices', 'a `fit` that trained no epoch', f'one at least, {example}'))
     return Choices(torch.stack(recorder.kept), dataset)
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #bdf75450
@@ -118,19 +159,26 @@ class ReplayChoicesCallback(EpochSelection):
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
-        if not isinstance(choices, (Choices,str,PathLike)): raise TypeError(f'choices: got {choices!r}, wanted what record_choices returns, or the path of a file with it.')
+        if not isinstance(choices, (Choices,str,PathLike)):
+            wanted = 'what record_choices returns, or the path of a file with it'
+            raise TypeError(refusal('choices', repr(choices), wanted))
         self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
 
     def begin_fit(self):
         super().begin_fit()
-        ds,c = check_loader(self.dls.train).dataset,self.choices
-        if len(ds)!=c.n: raise ValueError(f'replay_choices: got a training set of {len(ds)} items, wanted {c.n}, as in the recorded one; record its choices anew.')
-        if fingerprint(ds)!=c.dataset: raise ValueError('replay_choices: got a training set with other targets than the recorded one of as many items, '
-            'wanted the same items in the same order; record its choices anew.')
+        ds,remedy = check_loader(self.dls.train).dataset,'record its choices anew'
+        if len(ds)!=self.choices.n:
+            got,wanted = f'a training set of {len(ds)} items',f'{self.choices.n}, as in the recorded one'
+            raise ValueError(refusal('replay_choices', got, wanted, remedy))
+        if fingerprint(ds)!=self.choices.dataset:
+            got = 'a training set with other targets than the recorded one of as many items'
+            raise ValueError(refusal('replay_choices', got, 'the same items in the same order', remedy))
 
     def choose_items(self, idxs):
-        epoch = min(int(self.pct_train*len(self.choices)+1e-9), len(self.choices)-1)
-        return Chosen(self.choices[epoch].to(idxs.device)[idxs].nonzero()[:,0])
+        n_recorded = len(self.choices)
+        epoch = min(int(self.pct_train*n_recorded+1e-9), n_recorded-1)
+        kept = self.choices[epoch].to(idxs.device)
+        return Chosen(kept[idxs].nonzero()[:,0])
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #af77b8a9
 @patch

@@ -17,19 +17,29 @@ from ..callback.report import callback_of
 class ScaleLR(Callback):
     "Scale the learning rate of a step by the share of a full batch that it trains"
     order,run_valid = GradientClip.order+1,False
-    def before_fit(self): self.n_trained,self.unscaled = 0,None
+
+    def before_fit(self):
+        self.n_trained = 0 # items since the last step
+        self.unscaled = None # rates to give back; None: nothing is scaled
+
     def after_backward(self): self.n_trained += n_items(self.yb)
+
     def before_step(self):
         full = getattr(callback_of(self.learn, GradientAccumulation), 'n_acc', None) or size_of_batch(self.dl)
-        self.unscaled,share = [h['lr'] for h in self.opt.hypers],min(1., self.n_trained/(full or self.n_trained))
+        share = min(1., self.n_trained/(full or self.n_trained))
+        self.unscaled = [hypers['lr'] for hypers in self.opt.hypers]
         self.opt.set_hyper('lr', [lr*share for lr in self.unscaled])
         self.n_trained = 0
+
     def restore(self):
         "Give the rate back"
         if self.unscaled is not None: self.opt.set_hyper('lr', self.unscaled)
         self.unscaled = None
+
     def after_step(self): self.restore()
+
     def after_cancel_step(self):
         self.restore()
         self.n_trained = 0 # their gradients are dropped
+
     def after_cancel_batch(self): self.restore()

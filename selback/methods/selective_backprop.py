@@ -10,22 +10,24 @@ from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
+from ..core.checks import refusal
 from ..core.policies import History, cdf_power, rank_sample
 from ..core.schedules import check_schedule
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #c96a3750
 class _Beta:
     "`beta` as it follows from a schedule of `keep`"
     def __init__(self, keep): self.keep = keep
+
     def __call__(self, pct): return 1/self.keep(pct)-1
 
-class SelectiveBackpropCallback(SelectionCallback):
+class SelectiveBackpropCallback(BatchSelection):
     "Keep each item with probability CDF(loss)^beta, and gather the kept ones into full batches (Jiang et al. 2019)"
     keeps_all = dict(beta=0),dict(keep=1., gather=False) # settings that leave nothing out
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
         keep:float|None=None, # The share to keep, above 0 and at most 1: another way to say `beta = 1/keep-1`
@@ -35,10 +37,13 @@ class SelectiveBackpropCallback(SelectionCallback):
     ):
         super().__init__(gather=gather, **kwargs)
         if keep is not None:
-            if beta!=2.: raise ValueError(f'beta and keep: got {beta} and {keep}, which are two names for one thing; give one of them.')
+            if beta!=2.:
+                wanted = 'one of them: they are two names for one thing'
+                raise ValueError(refusal('beta and keep', f'{beta} and {keep}', wanted))
             check_schedule('keep', keep, 0, 1, above=True)
             beta = _Beta(keep) if callable(keep) else 1/keep-1
-        self.beta,self.history = check_schedule('beta', beta, 0),History(hist_size)
+        self.beta = check_schedule('beta', beta, 0)
+        self.history = History(hist_size) # recent losses
 
     @property
     def parts(self): return super().parts | dict(history=self.history)

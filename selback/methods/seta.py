@@ -13,13 +13,14 @@ from fastcore.meta import delegates
 from ..core.checks import check_range
 from ..core.policies import seta as seta_policy
 from ..core.schedules import check_schedule, ends_by
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/04_seta.ipynb #ff5631ed
 class SeTaCallback(EpochSelection):
-    "Load a random share of the items, of which a window of groups of similar losses is kept, from easy to hard (Zhou et al. 2025)"
-    one_liner,keeps_all = 'seta',(dict(prune=0., window=1.),) # settings that leave nothing out
+    "Load a window of groups of similar losses, from easy to hard, of a random share of the items (Zhou et al. 2025)"
+    one_liner = 'seta'
+    keeps_all = dict(prune=0., window=1.), # settings that leave nothing out
 
     @delegates(EpochSelection.__init__)
     def __init__(self,
@@ -30,12 +31,16 @@ class SeTaCallback(EpochSelection):
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.prune,self.n_groups = check_schedule('prune', prune, 0, 1-1e-6),check_range('n_groups', n_groups, 1, whole=True)
-        self.width,self.delta = check_schedule('window', window, 0, 1, above=True),check_range('delta', delta, 0, 1)
+        self.prune = check_schedule('prune', prune, 0, 1-1e-6)
+        self.n_groups = check_range('n_groups', n_groups, 1, whole=True)
+        self.width = check_schedule('window', window, 0, 1, above=True)
+        self.delta = check_range('delta', delta, 0, 1)
 
     def choose_items(self, idxs):
-        window = self.scheduled(self.width) if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch) else 1.
-        return seta_policy(self.tracker.losses[idxs], self.epoch, self.scheduled(self.prune), self.n_groups, window, self.generator)
+        has_window = ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch)
+        window = self.scheduled(self.width) if has_window else 1.
+        losses,prune = self.tracker.losses[idxs],self.scheduled(self.prune)
+        return seta_policy(losses, self.epoch, prune, self.n_groups, window, self.generator)
 
 # %% ../../nbs/methods/04_seta.ipynb #71d836ac
 @patch

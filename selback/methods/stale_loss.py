@@ -6,18 +6,18 @@
 __all__ = ['StaleLossCallback']
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #c7138675
-import torch
 from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.meta import delegates
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.policies import include, rank_inclusion
-from ..callback.selection import set_selection
+from ..callback.attached import set_selection
+from ..callback.either import EitherSelection
 from .selective_backprop import SelectiveBackpropCallback
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #69a8ace0
-class StaleLossCallback(SelectiveBackpropCallback):
+class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
     "Score every `n`-th epoch; in between, stored losses choose which items are loaded (Jiang et al. 2019, Stale-SB)"
     counters = (*SelectiveBackpropCallback.counters,'epochs_since_scored')
     keeps_all = dict(beta=0, n=1),dict(beta=0, n=3),dict(beta=0, n=2, gather=False) # settings that leave nothing out
@@ -29,33 +29,39 @@ class StaleLossCallback(SelectiveBackpropCallback):
         ema:float|None=None, # Weight of the past in a smoothed loss to choose by, at least 0 and below 1; None: the last loss
         **kwargs
     ):
-        super().__init__(beta, **kwargs | dict(track_items=True))
+        super().__init__(beta=beta, **kwargs)
         self.tracker.smooth(ema)
         self.n = check_range('n', n, 1, whole=True)
-        self.meter.expect(score_share=1/n, skips_loading=True)
-        self.epochs_since_scored,self.scores_epoch = None,False # are all items scored in this epoch?
-        if self.scorer.score!='loss' and not self.scorer.needs_items: raise ValueError(f'score: got {self.scorer.score!r}, but stored losses '
-            "choose; wanted 'loss' or ReducibleLoss(holdout_losses).")
+        self.epochs_since_scored = None # None: never were
+        self.scores_epoch = False # are all items scored in this epoch?
+        if self.scorer.score!='loss' and not self.scorer.needs_items:
+            raise ValueError(refusal('score', f'{self.scorer.score!r}, but stored losses choose',
+                "'loss' or ReducibleLoss(holdout_losses)"))
 
-    def choose_items(self, idxs):
-        if self.scores_epoch: return
-        stored = self.tracker.losses
-        if self.scorer.score!='loss': stored = self.scorer.score.of_items(stored, torch.arange(len(stored), device=stored.device))
-        return include(stored[idxs], lambda loss: rank_inclusion(loss, self.scheduled(self.beta)), generator=self.generator)
+    @property
+    def costs(self): return super().costs | dict(score_share=1/self.n, skips_loading=True)
 
-    def should_select(self, batch): return self.scores_epoch and super().should_select(batch)
+    @property
+    def chooses_before_loading(self): return not self.scores_epoch
 
     def before_train(self):
         self.scores_epoch = self.epochs_since_scored is None or self.epochs_since_scored>=self.n
         if self.scores_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
         super().before_train()
 
+    def choose_items(self, idxs):
+        stored = self.tracker.losses[idxs]
+        if self.scorer.score!='loss': stored = self.scorer.score.of_items(stored, idxs)
+        def inclusion(loss): return rank_inclusion(loss, self.scheduled(self.beta))
+        return include(stored, inclusion, generator=self.generator)
+
     def after_train(self):
         before = self.epochs_done
         super().after_train()
         if self.epochs_done==before: return # cancelled at its start: nothing was scored
-        left_alone = self.tracker.chosen or self.meter.is_aside # trained by stored losses, or would have been
-        self.epochs_since_scored = self.epochs_since_scored+1 if left_alone and self.epochs_since_scored else 1
+        left_alone = self.tracker.has_chosen or self.meter.is_aside # trained by stored losses, or would have been
+        if left_alone and self.epochs_since_scored: self.epochs_since_scored += 1
+        else: self.epochs_since_scored = 1
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #b4445f04
 @patch

@@ -13,48 +13,59 @@ from fastcore.meta import delegates
 
 from ..core.policies import random_k, top_and_bottom
 from ..core.schedules import check_schedule, schedule_points, value_at
-from ..callback.tracking import ItemTracker
-from ..callback.selection import set_selection
-from ..callback.batch import SelectionCallback
+from ..callback.attached import set_selection
+from ..callback.batch import BatchSelection
+from ..callback.either import EitherSelection
 
 # %% ../../nbs/methods/08_top_loss.ipynb #a70256f9
-class TopLossCallback(SelectionCallback):
+class TopLossCallback(BatchSelection):
     "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
     keeps_all = dict(keep=1.),dict(keep=1., gather=True),dict(keep=.5, also_bottom=.5) # settings that leave nothing out
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
         also_bottom:float=0., # Share of the items to keep from the easiest, too
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.keep,self.also_bottom = check_schedule('keep', keep, 0, 1, above=True),check_schedule('also_bottom', also_bottom, 0, 1)
-        for pct in schedule_points: top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct)) # together at most 1
+        self.keep = check_schedule('keep', keep, 0, 1, above=True)
+        self.also_bottom = check_schedule('also_bottom', also_bottom, 0, 1)
+        for pct in schedule_points: # together at most 1
+            top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct))
 
-    def choose(self, scores): return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
+    def choose(self, scores):
+        return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
-class RandomSubsetCallback(SelectionCallback):
+class RandomSubsetCallback(EitherSelection):
     "Keep random items: the control, which scores nothing (`score` and `scale_factor` are not used)"
-    scored,keeps_all = False,(dict(keep=1.),dict(keep=1., before_loading=True)) # the latter: settings that leave nothing out
+    scored = False
+    follows_items = False
+    keeps_all = dict(keep=1.),dict(keep=1., before_loading=True) # settings that leave nothing out
 
-    @delegates(SelectionCallback.__init__)
+    @delegates(EitherSelection.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
         before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
         **kwargs
     ):
         super().__init__(**kwargs)
-        self.keep,self.before_loading = check_schedule('keep', keep, 0, 1, above=True),before_loading
-        if before_loading and self.gather: raise ValueError('before_loading: got True with gather=True, but items that are chosen before loading fill their batches by themselves; leave gather out.')
-        if before_loading:
-            self.tracker = self.tracker or ItemTracker(notes=False)
-            self.meter.expect(in_parts=False)
+        self.keep = check_schedule('keep', keep, 0, 1, above=True)
+        self.before_loading = before_loading
+        if before_loading and self.gather:
+            raise ValueError('before_loading: got True with gather=True, but items that are chosen before loading '
+                'fill their batches by themselves; leave gather out.')
+        if before_loading: self.tracker.follow(notes=False)
+
+    @property
+    def chooses_before_loading(self): return self.before_loading
+
+    @property
+    def costs(self): return super().costs | (dict(in_parts=False) if self.before_loading else {})
 
     def choose(self, scores): return random_k(scores, self.scheduled(self.keep), self.generator, self.round_to)
-    def should_select(self, batch): return not self.before_loading and super().should_select(batch)
-    def choose_items(self, idxs): return random_k(idxs, self.scheduled(self.keep), self.generator) if self.before_loading else None
+    def choose_items(self, idxs): return random_k(idxs, self.scheduled(self.keep), self.generator)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #1e8d8c3b
 @patch

@@ -11,7 +11,7 @@ from fastai.learner import Learner
 from fastcore.basics import noop
 from torch import Tensor
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.batches import as_tensors, take
 from ..core.losses import ItemLoss, preserved, separable_losses
 from ..core.policies import random_k, top_k
@@ -26,66 +26,95 @@ from .views import by_quantile, tidy, width
 def _gradient(learn, xb, yb):
     "The gradient of the loss of a batch at all weights that train, one vector"
     model = unwrapped(learn.model)
-    weights,flags = [p for p in model.parameters() if p.requires_grad],[(m, m.training) for m in model.modules()]
-    if not weights: raise ValueError('gradient_similarity: got a model whose weights are all frozen, wanted some that train; call learn.unfreeze().')
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        got = 'a model whose weights are all frozen'
+        raise ValueError(refusal('gradient_similarity', got, 'some that train', 'call learn.unfreeze()'))
+
+    flags = [(m, m.training) for m in model.modules()]
     try:
         with preserved(base_loss(learn)): grads = trial_step(model.train(), output_loss(learn), xb, yb)
     finally:
         for m,training in flags: m.training = training
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().float().cpu() for p,g in zip(weights, grads)])
+
+    grads = [torch.zeros_like(p) if g is None else g for p,g in zip(weights, grads)]
+    return torch.cat([g.flatten().float().cpu() for g in grads])
 
 # %% ../../nbs/views/02_gradients.ipynb #aa2089dd
 def _alike(a, b):
-    "Cosine of two gradients, and the share of the weights, of those with a gradient in `a`, at which both have one sign"
+    "Cosine of two gradients, and the share of the weights with a gradient in `a` at which both have one sign"
     def dot(s, t): return (s*t).sum(dtype=torch.float64)
-    return dict(cosine=float(dot(a, b)/(dot(a, a)*dot(b, b)).sqrt()), same_sign=float((a.sign()==b.sign())[a!=0].double().mean()))
+    cosine = dot(a, b)/(dot(a, a)*dot(b, b)).sqrt()
+    same_sign = (a.sign()==b.sign())[a!=0].double().mean()
+    return dict(cosine=float(cosine), same_sign=float(same_sign))
 
 def _some_batches(learn, n, generator):
     "Random training batches, inputs and targets as plain tensors; the loader is left as it is"
     dl = check_loader(learn.dls.train)
-    idxs = longest_first(dl, torch.randperm(dl.n, generator=generator)[:n*dl.bs]).tolist()
-    with fixed_random(): batches = [as_tensors(learn._set_device(b)) for b in loader_of(dl, idxs, num_workers=0)]
+    some = torch.randperm(dl.n, generator=generator)[:n*dl.bs]
+    loader = loader_of(dl, longest_first(dl, some).tolist(), num_workers=0)
+    with fixed_random(): batches = [as_tensors(learn._set_device(b)) for b in loader]
+
     n_inp = getattr(learn.dls, 'n_inp', len(batches[0])-1)
     return [(b[:n_inp],b[n_inp:]) for b in batches]
 
 # %% ../../nbs/views/02_gradients.ipynb #fd107669
+def _losses(learn, xb, yb, item_loss):
+    "The losses of the items of a batch, by the network as it is"
+    loss_func = base_loss(learn)
+    if item_loss is not None: loss_func = ItemLoss(item_loss, loss_func)
+    with fixed_random():
+        pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
+        return separable_losses(loss_func, pred, *yb).cpu()
+
 def gradient_similarity(
     learn:Learner, # Its model, loss function and fastai training loader, all of which are left as they are
     n_batches:int=4, # Random training batches, at most an epoch
     keep:float=1/3, # Share of a batch to compare with all of it; two items at least
     item_loss=None, # As for the selection: one loss per item, if the loss function mixes items
     seed:int=0, # Of the batches and the random items
-)->pd.DataFrame: # Two rows for each batch, `of` 'hardest' and 'random': how many `items`, the `cosine`, the share of weights of the `same_sign`
-    "How much the gradient of the hardest items, and that of random ones, is like that of the whole batch (Jiang et al. 2019, figure 5)"
+)->pd.DataFrame: # Two rows a batch, `of` 'hardest' and 'random': `items`, `cosine`, share of weights of the `same_sign`
+    "How like the batch's gradient that of its hardest items is, and that of random ones (Jiang et al. 2019, figure 5)"
     check_range('keep', keep, 0, 1, above=True)
-    loss_func,generator,found = base_loss(learn),torch.Generator().manual_seed(seed),[]
-    for i,(xb,yb) in enumerate(_some_batches(learn, check_range('n_batches', n_batches, 1, whole=True), generator)):
-        with fixed_random(): losses = separable_losses(loss_func if item_loss is None else ItemLoss(item_loss, loss_func),
-            true_output(learn, ScoringPass()(learn.model, xb, yb)), *yb).cpu()
-        whole,share = _gradient(learn, xb, yb),min(1., max(keep, 2/len(losses)))
-        for of,chosen in dict(hardest=top_k(losses, share), random=random_k(losses, share, generator)).items():
+    n_batches = check_range('n_batches', n_batches, 1, whole=True)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i,(xb,yb) in enumerate(_some_batches(learn, n_batches, generator)):
+        losses = _losses(learn, xb, yb, item_loss)
+        whole = _gradient(learn, xb, yb)
+        share = min(1., max(keep, 2/len(losses)))
+        parts = dict(hardest=top_k(losses, share), random=random_k(losses, share, generator))
+        for of,chosen in parts.items():
             part = _gradient(learn, *take((xb, yb), chosen.rows))
             found.append(dict(batch=i, of=of, items=len(chosen.rows), **_alike(whole, part)))
     return pd.DataFrame(found)
 
 # %% ../../nbs/views/02_gradients.ipynb #d5557da8
+def _classes(pred, targ, axis):
+    "Of single predictions: the probability of the target, that of the predicted class, and whether they are one"
+    probs,label = pred.float().softmax(axis),pred.argmax(axis)
+    targ = targ.view_as(label)
+    at = targ.clamp(0, pred.shape[axis]-1) # a loss may ignore targets that are no class
+    in_target = probs.gather(axis, at.unsqueeze(axis)).squeeze(axis)
+    return dict(target_confidence=in_target, confidence=probs.amax(axis), accuracy=label==targ)
+
 def by_percentile(
     learn:Learner, # One that tells one class for each item, or for each pixel
     ds_idx:int=1, # 1: validation items, 0: training items
     bins:int=10, # Groups of as many items
-)->pd.DataFrame: # A row for each group, easiest first: `percentile`, its upper end; `items`; their mean `loss`, `target_confidence`, `confidence` and `accuracy`
-    "Mean probability of the target and of the predicted class, and accuracy, of items of similar loss (Jiang et al. 2019, figures 8 and 9)"
+)->pd.DataFrame: # A row for each group, easiest first: `percentile`, its upper end; `items`; the means
+    "Mean `loss`, `target_confidence`, `confidence`, `accuracy` by the loss (Jiang et al. 2019, figures 8 and 9)"
     loss_func = base_loss(learn)
     with fixed_random(),learn.no_bar(): pred,targ = learn.get_preds(ds_idx=ds_idx, act=noop)
-    if not isinstance(pred, Tensor) or pred.ndim<2 or not isinstance(targ, Tensor) or targ.is_floating_point(): raise ValueError('by_percentile: got '
-        f'targets that are {getattr(targ, "dtype", type(targ).__name__)}, wanted class numbers: one class for each item.')
+    has_logits = isinstance(pred, Tensor) and pred.ndim>1
+    has_classes = isinstance(targ, Tensor) and not targ.is_floating_point()
+    if not has_logits or not has_classes:
+        got = f'targets that are {getattr(targ, "dtype", type(targ).__name__)}'
+        raise ValueError(refusal('by_percentile', got, 'class numbers: one class for each item'))
+
     pred,targ = as_tensors(learn._set_device((pred,targ))) # where the loss function may have weights
-    axis = getattr(loss_func, 'axis', 1)
-    probs,label = pred.float().softmax(axis),pred.argmax(axis)
-    targ_of = targ.view_as(label)
-    def of_items(t): return t.reshape(len(pred), -1).float().mean(1).cpu().numpy()
-    in_target = probs.gather(axis, targ_of.clamp(0, pred.shape[axis]-1).unsqueeze(axis)).squeeze(axis) # a loss may ignore targets that are no class
-    values = dict(target_confidence=of_items(in_target), confidence=of_items(probs.amax(axis)), accuracy=of_items(label==targ_of))
+    of_classes = _classes(pred, targ, getattr(loss_func, 'axis', 1))
+    values = {k: v.reshape(len(pred), -1).float().mean(1).cpu().numpy() for k,v in of_classes.items()}
     return by_quantile(separable_losses(loss_func, pred, targ).cpu().numpy(), values, bins)
 
 # %% ../../nbs/views/02_gradients.ipynb #c4154a0d
@@ -95,8 +124,9 @@ def plot_by_percentile(
     "Confidence in the target and in the predicted class, and accuracy, by percentile of the loss"
     import matplotlib.pyplot as plt
     fig,ax = plt.subplots(figsize=(width,3.4), layout='constrained')
-    for name in ('target_confidence','confidence','accuracy'):
-        ax.plot(rows.percentile-50/len(rows), rows[name], marker='o', ms=3.5, lw=1.8, label=name.replace('target_confidence', 'confidence in the target'))
+    names = dict(target_confidence='confidence in the target', confidence='confidence', accuracy='accuracy')
+    middle = rows.percentile-50/len(rows)
+    for column,name in names.items(): ax.plot(middle, rows[column], marker='o', ms=3.5, lw=1.8, label=name)
     tidy(ax, xlabel='percentile of the loss', ylabel='mean of the items', xlim=(0,100), ylim=(0,1.03))
     ax.legend(frameon=False)
     return ax

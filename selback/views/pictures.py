@@ -13,13 +13,13 @@ from fastai.data.core import show_batch
 from fastai.torch_core import TensorImage, TitledStr, display_df, retain_type, show_title
 from fastcore.all import L, noop, patch
 
-from ..core.checks import check_range
+from ..core.checks import check_range, refusal
 from ..core.batches import as_tensors
 from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
 from ..callback.loader import check_loader, loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
-from ..callback.epoch import EpochSelection
+from ..callback.selection import Selection
 from .views import label_of, target_of, tidy, width
 
 # %% ../../nbs/views/01_pictures.ipynb #d504f1a3
@@ -27,32 +27,45 @@ def _labels(ds):
     "The labels of a dataset, or None if it has none"
     with unaugmented(ds):
         target = target_of(ds)
-        return None if label_of(target(0)) is None else [label_of(target(i)) for i in range(len(ds))]
+        if label_of(target(0)) is None: return None
+        return [label_of(target(i)) for i in range(len(ds))]
 
 def _is_data(o): return isinstance(o, torch.Tensor) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
 
 def _sources(ds):
     "What the items are made from, as a DataFrame with a row for each; without columns if that is unknown"
-    items = getattr(ds, 'items', None)
-    if callable(items) or items is None or len(items)!=len(ds): return pd.DataFrame(index=range(len(ds)))
+    items,rows = getattr(ds, 'items', None),range(len(ds))
+    is_known = items is not None and not callable(items) and len(items)==len(ds)
+    if not is_known: return pd.DataFrame(index=rows)
     if isinstance(items, pd.DataFrame): return items.reset_index(drop=True)
-    return pd.DataFrame({} if _is_data(next(iter(items))) else dict(item=list(items)), index=range(len(ds)))
+
+    columns = {} if _is_data(next(iter(items))) else dict(item=list(items))
+    return pd.DataFrame(columns, index=rows)
 
 # %% ../../nbs/views/01_pictures.ipynb #ae70fe62
-def _known(selection, asked):
+def _check_remembered(selection, asked):
     "Raise a `ValueError` if nothing is remembered of the items"
-    if not (selection.tracker and selection.tracker.notes): raise ValueError(f'{asked}: got a {type(selection).__name__} that remembers no losses of single items, wanted one that does; '
-        'pass track_items=True.')
-    if selection.memory is None: raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
-    if selection.learn is None: raise ValueError(f'{asked}: {type(selection).__name__} was taken off its learner, and has no items without; attach it again.')
-    n = check_loader(selection.learn.dls.train).n
-    if len(selection.memory)!=n: raise ValueError(f'{asked}: got a training set of {n} items, of which nothing is remembered: what is, is of one with {len(selection.memory)}; call fit first.')
+    name = type(selection).__name__
+    if not selection.tracker.notes:
+        got = f'a {name} that remembers no losses of single items'
+        raise ValueError(refusal(asked, got, 'one that does', 'pass track_items=True'))
+    if selection.memory is None:
+        raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
+    if selection.learn is None:
+        raise ValueError(f'{asked}: {name} was taken off its learner, and has no items without; attach it again.')
+
+    n,remembered = check_loader(selection.learn.dls.train).n,len(selection.memory)
+    if n==remembered: return
+    got = f'a training set of {n} items, of which nothing is remembered'
+    raise ValueError(refusal(asked, got, f'the one with {remembered}', 'call fit first'))
+
 @patch
-def items(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
-    "What is remembered of each training item, by its dataset index; with its label, and its path or row where it has one"
-    _known(self, 'items')
+def items(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
+    "What is remembered of each training item, by dataset index; with its label, and its path or row if it has one"
+    _check_remembered(self, 'items')
     ds = check_loader(self.learn.dls.train).dataset
-    df,labels = self.memory.frame().rename_axis('idx'),_labels(ds)
+    df = self.memory.frame().rename_axis('idx')
+    labels = _labels(ds)
     if labels is not None: df['label'] = labels
     return df.join(_sources(ds), rsuffix='_of_item')
 
@@ -60,44 +73,72 @@ def items(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing
 class _Facts(dict):
     "What is known of an item: the title of a picture, or more columns of a row"
     def show(self, ctx=None, **kwargs):
-        if isinstance(ctx, pd.Series): return pd.concat([ctx, pd.Series({k: o for k,o in self.items() if k!='target'})])
-        return show_title('\n'.join(shorten(f'{k} {o}', 20, placeholder='…') for k,o in self.items()), ctx=ctx, **kwargs)
+        if isinstance(ctx, pd.Series):
+            columns = {k: o for k,o in self.items() if k!='target'}
+            return pd.concat([ctx, pd.Series(columns)])
+
+        lines = [shorten(f'{k} {o}', 20, placeholder='…') for k,o in self.items()]
+        return show_title('\n'.join(lines), ctx=ctx, **kwargs)
+
+def _decoded(learn, xb, yb):
+    "What the network predicts for a batch, as its loss function decodes it"
+    loss_func = base_loss(learn)
+    with fixed_random(): pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
+    activation,decodes = getattr(loss_func, 'activation', noop),getattr(loss_func, 'decodes', noop)
+    return decodes(activation(pred))
 
 def _predicted(learn, b, n_inp):
     "What the network predicts for the items of a batch, as labels; nothing where it has no labels"
-    xb,yb = (as_tensors(o) for o in (b[:n_inp],b[n_inp:]))
+    xb,yb = as_tensors(b[:n_inp]),as_tensors(b[n_inp:])
     if len(yb)!=1: return []
-    loss_func = base_loss(learn)
-    with fixed_random(): pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
-    decoded = getattr(loss_func, 'decodes', noop)(getattr(loss_func, 'activation', noop)(pred))
+    decoded = _decoded(learn, xb, yb)
     if not isinstance(decoded, torch.Tensor): return []
-    ds,dl = check_loader(learn.dls.train).dataset,learn.dls.train
+
+    dl = learn.dls.train
+    ds = check_loader(dl).dataset
     if hasattr(ds, 'y_names'): # a table
         vocab = getattr(ds, 'vocab', None)
         return [label_of(o) if vocab is None else vocab[int(o)] for o in decoded]
-    return [label_of(o[n_inp]) for o in dl.decode_batch((*b[:n_inp],retain_type(decoded, old=b[n_inp])), max_n=len(decoded))]
+    predicted = (*b[:n_inp],retain_type(decoded, old=b[n_inp]))
+    return [label_of(o[n_inp]) for o in dl.decode_batch(predicted, max_n=len(decoded))]
 
 # %% ../../nbs/views/01_pictures.ipynb #c3fabc1e
+def _fact(**kwargs):
+    "What is known of one item, of what may be"
+    return _Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in kwargs.items() if o is not None})
+
 def _facts(selection, b, n_inp, idxs, picked=None):
     "What is known of items, one `_Facts` for each: target, prediction and loss, or how often it was picked"
     ds = check_loader(selection.learn.dls.train).dataset
     with unaugmented(ds):
         target = target_of(ds)
         targets = [label_of(target(i)) for i in idxs]
-    def known(**kwargs): return _Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in kwargs.items() if o is not None})
-    if picked: return [known(target=t, item=i, picked=p) for t,i,p in zip(targets, idxs, picked)]
-    losses,predicted = selection.memory.loss[idxs].tolist(),_predicted(selection.learn, b, n_inp) or [None]*len(idxs)
-    return [known(target=t, predicted=p, loss=l, item=i) for t,p,l,i in zip(targets, predicted, losses, idxs)]
+    if picked: return [_fact(target=t, item=i, picked=p) for t,i,p in zip(targets, idxs, picked)]
+
+    losses = selection.memory.loss[idxs].tolist()
+    predicted = _predicted(selection.learn, b, n_inp) or [None]*len(idxs)
+    return [_fact(target=t, predicted=p, loss=l, item=i) for t,p,l,i in zip(targets, predicted, losses, idxs)]
 
 def _showable(sample, facts, asked):
     "A sample with its facts, which hold the target of a picture too"
-    if not hasattr(sample[0], 'show'): raise ValueError(f'{asked}: got items that are a {type(sample[0]).__name__}, wanted a type that fastai can '
-        'show, such as TensorImage; use items().')
-    shown = [o if hasattr(o, 'show') or label_of(o) is None else TitledStr(label_of(o)) for o in sample]
-    if isinstance(sample[0], TensorImage) and 'target' in facts: shown = shown[:1]
-    return (*shown,facts)
+    x = sample[0]
+    if not hasattr(x, 'show'):
+        wanted = 'a type that fastai can show, such as TensorImage'
+        raise ValueError(refusal(asked, f'items that are a {type(x).__name__}', wanted, 'use items()'))
+    if isinstance(x, TensorImage) and 'target' in facts: return x,facts
+
+    def titled(o): return o if hasattr(o, 'show') or label_of(o) is None else TitledStr(label_of(o))
+    return (*map(titled, sample),facts)
 
 # %% ../../nbs/views/01_pictures.ipynb #09a80bb2
+def _grid(n, n_lines, **kwargs):
+    "What `show_batch` is told, for `n` pictures with `n_lines` lines above each; `kwargs` are as they are"
+    if 'nrows' not in kwargs and 'ncols' not in kwargs: kwargs['ncols'] = 3
+    rows = kwargs.get('nrows') or -(-n//kwargs['ncols'])
+    columns = -(-n//rows)
+    height = .1+.16*n_lines+width/columns
+    return dict(figsize=(width,height*rows)) | kwargs
+
 def _show(selection, asked, idxs, picked=None, **kwargs):
     "Show items, with what is known of them"
     import matplotlib.pyplot as plt
@@ -107,19 +148,19 @@ def _show(selection, asked, idxs, picked=None, **kwargs):
         b = learn._set_device(dl.one_batch())
         x,y,samples = dl.show_batch(b, max_n=n, show=False)
         facts = _facts(selection, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, picked)
+
     if samples is not None: samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
-    if is_image := samples is not None and isinstance(x, TensorImage):
-        if not {'nrows','ncols'} & set(kwargs): kwargs['ncols'] = 3
-        rows = kwargs.get('nrows') or -(-n//kwargs['ncols'])
-        kwargs = dict(figsize=(width, (.1+.16*len(facts[0])+width/(-(-n//rows)))*rows)) | kwargs
+    is_image = samples is not None and isinstance(x, TensorImage)
+    if is_image: kwargs = _grid(n, len(facts[0]), **kwargs)
     with plt.rc_context({'axes.titlesize': 9}): show_batch(x, y, samples, max_n=n, **kwargs)
     if is_image: plt.gcf().set_layout_engine('constrained')
     if samples is None: display_df(pd.DataFrame(facts))
 
 def _by_loss(selection, asked, n, ascending):
     "The first items by remembered loss"
-    _known(selection, asked)
-    losses,n = selection.memory.loss.cpu(),check_range('n', n, 1, whole=True)
+    _check_remembered(selection, asked)
+    n = check_range('n', n, 1, whole=True)
+    losses = selection.memory.loss.cpu()
     idxs = losses.argsort(descending=not ascending, stable=True)
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
@@ -127,47 +168,57 @@ def _by_loss(selection, asked, n, ascending):
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch
-def show_hardest(self:EpochSelection,
+def show_hardest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
     "Show the training items of the highest remembered loss, the hardest first (Jiang et al. 2019, figure 2)"
-    _show(self, 'show_hardest', _by_loss(self, 'show_hardest', n, False), **kwargs)
+    _show(self, 'show_hardest', _by_loss(self, 'show_hardest', n, ascending=False), **kwargs)
+
 @patch
-def show_easiest(self:EpochSelection,
+def show_easiest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
     "Show the training items of the lowest remembered loss, the easiest first"
-    _show(self, 'show_easiest', _by_loss(self, 'show_easiest', n, True), **kwargs)
+    _show(self, 'show_easiest', _by_loss(self, 'show_easiest', n, ascending=True), **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #f3d07af9
 @patch
-def picks_by_class(self:EpochSelection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered, or if there are no classes
-    "For each class: items, mean loss, share of the times seen that were `picked`, mean number of `picks`; an item of several classes counts in each"
-    _known(self, 'picks_by_class')
+def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if there are none, or no memory
+    "Of each class: items, mean loss, share of times seen that were `picked`, mean `picks`; an item can be in several"
+    _check_remembered(self, 'picks_by_class')
     df = self.items()
-    if 'label' not in df or pd.api.types.is_float_dtype(df.label): raise ValueError('picks_by_class: got '
-        f"{'labels that are numbers of a range' if 'label' in df else 'no labels of single items'}, wanted one class or a list of classes for each; use items().")
+    has_labels = 'label' in df
+    if not has_labels or pd.api.types.is_float_dtype(df.label):
+        got = 'labels that are numbers of a range' if has_labels else 'no labels of single items'
+        raise ValueError(refusal('picks_by_class', got, 'one class or a list of classes for each', 'use items()'))
+
     rows = df.explode('label').groupby('label')
-    return pd.DataFrame(dict(items=rows.size(), loss=rows.loss.mean(), picked=rows.picked.sum()/rows.seen.sum(), picks=rows.picked.mean()))
+    picked = rows.picked.sum()/rows.seen.sum()
+    return pd.DataFrame(dict(items=rows.size(), loss=rows.loss.mean(), picked=picked, picks=rows.picked.mean()))
 
 # %% ../../nbs/views/01_pictures.ipynb #6439848e
 @patch
-def show_picked(self:EpochSelection,
+def show_picked(self:Selection,
     n:int=2, # How many items of each class, of the most picked and of the least
     classes=None, # Labels; None: all, ten at most
     **kwargs # For `show_batch`: figsize
 ): # Raises a `ValueError` if nothing is remembered of the items, or if there are no classes
     "Show, for each class, the training items that were picked most often, and those that were picked least"
-    shares,n = self.picks_by_class(),check_range('n', n, 1, whole=True)
+    known = self.picks_by_class().index
+    n = check_range('n', n, 1, whole=True)
     items = self.items().explode('label').dropna(subset='loss')
     order = items.sort_values(['picked','loss'], ascending=False, kind='stable')
+
     idxs = []
-    for c in shares.index[:10] if classes is None else classes:
-        own = order.index[order.label==c].tolist()
-        if len(own)<2*n: raise ValueError(f'show_picked: got {len(own)} items of class {c!r} whose loss is known, wanted 2*n={2*n} at least.')
+    for label in known[:10] if classes is None else classes:
+        own = order.index[order.label==label].tolist()
+        if len(own)<2*n:
+            got = f'{len(own)} items of class {label!r} whose loss is known'
+            raise ValueError(refusal('show_picked', got, f'2*n={2*n} at least'))
         idxs += own[:n]+own[-n:]
+
     rows = items[~items.index.duplicated()].loc[idxs]
     picked = [f'{p} of {s}' for p,s in zip(rows.picked, rows.seen)]
     _show(self, 'show_picked', idxs, picked, nrows=len(idxs)//(2*n), **kwargs)
@@ -175,24 +226,44 @@ def show_picked(self:EpochSelection,
 # %% ../../nbs/views/01_pictures.ipynb #947ec027
 def _spread_by_loss(selection, n=6):
     "Some tracked items, from the easiest to the hardest"
-    losses = selection.memory.loss.cpu()[selection.tracker.tracked]
-    known = losses.argsort()[:int((~losses.isnan()).sum())]
-    return selection.tracker.tracked[known[torch.linspace(0, len(known)-1, min(n, len(known))).round().long()]].tolist()
+    tracked = selection.tracker.tracked
+    losses = selection.memory.loss.cpu()[tracked]
+    n_known = int((~losses.isnan()).sum())
+    known = losses.argsort()[:n_known]
+    some = torch.linspace(0, n_known-1, min(n, n_known)).round().long()
+    return tracked[known[some]].tolist()
+
+def _check_tracked(idxs, tracked):
+    "Raise a `ValueError` if the picks of some items are not kept"
+    others = [i for i in idxs if i not in tracked]
+    if not others: return
+
+    every = tracked[1]-tracked[0] if len(tracked)>1 else 1
+    got = f'{others[:5]}, of which the picks of each epoch are not kept'
+    wanted = f'some of every {every}. item from 0 to {tracked[-1]}, as in learn.selection.tracker.tracked'
+    raise ValueError(refusal('plot_items', got, wanted))
+
 @patch
-def plot_items(self:EpochSelection,
+def plot_items(self:Selection,
     idxs=None, # Dataset indices, among those of `tracked`; None: six of these, from the easiest to the hardest
 )->list: # One axes; raises a `ValueError` if nothing is remembered, or not of these items
     "How often single items had been picked by the end of each epoch (Jiang et al. 2019, figure 15)"
     import matplotlib.pyplot as plt
-    _known(self, 'plot_items')
-    idxs,tracked = _spread_by_loss(self) if idxs is None else [int(i) for i in idxs],self.tracker.tracked.tolist()
-    if others := [i for i in idxs if i not in tracked]: raise ValueError(f'plot_items: got {others[:5]}, of which the picks of each epoch are not kept, '
-        f'wanted some of every {tracked[1]-tracked[0] if len(tracked)>1 else 1}. item from 0 to {tracked[-1]}, as in learn.selection.tracker.tracked.')
+    _check_remembered(self, 'plot_items')
+    tracked,by_epoch = self.tracker.tracked.tolist(),self.tracker.picks_by_epoch
+    idxs = _spread_by_loss(self) if idxs is None else [int(i) for i in idxs]
+    _check_tracked(idxs, tracked)
+
     fig,ax = plt.subplots(figsize=(width,4.2), layout='constrained')
-    epochs = [0,*(epoch for epoch,_ in self.tracker.picks_by_epoch)]
-    for i,colour,lw in zip(idxs, plt.cm.viridis(np.linspace(0, .85, len(idxs))), np.linspace(5, 1.5, len(idxs))): # lines may lie on each other
-        ax.plot(epochs, [0,*(int(picked[tracked.index(i)]) for _,picked in self.tracker.picks_by_epoch)], lw=lw, color=colour, label=f'item {i}, loss {self.memory.loss[i]:.2g}')
+    epochs = [0,*(epoch for epoch,_ in by_epoch)]
+    colours = plt.cm.viridis(np.linspace(0, .85, len(idxs)))
+    widths = np.linspace(5, 1.5, len(idxs)) # lines may lie on each other
+    for i,colour,lw in zip(idxs, colours, widths):
+        row = tracked.index(i)
+        picks = [0,*(int(picked[row]) for _,picked in by_epoch)]
+        ax.plot(epochs, picks, lw=lw, color=colour, label=f'item {i}, loss {self.memory.loss[i]:.2g}')
     ax.plot(epochs, epochs, ls='--', color='grey', lw=1, label='every epoch')
+
     tidy(ax, xlabel='epochs', ylabel='times picked')
     for axis in (ax.xaxis,ax.yaxis): axis.get_major_locator().set_params(integer=True)
     fig.legend(frameon=False, loc='outside lower left', ncols=2)
@@ -204,29 +275,44 @@ def pick_rates(
     last:int=5, # Of how many epochs
 )->pd.DataFrame: # A row for each epoch from the `last`-th on, a column for each number of picks from 0 to `last`
     "The share of the items that were picked in so many of the last epochs (Jiang et al. 2019, figure 15)"
-    _known(selection, 'pick_rates')
-    last,known = check_range('last', last, 1, whole=True),selection.tracker.picks_by_epoch
-    if len(known)<last: raise ValueError(f'pick_rates: got {len(known)} epochs, wanted {last} at least, as last={last}; train for longer, or pass a smaller number.')
-    counts = torch.stack([torch.zeros_like(known[0][1]), *(picks for _,picks in known)])
-    picked = (counts.diff(dim=0)>0).int().unfold(0, last, 1).sum(-1) # an item that trains twice in an epoch counts once
-    return pd.DataFrame([[float((row==k).float().mean()) for k in range(last+1)] for row in picked], index=pd.Index([e for e,_ in known[last-1:]], name='epoch'))
+    _check_remembered(selection, 'pick_rates')
+    last = check_range('last', last, 1, whole=True)
+    by_epoch = selection.tracker.picks_by_epoch
+    n = len(by_epoch)
+    if n<last:
+        remedy = 'train for longer, or pass a smaller number'
+        raise ValueError(refusal('pick_rates', f'{n} epochs', f'{last} at least, as last={last}', remedy))
+
+    epochs,picks = zip(*by_epoch)
+    counts = torch.stack([torch.zeros_like(picks[0]), *picks])
+    was_picked = counts.diff(dim=0)>0 # an item that trains twice in an epoch counts once
+    of_late = was_picked.int().unfold(0, last, 1).sum(-1)
+    rates = [[float((row==k).float().mean()) for k in range(last+1)] for row in of_late]
+    return pd.DataFrame(rates, index=pd.Index(epochs[last-1:], name='epoch'))
 
 def plot_pick_rates(
     rates:pd.DataFrame, # As `pick_rates` returns it
 ): # Axes
     "The share of the items by how often they were picked of late, epoch by epoch"
     import matplotlib.pyplot as plt
-    fig,ax = plt.subplots(figsize=(width,4), layout='constrained')
     last = rates.shape[1]-1
-    ax.stackplot(rates.index, rates.to_numpy().T, labels=[f'in {k}' for k in rates], colors=plt.cm.viridis(np.linspace(.95, .05, last+1)))
-    tidy(ax, xlabel='epochs', ylabel='share of the items', ylim=(0,1), xlim=(rates.index[0],max(rates.index[-1], rates.index[0]+1)))
+    first_epoch,last_epoch = rates.index[0],rates.index[-1]
+    colours = plt.cm.viridis(np.linspace(.95, .05, last+1))
+
+    fig,ax = plt.subplots(figsize=(width,4), layout='constrained')
+    ax.stackplot(rates.index, rates.to_numpy().T, labels=[f'in {k}' for k in rates], colors=colours)
+    xlim = first_epoch,max(last_epoch, first_epoch+1)
+    tidy(ax, xlabel='epochs', ylabel='share of the items', ylim=(0,1), xlim=xlim)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    fig.legend(*[o[::-1] for o in ax.get_legend_handles_labels()], title=f'picked in so many of the last {last} epochs', frameon=False, loc='outside lower center', ncols=3)
+
+    handles,names = (o[::-1] for o in ax.get_legend_handles_labels())
+    title = f'picked in so many of the last {last} epochs'
+    fig.legend(handles, names, title=title, frameon=False, loc='outside lower center', ncols=3)
     return ax
 
 # %% ../../nbs/views/01_pictures.ipynb #0b902c95
 @patch
-def suspected_label_errors(self:EpochSelection)->pd.DataFrame: # As `items`; raises a `ValueError` without `noise_quantile`
+def suspected_label_errors(self:Selection)->pd.DataFrame: # Raises a `ValueError` without `noise_quantile`
     "The rows of `items` for suspected label errors, the highest loss first"
     suspects = self.suspects.tolist()
     return self.items().loc[suspects].sort_values('loss', ascending=False)

@@ -4,35 +4,56 @@ matplotlib.use('agg')
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest
 from studies.figures import cost_to_targets, pareto_share, plot_by_items
 
-def made(method, items, error, seed=0): return pd.DataFrame(dict(method=method, seed=seed, epoch=[*range(1, len(items)+1)], seconds=items, backpropagated=items, error=error))
-SLOW,FAST = made('slow', [10,20,30], [.5,.3,.1]),made('fast', [4,8,12], [.45,.4,.35])
+def made(method, items, error, seed=0):
+    epochs = [*range(1, len(items)+1)]
+    return pd.DataFrame(dict(method=method, seed=seed, epoch=epochs, seconds=items, backpropagated=items, error=error))
+
+SLOW = made('slow', [10,20,30], [.5,.3,.1])
+FAST = made('fast', [4,8,12], [.45,.4,.35])
 
 def test_costs_are_those_of_the_first_epoch_that_is_as_good():
     worse_later = made('up', [1,2,3,4], [.6,.2,.4,.15])
     costs = cost_to_targets(pd.concat([SLOW, worse_later]), targets=[.5,.3,.16,.05])
-    assert costs.slow.tolist()[:3]==[10,20,30] and costs.up.tolist()[:3]==[2,2,4] and costs.loc[.05].isna().all()
+    assert costs.slow.tolist()[:3]==[10,20,30]
+    assert costs.up.tolist()[:3]==[2,2,4]
+    assert costs.loc[.05].isna().all()
 
 def test_a_method_that_misses_a_target_with_one_seed_misses_it():
     runs = pd.concat([FAST, made('fast', [6,9], [.45,.41], seed=1), SLOW])
     costs = cost_to_targets(runs, targets=[.45,.4])
-    assert costs.fast.iloc[0]==5 and np.isnan(costs.fast.iloc[1]) and costs.slow.tolist()==[20,20]
+    assert costs.fast.iloc[0]==5
+    assert np.isnan(costs.fast.iloc[1])
+    assert costs.slow.tolist()==[20,20]
 
 def test_shares_of_the_front():
     runs = pd.concat([SLOW, FAST])
     shares = pareto_share(runs, targets=[.5,.4,.3,.1])
-    assert shares['first'].to_dict()==dict(slow=.5, fast=.5) and shares.misses.to_dict()==dict(slow=0, fast=.5)
-    assert pareto_share(runs, targets=[.5,.4], within=1.5)['first'].to_dict()==dict(slow=1., fast=1.)
+    assert shares['first'].to_dict()==dict(slow=.5, fast=.5)
+    assert shares.misses.to_dict()==dict(slow=0, fast=.5)
+
+    nearly = pareto_share(runs, targets=[.5,.4], within=1.5)
+    assert nearly['first'].to_dict()==dict(slow=1., fast=1.)
+
     twin = pd.concat([SLOW, SLOW.assign(method='twin')])
     assert (pareto_share(twin)['first']==1).all() # as good for as much: both
-    many = pareto_share(runs, targets=21) # evenly from .5 to .1
-    assert many['first'].sum()==pytest.approx(1) and many['first']['fast']==pytest.approx(8/21)
+
+    many = pareto_share(runs, targets=21)['first'] # evenly from .5 to .1
+    assert many.sum()==pytest.approx(1)
+    assert many['fast']==pytest.approx(8/21)
+
     with pytest.raises(ValueError, match='no method reaches'): pareto_share(runs, targets=[.01])
     with pytest.raises(ValueError, match='targets: got 0'): pareto_share(runs, targets=0)
 
 def test_quality_by_items():
-    ax = plot_by_items(pd.concat([FAST, FAST.assign(seed=1, error=FAST.error+.1), made('none', [10,20], [.5,.6])]))
-    fast,plain = (l.get_xydata() for l in ax.lines)
-    assert fast[0].tolist()==pytest.approx([4,.5]) and fast[-1].tolist()==pytest.approx([12,.4]) and plain[-1].tolist()==[20,.5] # the best so far
+    second_seed = FAST.assign(seed=1, error=FAST.error+.1)
+    worse_later = made('none', [10,20], [.5,.6])
+    ax = plot_by_items(pd.concat([FAST, second_seed, worse_later]))
+    fast,plain = (line.get_xydata() for line in ax.lines)
+    assert fast[0].tolist()==pytest.approx([4,.5])
+    assert fast[-1].tolist()==pytest.approx([12,.4])
+    assert plain[-1].tolist()==[20,.5] # the best so far
+
     (band,) = ax.collections
-    assert band.get_datalim(ax.transData).y0==pytest.approx(.35) and 'band' in ax.figure.legends[0].get_title().get_text()
+    assert band.get_datalim(ax.transData).y0==pytest.approx(.35)
+    assert 'band' in ax.figure.legends[0].get_title().get_text()
     plt.close('all')
