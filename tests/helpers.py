@@ -58,12 +58,6 @@ def n_waiting(selection):
 
 def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
 
-def n_waiting(selection):
-    "How many chosen items wait until there are enough for a batch"
-    return len(selection.delivery) if isinstance(selection, BatchSelection) else 0
-
-def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
-
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
     return learn
