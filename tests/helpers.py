@@ -51,13 +51,13 @@ def leaves_out(cls):
     "Does a method train on fewer items, or on others in their place?"
     return cls is not PrioritizedSamplingCallback
 
-# Fits
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"
     return len(selection.delivery) if isinstance(selection, BatchSelection) else 0
 
 def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
 
+# Fits
 def quiet_fit(learn, n_epoch=2, fit='fit', **kwargs):
     with learn.no_bar(),learn.no_logging(): getattr(learn, fit)(n_epoch, **kwargs)
     return learn

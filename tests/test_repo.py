@@ -1,5 +1,5 @@
 "The repository agrees with itself"
-import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, shutil, subprocess, sys
+import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -22,139 +22,198 @@ root = Path(__file__).parents[1]
 notebooks = sorted(p for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials and the index
 folders = 'core','callback','views','methods','.','bench' # from the ground up; `all` is outside of them
-short = {f'{name}.py': f'selback.{module}' for name,module in dict(functional='core.functional', compare='bench.compare', race='bench.race').items()}
+moved = dict(functional='core.functional', compare='bench.compare', race='bench.race')
+short = {f'{name}.py': f'selback.{module}' for name,module in moved.items()}
 project = tomllib.loads((root/'pyproject.toml').read_text())
-settings = ConfigParser(interpolation=None, delimiters='=')
-settings.read(root/'settings.ini')
-settings = settings['DEFAULT']
-id_of = lambda p: p.relative_to(root/'nbs').as_posix() if isinstance(p, Path) else None
+config = ConfigParser(interpolation=None, delimiters='=')
+config.read(root/'settings.ini')
+settings = config['DEFAULT']
+TEXT = '.py','.toml','.ini','.md','.ipynb','.yml','.yaml','.cfg','.in',''
+
+def text_in(path): return (root/path).read_text(encoding='utf-8')
+
+def cells_of(nb): return json.loads(nb.read_text(encoding='utf-8'))['cells']
+
+def source(cell): return ''.join(cell['source'])
+
+def code_cells(nb): return [cell for cell in cells_of(nb) if cell['cell_type']=='code']
+
+def page_text(name): return ''.join('\n'+source(cell) for cell in cells_of(root/f'nbs/{name}.ipynb'))
+
+def shown_text(cell):
+    outputs = [o['data'] for o in cell['outputs'] if 'text/markdown' in o.get('data', {})]
+    return [''.join(data['text/markdown']) for data in outputs]
+
+def id_of(p): return p.relative_to(root/'nbs').as_posix() if isinstance(p, Path) else None
 
 def tracked():
-    files = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True)
-    if files.returncode: pytest.skip('not a git checkout')
-    return [root/f for f in files.stdout.splitlines() if Path(f).suffix in ('.py','.toml','.ini','.md','.ipynb','.yml','.yaml','.cfg','.in','') and (root/f).is_file()]
+    listed = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True)
+    if listed.returncode: pytest.skip('not a git checkout')
+    files = [root/name for name in listed.stdout.splitlines()]
+    return [f for f in files if f.suffix in TEXT and f.is_file()]
 
-# metadata
-def test_each_fact_is_stated_once():
-    names = dict(min_python='requires-python', requirements='dependencies', status='classifiers', author='authors')
-    stated = {names.get(k, k) for k in settings}
-    assert not stated & set(project['project']).difference({'dynamic'})
-    assert 'version' in project['project']['dynamic'] and 'version' not in settings and '__version__' in (root/'selback/__init__.py').read_text()
+# Metadata
+def test_each_fact_is_in_one_file():
     once = [settings['description'], settings['author'], project['project']['urls']['Repository']]
     for fact in once:
-        where = [f.relative_to(root).as_posix() for f in tracked() if fact in f.read_text(encoding='utf-8') and f.name!='_modidx.py']
-        assert len(where)==1, f'{fact!r} is stated in {where}'
-    literals = [n.value for n in ast.walk(ast.parse((root/'setup.py').read_text())) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    assert not [v for v in settings.values() if v in literals]
-    specs = [s for k,v in settings.items() if k.endswith('requirements') for s in v.split()]
-    assert not [s for s in specs if re.search(r'[<>=]', s) and s in (root/'pyproject.toml').read_text()]
+        files = [f for f in tracked() if f.name!='_modidx.py' and fact in f.read_text(encoding='utf-8')]
+        assert len(files)==1, f'{fact!r} is stated in {[f.relative_to(root).as_posix() for f in files]}'
+
+def test_each_fact_is_stated_once():
+    names = dict(min_python='requires-python', requirements='dependencies', status='classifiers', author='authors')
+    stated = {names.get(name, name) for name in settings}
+    assert not stated & (set(project['project'])-{'dynamic'})
+    assert 'version' in project['project']['dynamic']
+    assert 'version' not in settings
+    assert '__version__' in text_in('selback/__init__.py')
+
+    nodes = [node for node in ast.walk(ast.parse(text_in('setup.py'))) if isinstance(node, ast.Constant)]
+    literals = [node.value for node in nodes if isinstance(node.value, str)]
+    assert not [value for value in settings.values() if value in literals]
+    specs = [spec for name in settings if name.endswith('requirements') for spec in settings[name].split()]
+    bounds = [spec for spec in specs if re.search(r'[<>=]', spec)]
+    assert not [spec for spec in bounds if spec in text_in('pyproject.toml')]
 
 def test_installed_metadata_is_that_of_the_files():
     meta = importlib.metadata.metadata('selback')
-    assert (meta['Name'], meta['Summary'], meta['License-Expression'])==('selback', settings['description'], 'Apache-2.0')
-    assert meta['Requires-Python']=='>='+settings['min_python'] and meta['Author']==settings['author']
-    assert meta['Version']==re.search(r'"(.+)"', (root/'selback/__init__.py').read_text())[1]
-    assert {re.split(r'[<>=;]', r)[0] for r in settings['requirements'].split()} <= {re.split(r'[<>=; ]', r)[0] for r in meta.get_all('Requires-Dist')}
+    assert meta['Name']=='selback'
+    assert meta['Summary']==settings['description']
+    assert meta['License-Expression']=='Apache-2.0'
+    assert meta['Requires-Python']=='>='+settings['min_python']
+    assert meta['Author']==settings['author']
+    assert meta['Version']==re.search(r'"(.+)"', text_in('selback/__init__.py'))[1]
+
+    needed = {re.split(r'[<>=;]', spec)[0] for spec in settings['requirements'].split()}
+    assert needed<={re.split(r'[<>=; ]', spec)[0] for spec in meta.get_all('Requires-Dist')}
     assert set(meta.get_all('Provides-Extra'))=={'dev','docs'}
 
-# notebooks
+# Notebooks
+def body(p): return re.sub(r'^# (%% |AUTOGENERATED).*$', '', p.read_text(), flags=re.M)
+
 def test_the_package_is_what_the_notebooks_export(tmp_path):
     lib = tmp_path/'selback'
     for nb in code: nb_export(nb, lib_path=lib)
     exported = {p.relative_to(lib): p for p in lib.rglob('*.py')}
-    left = {p.relative_to(root/'selback') for p in (root/'selback').rglob('*.py') if p.name!='__init__.py'}-set(exported)
-    assert exported and left=={Path('_modidx.py'),*map(Path, short)}
+    there = {p.relative_to(root/'selback') for p in (root/'selback').rglob('*.py') if p.name!='__init__.py'}
+    assert exported
+    assert there-set(exported)=={Path('_modidx.py'),*map(Path, short)}
     for name,p in exported.items(): assert body(p)==body(root/'selback'/name), f'{name}: run nbdev-export'
 
-def body(p): return re.sub(r'^# (%% |AUTOGENERATED).*$', '', p.read_text(), flags=re.M)
+OF_A_MACHINE = re.compile(r'(/home/|/root/|/tmp/|/work/|site-packages)')
 
 @pytest.mark.parametrize('nb', notebooks, ids=id_of)
 def test_notebooks_are_clean_and_their_outputs_too(nb):
-    before = json.loads(nb.read_text())
     cleaned = read_nb(nb)
     clean_nb(cleaned, allowed_out_metadata_keys=['image/png'])
-    for a,b in zip(before['cells'], cleaned.cells):
-        assert a.get('metadata', {})==dict(b.get('metadata', {})) and a.get('execution_count') is None, 'run nbdev-clean'
-        for o in a.get('outputs', []):
-            assert o['output_type']!='error' and o.get('name')!='stderr'
-            assert not re.search(r'(/home/|/root/|/tmp/|/work/|site-packages)', json.dumps(o.get('data', o.get('text', ''))))
+    for cell,clean in zip(cells_of(nb), cleaned.cells):
+        assert cell.get('metadata', {})==dict(clean.get('metadata', {})), 'run nbdev-clean'
+        assert cell.get('execution_count') is None, 'run nbdev-clean'
+        for output in cell.get('outputs', []):
+            assert output['output_type']!='error'
+            assert output.get('name')!='stderr'
+            assert not OF_A_MACHINE.search(json.dumps(output.get('data', output.get('text', ''))))
 
 @pytest.mark.parametrize('nb', code, ids=id_of)
 def test_notebooks_have_a_title_a_caption_and_lead_on(nb):
-    cells = [''.join(c['source']) for c in json.loads(nb.read_text())['cells']]
-    assert re.match(r'# .+\n\n> .+', cells[0]) and any('#| default_exp' in c for c in cells)
+    first,*more = [source(cell) for cell in cells_of(nb)]
+    assert re.match(r'# .+\n\n> .+', first)
+    assert any('#| default_exp' in text for text in more)
+
+# Floors
+def place_of(nb):
+    "Its folder's, then its own in it"
+    folder = nb.parent.relative_to(root/'nbs').as_posix()
+    return folders.index(folder),int(nb.stem[:2])
 
 def floors():
-    "The place of each module: its folder's, then its notebook's in it"
-    places = {nb: (folders.index(nb.parent.relative_to(root/'nbs').as_posix()), int(nb.stem[:2])) for nb in code}
-    return {re.search(r'default_exp ([\w.]+)', nb.read_text())[1]: place for nb,place in places.items()}
+    "The place of each module"
+    return {re.search(r'default_exp ([\w.]+)', nb.read_text())[1]: place_of(nb) for nb in code}
+
+def imports_of(name):
+    "The modules that a module imports from: those of the package without its name"
+    package = ['selback',*name.split('.')]
+    tree = ast.parse(text_in(f"selback/{name.replace('.','/')}.py"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom): continue
+        base = package[:-node.level] if node.level else []
+        yield '.'.join([*base, *(node.module or '').split('.')]).removeprefix('selback.')
 
 def test_imports_go_down_only():
     where = floors()
     for name,floor in where.items():
-        tree = ast.parse((root/'selback'/f"{name.replace('.','/')}.py").read_text())
-        package = ['selback',*name.split('.')]
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ImportFrom): continue
-            base = package[:-node.level] if node.level else []
-            target = '.'.join([*base, *(node.module or '').split('.')]).removeprefix('selback.')
+        for target in imports_of(name):
             if target in where: assert where[target]<floor, f'{name} {floor} imports {target} {where[target]}'
-            if name.startswith('core.'): assert (node.module or '').split('.')[0] not in ('fastai','fastcore'), f'{name} is plain PyTorch, but imports {node.module}'
+            if not name.startswith('core.'): continue
+            assert target.split('.')[0] not in ('fastai','fastcore'), f'{name} is plain PyTorch, but imports {target}'
+
+IMPORTS_A_STUDY = re.compile(r'^\s*(from|import) studies\b', re.M)
 
 @pytest.mark.parametrize('folder', ['selback','tests','benchmarks'])
 def test_nothing_but_pages_of_evidence_needs_a_study(folder):
     "A study may use all of the package, and nothing in it a study"
-    for file in (root/folder).rglob('*.py'): assert not re.search(r'^\s*(from|import) studies\b', file.read_text(encoding='utf-8'), re.M), file
+    for file in (root/folder).rglob('*.py'):
+        assert not IMPORTS_A_STUDY.search(file.read_text(encoding='utf-8')), file
     pages = [nb for nb in notebooks if nb.parent.name!='experiments']
     for nb in pages:
-        cells = json.loads(nb.read_text(encoding='utf-8'))['cells']
-        assert not [c for c in cells if c['cell_type']=='code' and re.search(r'^\s*(from|import) studies\b', ''.join(c['source']), re.M)], nb
+        assert not [cell for cell in code_cells(nb) if IMPORTS_A_STUDY.search(source(cell))], nb
 
 def test_plain_modules_import_no_fastai():
-    plain = ['functional',*(n for n in floors() if n.startswith('core.'))]
-    program = f"import sys; {'; '.join(f'import selback.{n}' for n in plain)}; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastcore')]"
+    plain = ['functional',*(name for name in floors() if name.startswith('core.'))]
+    imports = [f'import selback.{name}' for name in plain]
+    of_fastai = "[m for m in sys.modules if m.split('.')[0] in ('fastai','fastcore')]"
+    program = '\n'.join(['import sys', *imports, f'assert not {of_fastai}'])
     subprocess.run([sys.executable, '-c', program], check=True, cwd='/')
 
+# The first page, and what is measured on pages
 def test_readme_is_made_from_the_index():
     text,pictures = readme()
-    assert (root/'README.md').read_text()==text and pictures, 'run make readme'
+    assert pictures
+    assert (root/'README.md').read_text()==text, 'run make readme'
     for path,picture in pictures.items(): assert (root/path).read_bytes()==picture, 'run make readme'
     for link in re.findall(r'\]\(((?!http)[^)#]+)\)', text): assert (root/link).exists(), link
 
 def test_readme_is_read_in_two_minutes():
     text = (root/'README.md').read_text()
-    assert len(text.split())<=900 and len(text.encode())<=6*1024
+    assert len(text.split())<=900
+    assert len(text.encode())<=6*1024
 
-def measured_numbers(text): return [n for n in re.findall(r'([\d.]+)\s?(?:%|dB|points|times)', text) if n!='95'] # of an interval
+def measured_numbers(text):
+    found = re.findall(r'([\d.]+)\s?(?:%|dB|points|times)', text)
+    return [number for number in found if number!='95'] # of an interval
 
 @pytest.mark.parametrize('page', ['index','tutorials/choosing'])
 def test_measured_numbers_come_from_files(page):
     "What a reader is told was measured stands in cells that read the runs"
-    typed = [c['source'] for c in json.loads((root/f'nbs/{page}.ipynb').read_text())['cells'] if c['cell_type']=='markdown']
-    assert not measured_numbers('\n'.join(map(''.join, typed)))
+    cells = cells_of(root/f'nbs/{page}.ipynb')
+    typed = '\n'.join(source(cell) for cell in cells if cell['cell_type']=='markdown')
+    assert not measured_numbers(typed)
     assert measured_numbers('3% of it, 1.2 dB more, 95 % sure')==['3','1.2']
+
+def run_again(cells):
+    "What cells show that end in an expression of `Markdown`"
+    names = {}
+    for cell in cells:
+        *lines,last = re.split(r'\n(?=Markdown\()', source(cell))
+        exec('\n'.join(lines), names)
+        yield eval(last, names).data
 
 @pytest.mark.parametrize('page', ['index','tutorials/choosing'])
 def test_pages_follow_the_runs(page, tmp_path, monkeypatch):
     "A comparison that comes out otherwise changes the page; until then, the page shows what was measured"
-    cells = [c for c in json.loads((root/f'nbs/{page}.ipynb').read_text())['cells'] if c['cell_type']=='code' and 'gain(' in ''.join(c['source'])]
-    stored = [''.join(o['data']['text/markdown']) for c in cells for o in c['outputs'] if 'text/markdown' in o.get('data', {})]
-    def shown():
-        names = {}
-        for c in cells:
-            *lines,last = re.split(r'\n(?=Markdown\()', ''.join(c['source']))
-            exec('\n'.join(lines), names)
-            yield eval(last, names).data
-    assert list(shown())==stored, f'run nbs/_run.py nbs/{page}.ipynb, and make readme'
+    cells = [cell for cell in code_cells(root/f'nbs/{page}.ipynb') if 'gain(' in source(cell)]
+    stored = [text for cell in cells for text in shown_text(cell)]
+    assert list(run_again(cells))==stored, f'run nbs/_run.py nbs/{page}.ipynb, and make readme'
+
     df = pd.read_csv(root/'results/comparisons.csv')
     df.loc[df['where']=='china.jpg, at the best rate', 'difference_mean'] /= 2
     df.to_csv(tmp_path/'comparisons.csv', index=False)
     monkeypatch.setattr(_measured, 'results', tmp_path)
-    assert list(shown())!=stored
+    assert list(run_again(cells))!=stored
 
+# Commands and the map
 def test_the_readme_names_two_commands_that_set_up_everything():
     "In this order, with how long each takes; both need nothing but a checkout"
-    text,make = (root/'README.md').read_text(encoding='utf-8'),(root/'Makefile').read_text(encoding='utf-8')
+    text,make = text_in('README.md'),text_in('Makefile')
     commands = re.findall(r'^make (\w+)$', text, re.M)
     assert commands==['demo','test']
     for name in commands:
@@ -162,106 +221,154 @@ def test_the_readme_names_two_commands_that_set_up_everything():
         assert re.search(rf'^{name}: \$\(BIN\)/\.installed$', make, re.M)
 
 def test_commands_in_the_readme_exist():
-    make = (root/'Makefile').read_text()
-    for target in re.findall(r'^make (\w+)$', (root/'README.md').read_text(), re.M): assert f'\n{target}:' in make
+    make = text_in('Makefile')
+    for target in re.findall(r'^make (\w+)$', text_in('README.md'), re.M): assert f'\n{target}:' in make
 
 def test_the_map_of_the_house_names_every_notebook():
-    text = (root/'CONTRIBUTING.md').read_text(encoding='utf-8')
-    there = re.findall(r'^\| `([\w/]+)` \| .+ \|$', text, re.M)
-    place = {p.relative_to(root/'nbs').with_suffix('').as_posix(): (folders.index(p.parent.relative_to(root/'nbs').as_posix()), p.stem) for p in code}
-    assert there==sorted(place, key=place.get)
+    there = re.findall(r'^\| `([\w/]+)` \| .+ \|$', text_in('CONTRIBUTING.md'), re.M)
+    in_order = sorted(code, key=lambda nb: (place_of(nb)[0], nb.stem))
+    assert there==[nb.relative_to(root/'nbs').with_suffix('').as_posix() for nb in in_order]
 
 def test_commands_in_contributing_exist():
-    text,make = (root/'CONTRIBUTING.md').read_text(encoding='utf-8'),(root/'Makefile').read_text()
+    text,make = text_in('CONTRIBUTING.md'),text_in('Makefile')
     targets = re.findall(r'(?:^|`)make (\w+)', text, re.M)
-    assert {'test','docs','readme','bench'}<=set(targets) and all(f'\n{t}:' in make for t in targets)
-    for path in re.findall(r'(?:tests|nbs)/[\w/]+\.(?:py|ipynb)', text): assert (root/path).exists() or 'FILE' in path or 'above_mean' in path, path
+    assert {'test','docs','readme','bench'}<=set(targets)
+    for target in targets: assert f'\n{target}:' in make
+    for path in re.findall(r'(?:tests|nbs)/[\w/]+\.(?:py|ipynb)', text):
+        is_placeholder = 'FILE' in path or 'above_mean' in path
+        assert is_placeholder or (root/path).exists(), path
 
-# what pages say
+# What pages say
+def is_refusal(o): return isinstance(o, ast.Call) and ast.unparse(o.func)=='refusal' and len(o.args)>2
+
 def text_of(o):
-    "What a string says, with a mark where something is filled in; also of one that `refusal` makes"
+    "What a string says, with a mark where something is filled in; also one that `refusal` makes"
     if isinstance(o, ast.JoinedStr): return '\0'.join(text_of(part) for part in o.values)
-    if isinstance(o, ast.Call) and ast.unparse(o.func)=='refusal':
-        where,got,wanted,*remedy = [text_of(arg) for arg in o.args] if len(o.args)>2 else 3*['']
+    if is_refusal(o):
+        where,got,wanted,*remedy = map(text_of, o.args)
         return f"{where}: got {got}, wanted {wanted}; {''.join(remedy)}."
-    return o.value if isinstance(getattr(o, 'value', None), str) else ''
+    value = getattr(o, 'value', None)
+    return value if isinstance(value, str) else ''
 
 @pytest.fixture(scope='module')
-def said():
-    "What the package may say, with a mark where something is filled in, and those of it that it warns of or tells once"
-    nodes = [n for f in (root/'selback').rglob('*.py') if f.name!='_modidx.py' for n in ast.walk(ast.parse(f.read_text(encoding='utf-8')))]
-    calls = [n.args[-1] for n in nodes if isinstance(n, ast.Call) and n.args and ast.unparse(n.func) in ('warnings.warn','self.tell_once')]
-    texts = [text_of(n) for n in nodes if isinstance(n, (ast.JoinedStr,ast.Constant,ast.Call))]
-    return '\n'.join(texts),[text for o in calls if (text := text_of(o))]
+def nodes():
+    "Of the package's code"
+    files = [f for f in (root/'selback').rglob('*.py') if f.name!='_modidx.py']
+    return [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding='utf-8')))]
+
+@pytest.fixture(scope='module')
+def said(nodes):
+    "What the package may say"
+    texts = [node for node in nodes if isinstance(node, (ast.JoinedStr,ast.Constant,ast.Call))]
+    return '\n'.join(map(text_of, texts))
+
+@pytest.fixture(scope='module')
+def warned(nodes):
+    "What of it it warns of or tells once"
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    telling = [call for call in calls if ast.unparse(call.func) in ('warnings.warn','self.tell_once')]
+    texts = [text_of(call.args[-1]) for call in telling]
+    return [text for text in texts if text]
 
 @pytest.fixture(scope='module')
 def explained():
     "The messages in the tables of the page, each in its parts between the dots"
-    cells = json.loads((root/'nbs/start/questions.ipynb').read_text(encoding='utf-8'))['cells']
-    text = ''.join('\n'+''.join(c['source']) for c in cells).partition('## Notices')[2]
-    return [[part for o in message.split('...') if (part := o.strip(' .,:;'))] for message in re.findall(r'^\| `([^`]+)` \|', text, re.M)]
+    notices = page_text('start/questions').partition('## Notices')[2]
+    def parts(message): return [part.strip(' .,:;') for part in message.split('...')]
+    messages = re.findall(r'^\| `([^`]+)` \|', notices, re.M)
+    return [[part for part in parts(message) if part] for message in messages]
 
 def test_messages_that_are_explained_are_said(said, explained):
-    assert len(explained)>25 and not [part for parts in explained for part in parts if part not in said[0]]
+    assert len(explained)>25
+    assert not [part for parts in explained for part in parts if part not in said]
 
-def test_warnings_are_explained(said, explained):
-    assert len(said[1])>=8 and not [text for text in said[1] if not any(all(part in text for part in parts) for parts in explained)]
+def test_warnings_are_explained(warned, explained):
+    def is_explained(text): return any(all(part in text for part in parts) for parts in explained)
+    assert len(warned)>=8
+    assert not [text for text in warned if not is_explained(text)]
+
+def laws_on_the_page():
+    "Number, file and name of each test that the page of laws names"
+    for number,rest in re.findall(r'^\| (\d+) \|(.*)$', page_text('start/laws'), re.M):
+        for test,file in re.findall(r'\[`(\w+)`\]\(../../tests/(\w+).py\)', rest): yield int(number),file,test
+
+def laws_in_tests():
+    "The same of each test that is marked"
+    for p in sorted((root/'tests').glob('test_*.py')):
+        for node in ast.walk(ast.parse(p.read_text(encoding='utf-8'))):
+            for mark in getattr(node, 'decorator_list', []):
+                is_law = re.match(r'pytest\.mark\.law\(', ast.unparse(mark))
+                if is_law: yield mark.args[0].value,p.stem,node.name.removeprefix('test_')
 
 def test_the_page_of_laws_names_the_tests_that_hold_them():
     "And each test of a law is named there"
-    text = ''.join(sum((c['source'] for c in json.loads((root/'nbs/start/laws.ipynb').read_text(encoding='utf-8'))['cells']), []))
-    named = {(int(n), file, test) for n,rest in re.findall(r'^\| (\d+) \|(.*)$', text, re.M) for test,file in re.findall(r'\[`(\w+)`\]\(../../tests/(\w+).py\)', rest)}
-    marked = set()
-    for p in sorted((root/'tests').glob('test_*.py')):
-        for f in ast.walk(ast.parse(p.read_text(encoding='utf-8'))):
-            for mark in getattr(f, 'decorator_list', []):
-                if re.match(r'pytest\.mark\.law\(', ast.unparse(mark)): marked.add((mark.args[0].value, p.stem, f.name.removeprefix('test_')))
-    assert named==marked and {n for n,*_ in named}==set(range(1, 13))
+    named = set(laws_on_the_page())
+    assert named==set(laws_in_tests())
+    assert {number for number,*_ in named}==set(range(1, 13))
 
 def test_interrupt_is_as_the_page_for_migrants_says():
     "Composer's code alternates with 2, its card says that a standard batch comes after every two"
     from selback.core.schedules import Window
-    selects = lambda k: [Window(warmup=0, interrupt=k).is_on(.5, batch=b) for b in range(6)]
-    assert selects(2)==[True,False]*3 and selects(3)==[True,True,False]*2
-    assert 'that is `interrupt=3` here' in (root/'nbs/start/migrate.ipynb').read_text(encoding='utf-8')
+    def selects(interrupt):
+        window = Window(warmup=0, interrupt=interrupt)
+        return [window.is_on(.5, batch=batch) for batch in range(6)]
+    assert selects(2)==[True,False]*3
+    assert selects(3)==[True,True,False]*2
+    assert 'that is `interrupt=3` here' in text_in('nbs/start/migrate.ipynb')
 
 def test_published_numbers_have_a_source_and_a_place():
     df = pd.read_csv(root/'results/published.csv', dtype=str)
-    assert list(df)==['source','where','dataset','setting','method','measure','value'] and df.notna().all().all() and not (df=='as above').any().any()
+    assert list(df)==['source','where','dataset','setting','method','measure','value']
+    assert df.notna().all().all()
+    assert not (df=='as above').any().any()
     assert {'Jiang 2019 (arXiv 1910.00762)','Hu 2021 (arXiv 2107.07741)'}<=set(df.source)
 
 def test_every_figure_of_the_papers_has_a_line():
-    cells = json.loads((root/'nbs/tutorials/papers.ipynb').read_text(encoding='utf-8'))['cells']
-    text = ''.join('\n'+''.join(c['source']) for c in cells)
+    text = page_text('tutorials/papers')
     for title,last in ('## Jiang et al. 2019',15), ('## Hu et al. 2021',4):
         part = text.partition(title)[2].partition('\n## ')[0]
-        lines = re.findall(r'^\| figures? (\d+)(?: (and|to) (\d+))? \| ([^|]+) \| ([^|]+) \|$', part, re.M)
-        assert [i for a,_,b,*_ in lines for i in range(int(a), int(b or a)+1)]==[*range(1, last+1)] and '| table 1 |' in part
+        lines = re.findall(r'^\| figures? (\d+)(?: (?:and|to) (\d+))? \| [^|]+ \| [^|]+ \|$', part, re.M)
+        figures = [n for first,end in lines for n in range(int(first), int(end or first)+1)]
+        assert figures==[*range(1, last+1)]
+        assert '| table 1 |' in part
 
-# public names
-def public():
-    "Every public function and class of the package, and what it adds to fastai's"
-    from fastai.learner import Learner, Recorder
+# Public names
+def public_of_modules():
     for info in pkgutil.walk_packages([root/'selback'], 'selback.'):
-        m = importlib.import_module(info.name)
-        for name in getattr(m, '__all__', ()):
-            if callable(o := getattr(m, name)): yield f'{info.name}.{name}',o
+        module = importlib.import_module(info.name)
+        for name in getattr(module, '__all__', ()):
+            o = getattr(module, name)
+            if callable(o): yield f'{info.name}.{name}',o
+
+def public_of_fastai():
+    "What the package adds to fastai's classes"
+    from fastai.learner import Learner, Recorder
     for cls in Learner,Recorder:
         for name,o in vars(cls).items():
             o = getattr(o, 'fget', o)
-            if name[0]!='_' and (getattr(o, '__module__', None) or '').startswith('selback'): yield f'{cls.__name__}.{name}',o
+            is_ours = (getattr(o, '__module__', None) or '').startswith('selback')
+            if is_ours and name[0]!='_': yield f'{cls.__name__}.{name}',o
+
+SPEAK_FOR_THEMSELVES = 'self','return','kwargs','args','yb'
+
+def bare_parameters(f):
+    if f is None: return []
+    bare = [name for name,words in docments(f).items() if not words]
+    return [name for name in bare if name not in SPEAK_FOR_THEMSELVES]
 
 def lacks(o):
     "What is not said of a name: a docstring of one line, and a comment on each parameter"
-    if not inspect.isfunction(o) and not inspect.isclass(o): return [] # an alias of something documented elsewhere
-    said,f = inspect.getdoc(o) or '',o if inspect.isfunction(o) else vars(o).get('__init__')
-    bare = [] if f is None else [k for k,v in docments(f).items() if k not in ('self','return','kwargs','args','yb') and not v]
-    return bare+['docstring']*(len(said.splitlines())!=1)
+    is_function = inspect.isfunction(o)
+    if not is_function and not inspect.isclass(o): return [] # an alias of something documented elsewhere
+    bare = bare_parameters(o if is_function else vars(o).get('__init__'))
+    has_docstring = len((inspect.getdoc(o) or '').splitlines())==1
+    return bare if has_docstring else [*bare,'docstring']
 
 def test_no_public_name_is_undocumented():
-    names = dict(public())
-    without = {name: what for name,o in names.items() if (what := lacks(o))}
-    assert len(names)>150 and not without, without
+    names = dict([*public_of_modules(), *public_of_fastai()])
+    without = {name: lacks(o) for name,o in names.items()}
+    assert len(names)>150
+    assert not {name: what for name,what in without.items() if what}
 
 def test_names_without_documentation_are_noticed():
     def bare(x): pass
@@ -269,12 +376,12 @@ def test_names_without_documentation_are_noticed():
         x, # What it is
         y,
     ): "A docstring"
-    assert lacks(bare)==['x','docstring'] and lacks(half)==['y']
+    assert lacks(bare)==['x','docstring']
+    assert lacks(half)==['y']
 
-# what notebooks show
+# What notebooks show
 @pytest.fixture(scope='module')
-def runs():
-    return pd.read_csv(record, index_col='notebook', dtype=str)
+def runs(): return pd.read_csv(record, index_col='notebook', dtype=str)
 
 def test_outputs_are_of_the_code_that_is_there(runs):
     "Of a run from top to bottom of these cells, in this order"
@@ -283,25 +390,38 @@ def test_outputs_are_of_the_code_that_is_there(runs):
     assert not stale, 'run `.venv/bin/python nbs/_run.py` on these'
 
 def test_outputs_are_of_versions_that_are_supported(runs):
-    wanted = {'python': SpecifierSet('>='+settings['min_python'])} | {r.name: r.specifier for r in map(Requirement, settings['requirements'].split())}
-    assert all(v in wanted[c] for c in ('python','torch','fastai') for v in runs[c])
+    required = [Requirement(spec) for spec in settings['requirements'].split()]
+    wanted = {r.name: r.specifier for r in required}
+    wanted['python'] = SpecifierSet('>='+settings['min_python'])
+    for name in ('python','torch','fastai'): assert all(version in wanted[name] for version in runs[name])
+
+def shows(text):
+    "Does a cell's code print or display, and is it run and shown?"
+    prints = re.search(r'^(print|display)\(', text, re.M)
+    return prints and not re.search(r'^#\| *(hide$|eval: false)', text, re.M)
 
 def test_what_is_printed_is_stored():
     for nb in notebooks:
-        for c in json.loads(nb.read_text())['cells']:
-            source = ''.join(c['source'])
-            if c['cell_type']=='code' and re.search(r'^(print|display)\(', source, re.M) and not re.search(r'^#\| *(hide$|eval: false)', source, re.M):
-                assert c['outputs'], f'{id_of(nb)}: {source[:80]}'
+        for cell in code_cells(nb):
+            text = source(cell)
+            if shows(text): assert cell['outputs'], f'{id_of(nb)}: {text[:80]}'
 
-# benchmarks
+# Benchmarks
 def test_benchmarks_are_made_by_one_command():
-    assert set(re.search(r'for b in (.*?);', (root/'Makefile').read_text())[1].split())=={p.stem for p in (root/'benchmarks').glob('*.py')}-{'common','against'}
-    for script in (root/'benchmarks').glob('*.py'): compile(script.read_text(), script, 'exec')
+    scripts = list((root/'benchmarks').glob('*.py'))
+    made = re.search(r'for b in (.*?);', text_in('Makefile'))[1].split()
+    assert set(made)=={script.stem for script in scripts}-{'common','against'}
+    for script in scripts: compile(script.read_text(), script, 'exec')
+
+COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading',
+    'imports','lean'}
 
 def test_measured_costs_say_where_they_come_from():
-    files = sorted((root/'results'/'benchmarks').glob('*.csv'))
-    assert {f.stem.rsplit('_', 1)[0] for f in files}>={'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading','imports','lean'}
+    files = sorted((root/'results/benchmarks').glob('*.csv'))
+    assert {f.stem.rsplit('_', 1)[0] for f in files}>=COSTS
     for f in files:
         df = pd.read_csv(f)
-        assert df[['machine','repeats','python','torch','fastai']].notna().all().all() and len(df)
-        assert f.stem.startswith(('peak_memory','loading')) or (df.repeats>=9).all()
+        assert len(df)
+        assert df[['machine','repeats','python','torch','fastai']].notna().all().all()
+        is_timed = not f.stem.startswith(('peak_memory','loading'))
+        if is_timed: assert (df.repeats>=9).all()
