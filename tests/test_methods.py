@@ -1,31 +1,46 @@
 "Every method against its paper"
-import math
+import math, pickle, random
 
-import numpy as np, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import SchedLin
 from fastai.data.block import CategoryBlock
 from helpers import *
+from selback.core.functional import select_batch
 from torch.nn import functional as F
+from torch.utils.data import Subset
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+def numbered_dls(drop_last):
+    x,y = torch.arange(50.)[:,None].repeat(1, 4),torch.arange(50)%3
+    train = TfmdDL(TensorDataset(x, y), bs=8, shuffle=True, drop_last=drop_last, num_workers=0)
+    valid = TfmdDL(TensorDataset(x[:16], y[:16]), bs=8, num_workers=0)
+    return DataLoaders(train, valid)
 
 def item_learner(cbs, drop_last=True, **kwargs):
     "Fifty items, each of which says its own number"
     set_seed(0)
-    x,y = torch.arange(50.)[:,None].repeat(1, 4),torch.arange(50)%3
-    dls = DataLoaders(TfmdDL(TensorDataset(x, y), bs=8, shuffle=True, drop_last=drop_last, num_workers=0), TfmdDL(TensorDataset(x[:16], y[:16]), bs=8, num_workers=0))
-    return Learner(dls, nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3)), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=.05, **kwargs)
+    dls = numbered_dls(drop_last)
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=.05, **kwargs)
 
 # importance sampling
+class Loads(Callback):
+    "Notes, behind the selection, which items each epoch loads"
+    order,run_valid = 20,False
+    def before_fit(self): self.epochs = []
+    def before_train(self): self.epochs.append(self.learn.selection.tracker.idxs.tolist())
+
 def test_tau_of_equal_and_of_one_hot_scores():
     for n in (2, 9, 100):
         assert variance_gain(torch.full((n,), 3.)).item()==pytest.approx(1)
         assert variance_gain(F.one_hot(torch.tensor(1), n).float()).item()==pytest.approx(n**.5)
-    s = torch.rand(50, generator=gen())
-    g,u = s.double()/s.double().sum(),1/50
-    assert variance_gain(s).item()==pytest.approx(float((1-(g-u).square().sum()/g.square().sum())**-.5), rel=1e-5) # the paper's form
+    scores = torch.rand(50, generator=gen())
+    g,u = scores.double()/scores.double().sum(),1/50
+    in_the_paper = (1-(g-u).square().sum()/g.square().sum())**-.5
+    assert variance_gain(scores).item()==pytest.approx(float(in_the_paper), rel=1e-5)
 
 def test_importance_weights_are_unbiased():
     generator = gen(1)
@@ -42,130 +57,169 @@ def test_importance_weights_are_unbiased():
     torch.testing.assert_close(c.weight, 1/(40*p[c.rows]))
 
 def test_importance_sampling_draws_in_proportion():
-    scores,counts,generator = torch.tensor([0.,1,2,5]),torch.zeros(4),gen()
-    for _ in range(2000): counts += torch.bincount(importance_sample(scores, 8, generator=generator).rows, minlength=4)
+    scores,counts = torch.tensor([0.,1,2,5]),torch.zeros(4)
+    generator = gen()
+    for _ in range(2000):
+        rows = importance_sample(scores, 8, generator=generator).rows
+        counts += torch.bincount(rows, minlength=4)
     p = scores/8
-    assert counts[0]==0 and ((counts/16000-p).abs()<=4*(p*(1-p)/16000).sqrt()).all()
+    assert counts[0]==0
+    assert ((counts/16000-p).abs()<=4*(p*(1-p)/16000).sqrt()).all()
 
 def test_bias_softens_the_weights_and_keeps_their_sum_of_scores():
     scores = torch.rand(30, generator=gen())
-    exact,half = importance_sample(scores, 16, 1., gen(5)),importance_sample(scores, 16, .5, gen(5))
-    assert torch.equal(exact.rows, half.rows) and importance_sample(scores, 16, 0., gen(5)).weight is None
+    exact,half,none = (importance_sample(scores, 16, correct, gen(5)) for correct in (1., .5, 0.))
+    assert torch.equal(exact.rows, half.rows)
+    assert none.weight is None
     s = scores[exact.rows]
     torch.testing.assert_close((half.weight*s).sum(), (exact.weight*s).sum())
     torch.testing.assert_close((half.weight/half.weight[0]), (exact.weight/exact.weight[0]).sqrt())
 
-@pytest.mark.parametrize('bad', [torch.zeros(5), torch.tensor([1.,float('nan'),1,1,1]), torch.tensor([1.,-1,1,1,1])])
+@pytest.mark.parametrize('bad', [
+    torch.zeros(5), torch.tensor([1.,float('nan'),1,1,1]), torch.tensor([1.,-1,1,1,1])])
 def test_scores_that_cannot_be_drawn_by_are_drawn_uniformly(bad):
     c = importance_sample(bad, 400, generator=gen())
-    assert (torch.bincount(c.rows, minlength=5)>40).all() and torch.equal(c.weight, torch.ones(400))
+    assert (torch.bincount(c.rows, minlength=5)>40).all()
+    assert torch.equal(c.weight, torch.ones(400))
 
 def test_grad_bound_is_the_distance_of_softmax_and_label():
     pred,y = torch.randn(9,4),torch.randint(0,4,(9,))
     got = get_score('grad_bound', CrossEntropyLossFlat())(pred, y)
     torch.testing.assert_close(got, (pred.softmax(1)-F.one_hot(y, 4)).norm(dim=1))
-    assert not torch.is_inference_mode_enabled() and not got.requires_grad
-    with torch.no_grad(): torch.testing.assert_close(get_score('grad_bound', F.mse_loss)(pred, torch.zeros(9,4)), (2*pred/4).norm(dim=1))
+    assert not torch.is_inference_mode_enabled()
+    assert not got.requires_grad
+    with torch.no_grad(): of_squares = get_score('grad_bound', F.mse_loss)(pred, torch.zeros(9,4))
+    torch.testing.assert_close(of_squares, (2*pred/4).norm(dim=1))
 
 def test_margin_by_hand():
     pred = torch.tensor([[2.,1,0],[0,0,0]])
     p = pred.softmax(1)
     torch.testing.assert_close(margin_score(pred), torch.stack([1-(p[0,0]-p[0,1]), torch.tensor(1.)]))
-    torch.testing.assert_close(margin_score(torch.tensor([[0.,9.]]), multi_label=True), 1-(2*torch.tensor([0.,9.]).sigmoid()-1).abs().mean()[None])
+    pred = torch.tensor([[0.,9.]])
+    by_hand = 1-(2*pred[0].sigmoid()-1).abs().mean()[None]
+    torch.testing.assert_close(margin_score(pred, multi_label=True), by_hand)
+
+def flat_grads(grads): return torch.cat([grad.flatten() for grad in grads])
 
 class Grads(Callback):
     order,run_valid = 60,False
     def before_fit(self): self.seen = []
-    def after_backward(self): self.seen.append(torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone())
+    def after_backward(self): self.seen.append(flat_grads(p.grad for p in self.model.parameters()))
 
 @pytest.mark.law(3)
 def test_importance_sampling_gradients_are_unbiased():
     "The mean weighted gradient over many draws is that of the pool, also of the smaller one at an epoch's end"
-    pools,drawn = [],[]
+    pools = []
     class Spy(ImportanceSamplingCallback):
         def select(self, pool):
-            pools.append([torch.cat([o[i] for o in ((b.xb[0],b.yb[0]) for _,b in pool)]) for i in (0,1)])
+            batches = [(batch.xb[0],batch.yb[0]) for _,batch in pool]
+            pools.append([torch.cat(tensors) for tensors in zip(*batches)])
             return super().select(pool)
     learn = table_learner(n=32+64, bs=16, cbs=[Spy(tau=0, warmup=1, presample=3), Grads()])
     learn.model,learn.opt = nn.Linear(4, 3),None
     trained_only(learn, 81, lr=0.)
-    for g,(x,y) in zip(learn.grads.seen[4:], pools, strict=True):
-        wanted = torch.autograd.grad(F.cross_entropy(learn.model(x), y), list(learn.model.parameters()))
-        drawn.append(g-torch.cat([o.flatten() for o in wanted]))
-    drawn = torch.stack(drawn)
-    assert len(drawn)==160 and [len(x) for x,_ in pools]==[48,16]*80
-    assert (drawn.mean(0).abs()<4.5*drawn.std(0)/160**.5).all() and drawn.std()>.01
+
+    errors = []
+    for grad,(x,y) in zip(learn.grads.seen[4:], pools, strict=True):
+        of_pool = torch.autograd.grad(F.cross_entropy(learn.model(x), y), list(learn.model.parameters()))
+        errors.append(grad-flat_grads(of_pool))
+    errors = torch.stack(errors)
+    assert len(errors)==160
+    assert [len(x) for x,_ in pools]==[48,16]*80
+    assert (errors.mean(0).abs()<4.5*errors.std(0)/160**.5).all()
+    assert errors.std()>.01
 
 def test_importance_sampling_waits_for_its_threshold():
+    assert ImportanceSamplingCallback(presample=5).tau==pytest.approx(8/3)
     learn = quiet_fit(table_learner(n=432).importance_sampling(warmup=0), 3)
     cb = learn.selection
-    assert cb.tau==2. and ImportanceSamplingCallback(presample=5).tau==pytest.approx(8/3)
-    assert (cb.stats.trained==cb.stats.seen).all() and 0<float(cb.tau_now)<2 # equal scores: nothing to win
+    assert cb.tau==2.
+    assert (cb.stats.trained==cb.stats.seen).all()
+    assert 0<float(cb.tau_now)<2 # equal scores: nothing to win
+
     cb.tau_now = 5.
     quiet_fit(learn, 1)
     stats = cb.stats.query('fit==2')
-    assert stats.trained.tolist()[:6]==[0,0,16]*2 and stats.scored[:6].all() and cb.tau_now<5
+    assert stats.trained.tolist()[:6]==[0,0,16]*2
+    assert stats.scored[:6].all()
+    assert cb.tau_now<5
 
 def test_tau_is_smoothed_as_in_the_paper():
     learn = table_learner(n=32+48).importance_sampling(warmup=0, tau=99)
-    gains = []
-    cb,note = learn.selection,learn.selection.note_gain
-    def spy(scores): gains.append(float(variance_gain(scores))); note(scores)
+    cb,gains = learn.selection,[]
+    note = cb.note_gain
+    def spy(scores):
+        gains.append(float(variance_gain(scores)))
+        note(scores)
     cb.note_gain = spy
     quiet_fit(learn, 2)
     wanted = 0.
     for g in gains: wanted = .9*wanted+.1*g
-    assert len(gains)==6 and float(cb.tau_now)==pytest.approx(wanted, rel=1e-5)
+    assert len(gains)==6
+    assert float(cb.tau_now)==pytest.approx(wanted, rel=1e-5)
 
 # InfoBatch
-def test_prune_easy():
+@pytest.mark.parametrize('prune', [.3, .5, .9])
+def test_prune_easy(prune):
     scores = torch.rand(1000, generator=gen())**2
     easy = scores<scores.mean()
-    for prune in (.3, .5, .9):
-        c = prune_easy(scores, prune, gen())
-        kept = torch.zeros(1000, dtype=torch.bool).index_fill_(0, c.rows, True)
-        assert kept[~easy].all() and abs((kept & easy).sum()-(1-prune)*int(easy.sum()))<1-1e-6
-        torch.testing.assert_close(c.weight, torch.where(easy[c.rows], 1/(1-prune), 1.))
-        assert abs(c.weight.sum()-1000)<1/(1-prune)+1e-3
-    assert prune_easy(torch.ones(5)).rows.tolist()==[0,1,2,3,4] # nothing is strictly below the mean
-    unseen = torch.tensor([float('nan'),1.,1.,9.])
-    assert 0 in prune_easy(unseen, .99, gen()).rows and torch.equal(prune_easy(torch.full((3,), float('nan'))).weight, torch.ones(3))
+    c = prune_easy(scores, prune, gen())
+    kept = torch.zeros(1000, dtype=torch.bool).index_fill_(0, c.rows, True)
+    assert kept[~easy].all()
+    assert abs((kept & easy).sum()-(1-prune)*int(easy.sum()))<1-1e-6
+    torch.testing.assert_close(c.weight, torch.where(easy[c.rows], 1/(1-prune), 1.))
+    assert abs(c.weight.sum()-1000)<1/(1-prune)+1e-3
+
+def test_nothing_is_pruned_that_is_not_below_the_mean():
+    assert prune_easy(torch.ones(5)).rows.tolist()==[0,1,2,3,4]
+    assert 0 in prune_easy(torch.tensor([float('nan'),1.,1.,9.]), .99, gen()).rows
+    assert torch.equal(prune_easy(torch.full((3,), float('nan'))).weight, torch.ones(3))
 
 def test_pruning_is_unbiased():
     generator = gen(2)
     scores,x = torch.rand(60, generator=generator)**2,torch.randn(60, generator=generator)
-    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in (prune_easy(scores, .5, generator) for _ in range(1500))])
-    assert abs(sums.mean()-x.sum())<4*sums.std()/1500**.5 and sums.std()>.1
+    draws = [prune_easy(scores, .5, generator) for _ in range(1500)]
+    sums = torch.stack([(x[c.rows]*c.weight).sum() for c in draws])
+    assert abs(sums.mean()-x.sum())<4*sums.std()/1500**.5
+    assert sums.std()>.1
 
 @pytest.mark.parametrize('epochs', [10, 15, 20, 40, 100])
 def test_the_last_epochs_are_full(epochs):
-    learn = table_learner(n=32+24, bs=24).info_batch(prune=.5, delta=.875)
     weights = []
     class Spy(Callback):
         order,run_valid = 20,False
-        def after_pred(self): weights.append((self.epoch, self.learn.selection.item_weight))
-    learn.add_cb(Spy())
+        def before_train(self): weights.append([])
+        def after_pred(self): weights[-1].append(self.learn.selection.item_weight)
+    learn = table_learner(n=32+24, bs=24, cbs=Spy()).info_batch(prune=.5, delta=.875)
     trained_only(learn, epochs, lr=1e-3)
-    kept,last = learn.selection.stats.groupby('epoch').kept.sum(),epochs-math.floor(.875*epochs)
-    assert (kept[-last:]==24).all() and kept[0]==24 and (kept[1:-last]<24).all()
-    assert all(w is None for e,w in weights if e>=epochs-last) and any(w is not None and (w==2).any() for e,w in weights if e==epochs-last-1)
 
-def test_info_batch_goes_by_training_losses_and_weights_gradients():
-    learn = item_learner([InfoBatchCallback(seed=0), Grads()], drop_last=False)
+    kept = learn.selection.stats.groupby('epoch').kept.sum()
+    first_full = math.floor(.875*epochs)
+    assert kept[0]==24
+    assert (kept[1:first_full]<24).all()
+    assert (kept[first_full:]==24).all()
+    assert all(w is None for epoch in weights[first_full:] for w in epoch)
+    assert any(w is not None and (w==2).any() for w in weights[first_full-1])
+
+def test_info_batch_goes_by_training_losses():
     noted = {}
     class Spy(Callback):
         order,run_valid = 60,False
         def after_loss(self):
-            for i,l in zip(self.learn.selection.item_idx.tolist(), F.cross_entropy(self.pred, self.y, reduction='none').tolist()): noted[i] = l
-    learn.add_cb(Spy())
+            losses = F.cross_entropy(self.pred, self.y, reduction='none')
+            noted.update(zip(self.learn.selection.item_idx.tolist(), losses.tolist()))
+    learn = item_learner([InfoBatchCallback(seed=0), Spy()], drop_last=False)
     quiet_fit(learn, 1)
     memory = learn.selection.memory
-    assert memory.loss.tolist()==pytest.approx([noted[i] for i in range(50)]) and (memory.picked==1).all()
+    assert memory.loss.tolist()==pytest.approx([noted[i] for i in range(50)])
+    assert (memory.picked==1).all()
+
     before = memory.loss.clone()
     quiet_fit(learn, 8)
     steps = learn.selection.stats.query('fit==2')
-    easy = int((before<before.mean()).sum())
-    assert not steps.scored.any() and steps[steps.epoch==0].kept.sum() in (50-easy+easy//2, 50-easy//2) # rounded either way
+    n_easy = int((before<before.mean()).sum())
+    assert not steps.scored.any()
+    assert steps[steps.epoch==0].kept.sum() in (50-n_easy+n_easy//2, 50-n_easy//2) # rounded either way
 
 # stale losses
 def passes(learn): return learn.selection.stats.groupby('epoch').scored.any()
@@ -174,72 +228,76 @@ def passes(learn): return learn.selection.stats.groupby('epoch').scored.any()
 def test_stale_forward_counts(n, epochs):
     "ceil(E/n)*N forward passes, the priming epoch included"
     learn = quiet_fit(table_learner().stale_loss(beta=2, n=n), epochs)
-    looks = passes(learn)
-    assert [e for e in range(epochs) if e==0 or looks[e]]==list(range(0, epochs, n)) and int(looks.sum())+1==math.ceil(epochs/n)
-    scored = learn.selection.stats.query('scored').seen.sum()
-    assert scored==(math.ceil(epochs/n)-1)*100
+    looks,n_looks = passes(learn),math.ceil(epochs/n)
+    assert [e for e in range(epochs) if e==0 or looks[e]]==list(range(0, epochs, n))
+    assert int(looks.sum())+1==n_looks
+    assert learn.selection.stats.query('scored').seen.sum()==(n_looks-1)*100
 
-@pytest.mark.parametrize('kwargs', [dict(), dict(gather=False), dict(keep=.5), dict(warmup=0), dict(drop_last=True), dict(interrupt=2), dict(interrupt=3, gather=False),
-    dict(start=.3, end=.7, warmup=0)])
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(gather=False), dict(keep=.5), dict(warmup=0), dict(drop_last=True),
+    dict(interrupt=2), dict(interrupt=3, gather=False), dict(start=.3, end=.7, warmup=0)])
 def test_stale_with_n_1_is_selective_backprop(kwargs):
-    drop_last = kwargs.pop('drop_last', False)
-    keep = dict(beta=1/kwargs.pop('keep')-1) if 'keep' in kwargs else {}
-    a = quiet_fit(table_learner(drop_last=drop_last).selective_backprop(**keep, **kwargs, seed=1), 4)
-    b = quiet_fit(table_learner(drop_last=drop_last).stale_loss(n=1, **keep, **kwargs, seed=1), 4)
-    assert same(weights(a), weights(b)) and a.selection.stats.equals(b.selection.stats)
+    options = dict(seed=1) | kwargs
+    drop_last = options.pop('drop_last', False)
+    if 'keep' in options: options['beta'] = 1/options.pop('keep')-1
+    a = quiet_fit(table_learner(drop_last=drop_last).selective_backprop(**options), 4)
+    b = quiet_fit(table_learner(drop_last=drop_last).stale_loss(n=1, **options), 4)
+    assert same(weights(a), weights(b))
+    assert a.selection.stats.equals(b.selection.stats)
 
 def test_favor_hard_never_looks():
-    learn = quiet_fit(table_learner().favor_hard(beta=2), 6)
-    stats = learn.selection.stats
-    assert not stats.scored.any() and stats[stats.epoch==0].kept.sum()==100 and (stats[stats.epoch>0].groupby('epoch').kept.sum()<70).all()
-    learn = quiet_fit(table_learner().favor_hard(warmup=0), 2)
-    assert learn.selection.stats.query('epoch==0').kept.sum()==100 # nothing is known yet
+    stats = quiet_fit(table_learner().favor_hard(beta=2), 6).selection.stats
+    kept = stats.groupby('epoch').kept.sum()
+    assert not stats.scored.any()
+    assert kept[0]==100
+    assert (kept[1:]<70).all()
+    without_warmup = quiet_fit(table_learner().favor_hard(warmup=0), 2).selection.stats
+    assert without_warmup.query('epoch==0').kept.sum()==100 # nothing is known yet
 
 def test_training_refreshes_a_loss_but_not_its_age():
-    learn = item_learner(StaleLossCallback(n=4, seed=0), drop_last=False)
     ages,losses,trained = [],[],[]
     class Spy(Callback):
         order,run_valid = 20,False
         def before_train(self): trained.append(set())
         def after_loss(self): trained[-1] |= set(self.learn.selection.item_idx.tolist())
         def after_train(self):
-            ages.append(self.learn.selection.memory.age.tolist())
-            losses.append(self.learn.selection.memory.loss.clone())
-    learn.add_cb(Spy())
+            memory = self.learn.selection.memory
+            ages.append(memory.age.tolist())
+            losses.append(memory.loss.clone())
+    learn = item_learner([StaleLossCallback(n=4, seed=0), Spy()], drop_last=False)
     quiet_fit(learn, 4)
     assert ages==[[e+1]*50 for e in range(4)] # of all items alike, trained or not
     for e in (1,2,3):
         changed = set((losses[e]!=losses[e-1]).nonzero()[:,0].tolist())
-        assert changed<=trained[e] and len(changed)>.9*len(trained[e]) and 0<len(trained[e])<35
-    assert learn.selection.memory.picked.tolist()==[sum(i in t for t in trained) for i in range(50)]
+        assert 0<len(trained[e])<35
+        assert changed<=trained[e]
+        assert len(changed)>.9*len(trained[e])
+    assert learn.selection.memory.picked.tolist()==[sum(i in items for items in trained) for i in range(50)]
 
 def test_stale_epochs_draw_anew_and_by_loss():
-    learn = item_learner(StaleLossCallback(beta=2, n=10**6, seed=0), drop_last=False)
-    picks = []
-    class Spy(Callback):
-        order,run_valid = 20,False
-        def before_train(self): picks.append(set(self.learn.selection.tracker.idxs.tolist()))
-    learn.add_cb(Spy())
-    cb,choose = learn.selection,learn.selection.choose_items
+    learn = item_learner([StaleLossCallback(beta=2, n=10**6, seed=0), Loads()], drop_last=False)
+    cb = learn.selection
+    choose = cb.choose_items
     def fixed(idxs):
         cb.memory.loss.copy_(torch.arange(50.))
         return choose(idxs)
     cb.choose_items = fixed
     trained_only(learn, 121, bs=50)
-    rate = torch.tensor([sum(i in p for p in picks[1:])/120 for i in range(50)])
+    picks = [frozenset(epoch) for epoch in learn.loads.epochs[1:]]
+    rate = torch.tensor([sum(i in pick for pick in picks)/120 for i in range(50)])
     p = ((torch.arange(50)+.5)/50)**2
-    assert ((rate-p).abs()<=4.5*(p*(1-p)/120).sqrt()+.01).all() and len(set(map(frozenset, picks[1:])))>117
+    assert ((rate-p).abs()<=4.5*(p*(1-p)/120).sqrt()+.01).all()
+    assert len(set(picks))>117
 
 def test_items_never_seen_are_loaded():
-    learn = item_learner(StaleLossCallback(beta=9, n=50, seed=0)) # drop_last: two items of 50 are not seen in the warm-up
+    "Of fifty items two are not seen in the warm-up, which drops the last batch"
+    learn = item_learner(StaleLossCallback(beta=9, n=50, seed=0))
     quiet_fit(learn, 1)
     unseen = set(learn.selection.memory.loss.isnan().nonzero()[:,0].tolist())
-    loaded = []
-    class Spy(Callback):
-        def before_train(self): loaded.append(set(self.learn.selection.tracker.idxs.tolist()))
-    learn.add_cb(Spy())
+    learn.add_cb(Loads())
     quiet_fit(learn, 1)
-    assert len(unseen)==2 and unseen<=loaded[0]
+    assert len(unseen)==2
+    assert unseen<=set(learn.loads.epochs[0])
 
 def test_ema_chooses_by_the_smoothed_loss():
     learn = item_learner(StaleLossCallback(n=9, ema=.5), drop_last=False)
@@ -254,14 +312,15 @@ def test_ema_chooses_by_the_smoothed_loss():
 
 @pytest.mark.parametrize('mixer', [MixUp, CutMix])
 def test_mixed_losses_count_for_the_first_item(mixer):
-    learn,seen = image_learner(cbs=[mixer(), InfoBatchCallback(warmup=0)]),[]
+    seen = []
     class Spy(Callback):
         order,run_valid = 60,False
         def after_loss(self):
-            m = self.loss_func.__self__
-            ce = lambda y: F.cross_entropy(self.pred, y.as_subclass(torch.Tensor), reduction='none')
-            seen.append((self.learn.selection.item_idx, m.lam*ce(self.y)+(1-m.lam)*ce(m.yb1[0]), self.learn.selection.memory.loss.clone()))
-    learn.add_cb(Spy())
+            mix,cb = self.loss_func.__self__,self.learn.selection
+            def ce(y): return F.cross_entropy(self.pred, y.as_subclass(torch.Tensor), reduction='none')
+            mixed = mix.lam*ce(self.y)+(1-mix.lam)*ce(mix.yb1[0])
+            seen.append((cb.item_idx, mixed, cb.memory.loss.clone()))
+    learn = image_learner(cbs=[mixer(), InfoBatchCallback(warmup=0), Spy()])
     quiet_fit(learn, 2)
     for idx,wanted,loss in seen: torch.testing.assert_close(loss[idx], wanted.detach().as_subclass(torch.Tensor))
 
@@ -272,8 +331,10 @@ def noisy_learner(cb, n=400):
     y = (x[:,0]>0).long()
     wrong = torch.rand(n)<.1
     y = torch.where(wrong, 1-y, y)
-    dls = DataLoaders(TfmdDL(TensorDataset(x, y), bs=20, shuffle=True, num_workers=0), TfmdDL(TensorDataset(x[:40], y[:40]), bs=20, num_workers=0))
-    return Learner(dls, nn.Linear(6, 2), loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.1),wrong
+    train = TfmdDL(TensorDataset(x, y), bs=20, shuffle=True, num_workers=0)
+    valid = TfmdDL(TensorDataset(x[:40], y[:40]), bs=20, num_workers=0)
+    learn = Learner(DataLoaders(train, valid), nn.Linear(6, 2), loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.1)
+    return learn,wrong
 
 def guarded_fit(cb, epochs, n=400):
     "A learner after a fit, which labels are wrong, and for each epoch the suspects and the items that trained"
@@ -285,26 +346,42 @@ def guarded_fit(cb, epochs, n=400):
         def before_train(self): trained.append((set(self.learn.selection.suspects.tolist()), set()))
         def after_loss(self):
             cb = self.learn.selection
-            if cb.item_idx is None: assert cb.item_weight.tolist()==[0.,0.] # nothing was chosen from the rest of an epoch
-            else: trained[-1][1].update(cb.item_idx.tolist())
+            _,items = trained[-1]
+            if cb.item_idx is not None: items.update(cb.item_idx.tolist())
+            else: assert cb.item_weight.tolist()==[0.,0.] # nothing was chosen from the rest of an epoch
     learn.add_cb(Spy())
     return quiet_fit(learn, epochs),wrong,trained
 
-@pytest.mark.parametrize('make', [lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.9), lambda: StaleLossCallback(beta=1, n=1, noise_quantile=.9),
+@pytest.mark.parametrize('make', [
+    lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.9),
+    lambda: StaleLossCallback(beta=1, n=1, noise_quantile=.9),
     lambda: TopLossCallback(keep=.5, noise_quantile=.9)])
 def test_the_noise_guard_finds_wrong_labels(make):
     learn,wrong,_ = guarded_fit(make(), 10)
     suspects = learn.selection.suspects
-    assert 20<len(suspects)<=45 and wrong[suspects].float().mean()>.85
+    assert 20<len(suspects)<=45
+    assert wrong[suspects].float().mean()>.85
 
-@pytest.mark.parametrize('make', [lambda **kw: SelectiveBackpropCallback(beta=1, **kw), lambda **kw: SelectiveBackpropCallback(gather=False, **kw),
-    lambda **kw: StaleLossCallback(beta=1, n=2, **kw), lambda **kw: FavorHardCallback(max_rest=1, **kw), lambda **kw: TopLossCallback(keep=.5, **kw), lambda **kw: TopLossCallback(keep=.1, **kw),
-    lambda **kw: RandomSubsetCallback(keep=.9, **kw), lambda **kw: RandomSubsetCallback(keep=.9, before_loading=True, **kw), lambda **kw: BatchLossFilterCallback(**kw),
-    lambda **kw: ImportanceSamplingCallback(tau=0, **kw), lambda **kw: InfoBatchCallback(delta=1., **kw), lambda **kw: DropEasyCallback(drop=1., **kw)])
+@pytest.mark.parametrize('make', [
+    lambda **kwargs: SelectiveBackpropCallback(beta=1, **kwargs),
+    lambda **kwargs: SelectiveBackpropCallback(gather=False, **kwargs),
+    lambda **kwargs: StaleLossCallback(beta=1, n=2, **kwargs),
+    lambda **kwargs: FavorHardCallback(max_rest=1, **kwargs),
+    lambda **kwargs: TopLossCallback(keep=.5, **kwargs),
+    lambda **kwargs: TopLossCallback(keep=.1, **kwargs),
+    lambda **kwargs: RandomSubsetCallback(keep=.9, **kwargs),
+    lambda **kwargs: RandomSubsetCallback(keep=.9, before_loading=True, **kwargs),
+    lambda **kwargs: BatchLossFilterCallback(**kwargs),
+    lambda **kwargs: ImportanceSamplingCallback(tau=0, **kwargs),
+    lambda **kwargs: InfoBatchCallback(delta=1., **kwargs),
+    lambda **kwargs: DropEasyCallback(drop=1., **kwargs)])
 def test_suspects_never_train(make):
     _,_,trained = guarded_fit(make(noise_quantile=.8), 10, n=200)
-    assert not any(suspects for suspects,_ in trained[:3]) and trained[-1][0]
+    assert not any(suspects for suspects,_ in trained[:3])
+    assert trained[-1][0]
     assert not any(suspects & items for suspects,items in trained)
+
+def bytes_of_an_item(memory): return sum(getattr(memory, field).element_size() for field in memory.fields)
 
 def test_noise_guard_needs_three_epochs_in_a_row():
     memory = ItemMemory(10, guard=True)
@@ -313,12 +390,18 @@ def test_noise_guard_needs_three_epochs_in_a_row():
         memory.next_epoch(.9)
         assert memory.suspects[5]==False
     assert memory.suspects.nonzero()[:,0].tolist()==[3]
-    assert sum(getattr(memory, f).element_size() for f in memory.fields)<=24 and sum(getattr(ItemMemory(3), f).element_size() for f in ItemMemory.fields)<=20
     with pytest.raises(ValueError, match='noise guard is off'): TopLossCallback().suspects
+
+def test_a_memory_is_small():
+    assert bytes_of_an_item(ItemMemory(10, guard=True))<=24
+    assert bytes_of_an_item(ItemMemory(3))<=20
 
 class Scored(TopLossCallback):
     "Notes what each batch was chosen by, and its losses by hand"
-    def __init__(self, *args, **kwargs): super().__init__(*args, **kwargs); self.seen = []
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
     def choose_from(self, pool, batch, scores, losses):
         with torch.no_grad(): by_hand = F.cross_entropy(self.model.eval()(batch.xb[0]), batch.yb[0], reduction='none')
         self.model.train()
@@ -336,10 +419,12 @@ def test_reducible_loss_scores_by_item():
     with pytest.raises(ValueError, match='got 7 holdout losses, wanted 50'): quiet_fit(learn, 1)
 
 def test_holdout_sets_that_overlap_are_refused():
-    from torch.utils.data import Subset
     base = TensorDataset(*class_data(60))
-    def learner(ds): return Learner(DataLoaders(TfmdDL(ds, bs=10, shuffle=True, num_workers=0), TfmdDL(ds, bs=10, num_workers=0)), mlp(), loss_func=CrossEntropyLossFlat())
-    a,b,c = learner(Subset(base, range(30))),learner(Subset(base, range(30, 60))),learner(Subset(base, range(20, 50)))
+    def learner(items):
+        ds = Subset(base, items)
+        dls = DataLoaders(TfmdDL(ds, bs=10, shuffle=True, num_workers=0), TfmdDL(ds, bs=10, num_workers=0))
+        return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat())
+    a,b,c = map(learner, (range(30), range(30, 60), range(20, 50)))
     with a.no_bar(),a.no_logging(): score = reducible_loss(a, b.dls, n_epoch=1)
     x,y = base[30:60]
     torch.testing.assert_close(score.holdout, F.cross_entropy(a.model.eval()(x), y, reduction='none').detach())
@@ -349,27 +434,48 @@ def test_holdout_sets_that_overlap_are_refused():
 # both tails, random, schedules
 def test_both_tails():
     scores = torch.randperm(20, generator=gen()).float()
-    c = top_and_bottom(scores, .3, .2)
-    assert sorted(scores[c.rows].tolist())==[0,1,2,3,14,15,16,17,18,19] and c.rows.tolist()==sorted(c.rows.tolist())
-    assert top_and_bottom(scores, .3, 0.).rows.tolist()==top_k(scores, .3).rows.tolist() and len(top_and_bottom(scores, .3, .2, 8).rows)==16
+    rows = top_and_bottom(scores, .3, .2).rows
+    assert sorted(scores[rows].tolist())==[0,1,2,3,14,15,16,17,18,19]
+    assert rows.tolist()==sorted(rows.tolist())
+    assert top_and_bottom(scores, .3, 0.).rows.tolist()==top_k(scores, .3).rows.tolist()
+    assert len(top_and_bottom(scores, .3, .2, 8).rows)==16
     for bad in (dict(keep=.8, also_bottom=.3), dict(also_bottom=-.1)):
         with pytest.raises(ValueError, match='also_bottom'): TopLossCallback(**bad)
 
+def kept_by_epoch(learn, n_epoch): return quiet_fit(learn, n_epoch).selection.stats.groupby('epoch').kept
+
 def test_schedules():
-    learn = quiet_fit(table_learner(n=160).batch_loss_filter(min_loss_perc=SchedLin(1., .3), warmup=0), 5)
-    shares = learn.selection.stats.groupby('epoch').kept.mean().tolist()
-    assert shares==sorted(shares, reverse=True) and shares[0]>14>8>shares[-1]
-    learn = quiet_fit(table_learner(n=160).top_loss(keep=lambda pct: 1. if pct<.5 else .25, warmup=0), 4)
-    assert learn.selection.stats.groupby('epoch').kept.mean().tolist()==[16,16,4,4]
-    a,b = (quiet_fit(table_learner().selective_backprop(**kw, warmup=0, seed=0), 3).selection.stats for kw in (dict(beta=lambda pct: 3*pct), dict(keep=lambda pct: 1/(3*pct+1))))
-    assert a.equals(b) and a.groupby('epoch').kept.sum().iloc[-1]<a.groupby('epoch').kept.sum().iloc[0]
-    pruned = quiet_fit(table_learner().info_batch(prune=SchedLin(0., .9), delta=1.), 6).selection.stats.groupby('epoch').kept.sum()
+    filtered = table_learner(n=160).batch_loss_filter(min_loss_perc=SchedLin(1., .3), warmup=0)
+    shares = kept_by_epoch(filtered, 5).mean().tolist()
+    assert shares==sorted(shares, reverse=True)
+    assert shares[0]>14>8>shares[-1]
+
+    halfway = table_learner(n=160).top_loss(keep=lambda pct: 1. if pct<.5 else .25, warmup=0)
+    assert kept_by_epoch(halfway, 4).mean().tolist()==[16,16,4,4]
+
+    pruned = kept_by_epoch(table_learner().info_batch(prune=SchedLin(0., .9), delta=1.), 6).sum()
     assert pruned.iloc[-1]<pruned.iloc[1]
 
-@pytest.mark.parametrize('call', [lambda: TopLossCallback(keep=lambda pct: 1-pct), lambda: SelectiveBackpropCallback(beta=lambda pct: -pct), lambda: InfoBatchCallback(prune=lambda pct: 2*pct),
-    lambda: BatchLossFilterCallback(min_loss_perc=lambda pct: 1+pct), lambda: InfoBatchCallback(prune=1.), lambda: InfoBatchCallback(delta=1.5), lambda: StaleLossCallback(n=0),
-    lambda: StaleLossCallback(n=1.5), lambda: StaleLossCallback(beta=-1), lambda: ImportanceSamplingCallback(presample=0), lambda: ImportanceSamplingCallback(correct=-1),
-    lambda: ImportanceSamplingCallback(tau=-1), lambda: TopLossCallback(noise_quantile=0), lambda: TopLossCallback(noise_quantile=2), lambda: RandomSubsetCallback(0, before_loading=True)])
+def test_a_schedule_of_beta_is_one_of_keep():
+    def stats(**kwargs):
+        return quiet_fit(table_learner().selective_backprop(**kwargs, warmup=0, seed=0), 3).selection.stats
+    by_beta,by_keep = stats(beta=lambda pct: 3*pct),stats(keep=lambda pct: 1/(3*pct+1))
+    assert by_beta.equals(by_keep)
+    kept = by_beta.groupby('epoch').kept.sum()
+    assert kept.iloc[-1]<kept.iloc[0]
+
+@pytest.mark.parametrize('call', [
+    lambda: TopLossCallback(keep=lambda pct: 1-pct),
+    lambda: SelectiveBackpropCallback(beta=lambda pct: -pct),
+    lambda: InfoBatchCallback(prune=lambda pct: 2*pct),
+    lambda: BatchLossFilterCallback(min_loss_perc=lambda pct: 1+pct),
+    lambda: InfoBatchCallback(prune=1.), lambda: InfoBatchCallback(delta=1.5),
+    lambda: StaleLossCallback(n=0), lambda: StaleLossCallback(n=1.5), lambda: StaleLossCallback(beta=-1),
+    lambda: ImportanceSamplingCallback(presample=0),
+    lambda: ImportanceSamplingCallback(correct=-1),
+    lambda: ImportanceSamplingCallback(tau=-1),
+    lambda: TopLossCallback(noise_quantile=0), lambda: TopLossCallback(noise_quantile=2),
+    lambda: RandomSubsetCallback(0, before_loading=True)])
 def test_numbers_and_schedules_are_checked_when_the_callback_is_made(call):
     with pytest.raises(ValueError, match='got'): call()
 
@@ -379,20 +485,29 @@ def test_composers_variant():
     learn.selective_backprop(keep=.5, start=.5, end=.9, interrupt=2, scale_factor=.5, gather=False, warmup=0)
     quiet_fit(learn, 10)
     stats,n = learn.selection.stats,len(learn.dls.train)
-    on = [.5<=(e+i/n)/10+1e-9 and (e+i/n)/10<.9-1e-9 and (i+1)%2!=0 for e in range(10) for i in range(n)]
-    assert stats.scored.tolist()==on and (stats[stats.scored].kept==4).all() and (stats[~stats.scored].kept==8).all()
-    assert sizes.count((8,8))==sum(on)+1 and set(sizes)=={(8,8),(16,16)}
+    def is_on(epoch, i):
+        pct = (epoch+i/n)/10
+        return .5<=pct+1e-9 and pct<.9-1e-9 and (i+1)%2!=0
+    on = [is_on(epoch, i) for epoch in range(10) for i in range(n)]
+    assert stats.scored.tolist()==on
+    assert (stats[stats.scored].kept==4).all()
+    assert (stats[~stats.scored].kept==8).all()
+    assert sizes.count((8,8))==sum(on)+1
+    assert set(sizes)=={(8,8),(16,16)}
 
 def sized():
     "A learner of images, and the sizes of those that train or are looked at"
     set_seed(0)
     sizes = []
     class Net(nn.Module):
-        def __init__(self): super().__init__(); self.conv,self.head = nn.Conv2d(3, 4, 3, padding=1),nn.Conv2d(4, 3, 1)
+        def __init__(self):
+            super().__init__()
+            self.conv,self.head = nn.Conv2d(3, 4, 3, padding=1),nn.Conv2d(4, 3, 1)
         def forward(self, x):
             if self.training or x.shape[2]==8: sizes.append(tuple(x.shape[2:]))
             return self.head(self.conv(x).relu()).mean((2,3))
-    return Learner(dls_of(torch.rand(48, 3, 16, 16), torch.randint(0, 3, (48,)), bs=8, n_valid=16), Net(), loss_func=CrossEntropyLossFlat()),sizes
+    dls = dls_of(torch.rand(48, 3, 16, 16), torch.randint(0, 3, (48,)), bs=8, n_valid=16)
+    return Learner(dls, Net(), loss_func=CrossEntropyLossFlat()),sizes
 
 # saving
 class Picks(Callback):
@@ -407,13 +522,21 @@ class StopAfter(Callback):
     def after_epoch(self):
         if self.epoch+1==self.epochs: raise CancelFitException
 
+def tensors_in(o):
+    if isinstance(o, torch.Tensor): return [o]
+    if isinstance(o, dict): o = o.values()
+    elif not isinstance(o, (tuple,list)): return []
+    return [tensor for part in o for tensor in tensors_in(part)]
+
 def holds_batches(state):
     "Are there rows of a batch in a state? What is remembered has one number for each item"
-    def tensors(o): return [o] if isinstance(o, torch.Tensor) else sum(map(tensors, o.values() if isinstance(o, dict) else o if isinstance(o, (tuple,list)) else []), [])
-    return any(t.ndim>1 for t in tensors(state))
+    return any(tensor.ndim>1 for tensor in tensors_in(state))
 
-@pytest.mark.parametrize('make', [lambda: SelectiveBackpropCallback(beta=1, warmup=0), lambda: TopLossCallback(.7, gather=True, presample=2, warmup=0),
-    lambda: RandomSubsetCallback(.7, gather=True, warmup=0), lambda: ImportanceSamplingCallback(tau=0, warmup=0)])
+@pytest.mark.parametrize('make', [
+    lambda: SelectiveBackpropCallback(beta=1, warmup=0),
+    lambda: TopLossCallback(.7, gather=True, presample=2, warmup=0),
+    lambda: RandomSubsetCallback(.7, gather=True, warmup=0),
+    lambda: ImportanceSamplingCallback(tau=0, warmup=0)])
 def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make):
     waited = []
     class Saves(Callback):
@@ -424,47 +547,70 @@ def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make):
             assert not holds_batches(cb.state_dict())
     learn = item_learner([make(), Saves()])
     quiet_fit(learn, 1)
-    assert len(waited)>1 and (any(waited) or learn.selection.presample==3) and waited[-1]==0
+    assert len(waited)>1
+    assert any(waited) or learn.selection.presample==3
+    assert waited[-1]==0
 
-RESUMED = {StaleLossCallback: [dict(n=2), dict(n=3), dict(ema=.5)], SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
-    FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1., noise_quantile=.8)], PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0, noise_quantile=.8)],
-    ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)], RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)], TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
+RESUMED = {
+    StaleLossCallback: [dict(n=2), dict(n=3), dict(ema=.5)],
+    SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
+    FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1., noise_quantile=.8)],
+    PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0, noise_quantile=.8)],
+    ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)],
+    RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)],
+    TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
 
-@pytest.mark.parametrize('cls,kwargs', [(c,k) for c in methods() for k in RESUMED.get(c, [dict()])], ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
+RESUMED_CASES = [(cls,kwargs) for cls in methods() for kwargs in RESUMED.get(cls, [dict()])]
+
+@pytest.mark.parametrize('cls,kwargs', RESUMED_CASES, ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
 def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
-    import random
-    whole = item_learner([cls(**kwargs), Picks()])
-    quiet_fit(whole, 6)
-    first = item_learner([cls(**kwargs), Picks()], path=tmp_path)
-    quiet_fit(first, 6, cbs=StopAfter(3))
+    def learner(**more): return item_learner([cls(**kwargs), Picks()], **more)
+    whole = quiet_fit(learner(), 6)
+
+    first = quiet_fit(learner(path=tmp_path), 6, cbs=StopAfter(3))
     first.save('half')
-    assert not n_waiting(first.selection) and not holds_batches(first.selection.state_dict())
-    torch.save(first.selection.state_dict(), tmp_path/'selection.pth')
-    states = random.getstate(),np.random.get_state(),torch.get_rng_state(),first.dls.train.rng.getstate()
-    then = item_learner([cls(**kwargs), Picks()], path=tmp_path)
+    state = first.selection.state_dict()
+    assert not n_waiting(first.selection)
+    assert not holds_batches(state)
+    torch.save(state, tmp_path/'selection.pth')
+    of_python,of_numpy,of_torch = random.getstate(),np.random.get_state(),torch.get_rng_state()
+    of_loader = first.dls.train.rng.getstate()
+
+    then = learner(path=tmp_path)
     then.load('half')
     then.selection.load_state_dict(torch.load(tmp_path/'selection.pth', weights_only=False))
-    random.setstate(states[0]); np.random.set_state(states[1]); torch.set_rng_state(states[2]); then.dls.train.rng.setstate(states[3])
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    then.dls.train.rng.setstate(of_loader)
     quiet_fit(then, 6, start_epoch=3)
-    assert first.picks.picks+then.picks.picks==whole.picks.picks and len(then.picks.picks)>3
+    assert first.picks.picks+then.picks.picks==whole.picks.picks
+    assert len(then.picks.picks)>3
     assert same(weights(whole), weights(then))
 
-def test_states_of_another_method_or_dataset_are_refused():
-    learn = quiet_fit(table_learner().stale_loss(), 1)
-    state = learn.selection.state_dict()
-    with pytest.raises(ValueError, match='got the state of StaleLossCallback, wanted TopLossCallback'): table_learner().top_loss().selection.load_state_dict(state)
+def test_states_of_another_method_are_refused():
+    state = quiet_fit(table_learner().stale_loss(), 1).selection.state_dict()
+    other = table_learner().top_loss().selection
+    with pytest.raises(ValueError, match='got the state of StaleLossCallback, wanted TopLossCallback'):
+        other.load_state_dict(state)
     for foreign in {}, None, dict(model=1, opt=2), dict(method='TopLossCallback'):
         for cb in TopLossCallback(),StaleLossCallback():
-            with pytest.raises(ValueError, match='load_state_dict: got .*, wanted what state_dict\\(\\) of'): table_learner(cbs=cb).selection.load_state_dict(foreign)
+            selection = table_learner(cbs=cb).selection
+            with pytest.raises(ValueError, match='load_state_dict: got .*, wanted what state_dict\\(\\) of'):
+                selection.load_state_dict(foreign)
     with pytest.raises(ValueError, match='attach it first'): StaleLossCallback().load_state_dict(state)
-    other = quiet_fit(table_learner(n=64).stale_loss(), 1)
-    before = other.selection.state_dict()
-    with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): other.selection.load_state_dict(state)
-    assert other.selection.epochs_done==before['counters']['epochs_done'] and other.selection.memory.frame().equals(ItemMemory_of(before))
-    fresh = table_learner(n=64).stale_loss()
-    with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): fresh.selection.load_state_dict(state)
 
-def ItemMemory_of(state):
+def test_states_of_another_dataset_are_refused():
+    state = quiet_fit(table_learner().stale_loss(), 1).selection.state_dict()
+    used = quiet_fit(table_learner(n=64).stale_loss(), 1).selection
+    before = used.state_dict()
+    with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): used.load_state_dict(state)
+    assert used.epochs_done==before['counters']['epochs_done']
+    assert used.memory.frame().equals(memory_of(before))
+    fresh = table_learner(n=64).stale_loss().selection
+    with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): fresh.load_state_dict(state)
+
+def memory_of(state):
     saved = state['parts']['tracker']['memory']
     memory = ItemMemory(len(saved['loss']))
     memory.load_state_dict(saved)
@@ -473,23 +619,30 @@ def ItemMemory_of(state):
 def test_a_saved_state_stays_as_it_was():
     learn = quiet_fit(table_learner().stale_loss(warmup=0), 2)
     state = learn.selection.state_dict()
-    then = ItemMemory_of(state),state['parts']['history']['values'].clone()
+    def history(): return state['parts']['history']['values']
+    memory,values = memory_of(state),history().clone()
     quiet_fit(learn, 2)
-    assert then[0].equals(ItemMemory_of(state)) and torch.equal(then[1], state['parts']['history']['values'])
+    assert memory_of(state).equals(memory)
+    assert torch.equal(history(), values)
+
     learn.selection.load_state_dict(state)
-    assert learn.selection.memory.frame().equals(then[0]) and learn.selection.epochs_done==2
-    a,b = table_learner().stale_loss().selection,table_learner().stale_loss().selection
-    for cb in (a, b): cb.load_state_dict(state)
-    assert a.history.values is not b.history.values
-    with pytest.raises(ValueError, match='same hist_size'): table_learner().stale_loss(hist_size=64).selection.load_state_dict(state)
+    assert learn.selection.memory.frame().equals(memory)
+    assert learn.selection.epochs_done==2
 
 # plain PyTorch
+def test_two_that_load_a_state_share_nothing():
+    state = quiet_fit(table_learner().stale_loss(warmup=0), 2).selection.state_dict()
+    a,b = (table_learner().stale_loss().selection for _ in range(2))
+    for cb in (a, b): cb.load_state_dict(state)
+    assert a.history.values is not b.history.values
+    other_size = table_learner().stale_loss(hist_size=64).selection
+    with pytest.raises(ValueError, match='same hist_size'): other_size.load_state_dict(state)
+
 def test_select_batch_chooses_as_the_callback_does():
     seen = []
     class Spy(TopLossCallback):
         def choose(self, scores):
             chosen = super().choose(scores)
-            from selback.core.functional import select_batch
             x,y,w = select_batch(self.model, self.loss_func, self.x, self.y, 'top_k', keep=.25)
             seen.append(w is None and torch.equal(x, self.x[chosen.rows]) and torch.equal(y, self.y[chosen.rows]))
             return chosen
@@ -497,42 +650,56 @@ def test_select_batch_chooses_as_the_callback_does():
     assert seen==[True]*8
 
 def test_select_batch_keeps_forms_and_refuses_unknown_names():
-    from selback.core.functional import select_batch
     class Two(nn.Module):
         def forward(self, a, b): return a+b
     xb,yb = (torch.randn(8,3), torch.randn(8,3)),torch.randint(0,3,(8,))
     x,y,w = select_batch(Two(), F.cross_entropy, xb, yb, 'importance_sample', count=4, score='grad_bound')
-    assert type(x) is tuple and [len(o) for o in x]==[4,4] and len(y)==len(w)==4
-    with pytest.raises(ValueError, match="wanted one of 'loss_share'"): select_batch(Two(), F.cross_entropy, xb, yb, 'hardest')
-    with pytest.raises(ValueError, match="'loss', 'entropy', 'margin', 'grad_bound'"): select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
+    assert type(x) is tuple
+    assert [len(o) for o in x]==[4,4]
+    assert len(y)==len(w)==4
+    with pytest.raises(ValueError, match="wanted one of 'loss_share'"):
+        select_batch(Two(), F.cross_entropy, xb, yb, 'hardest')
+    with pytest.raises(ValueError, match="'loss', 'entropy', 'margin', 'grad_bound'"):
+        select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
 
 # what the report says of epochs that leave items out
-@pytest.mark.parametrize('make', [lambda: RandomSubsetCallback(.3, before_loading=True), lambda: InfoBatchCallback(delta=1.), lambda: StaleLossCallback(n=9), FavorHardCallback, DropEasyCallback])
+@pytest.mark.parametrize('make', [
+    lambda: RandomSubsetCallback(.3, before_loading=True),
+    lambda: InfoBatchCallback(delta=1.),
+    lambda: StaleLossCallback(n=9),
+    FavorHardCallback,
+    DropEasyCallback])
 def test_columns_of_epochs_that_leave_items_out(make):
     learn = quiet_fit(table_learner(cbs=make()), 4)
-    names = list(learn.recorder.metric_names)[1:]
+    names,stats = list(learn.recorder.metric_names)[1:],learn.selection.stats
+    is_random = isinstance(learn.selection, RandomSubsetCallback)
     for epoch,values in enumerate(learn.recorder.values):
-        row,steps = dict(zip(names, values)),learn.selection.stats.query(f'epoch=={epoch}')
-        assert row['samp_perc']==pytest.approx(steps.kept.sum()/100) and (row['samp_perc']<.8)==(epoch>0) and steps.seen.sum()==100
-        random = isinstance(learn.selection, RandomSubsetCallback)
-        if epoch: assert math.isnan(row['loss_perc']) if random else row['samp_perc']<row['loss_perc']<1
+        row,steps = dict(zip(names, values)),stats.query(f'epoch=={epoch}')
+        share = row['samp_perc']
+        assert share==pytest.approx(steps.kept.sum()/100)
+        assert (share<.8)==(epoch>0)
+        assert steps.seen.sum()==100
+        if epoch and is_random: assert math.isnan(row['loss_perc'])
+        elif epoch: assert share<row['loss_perc']<1
         assert row['full_loss']>0
     quiet_fit(learn, 1)
     assert (learn.selection.stats.groupby(['fit','epoch']).seen.sum()==100).all()
 
 def test_tiny_shares_load_two_items():
     for cb in (RandomSubsetCallback(.01, before_loading=True), StaleLossCallback(beta=500, n=99)):
-        kept = quiet_fit(table_learner(cbs=cb), 3).selection.stats.query('step>=0').groupby('epoch').kept.sum().tolist()
-        assert kept[0]==100 and all(2<=k<=4 for k in kept[1:])
+        stats = quiet_fit(table_learner(cbs=cb), 3).selection.stats
+        first,*later = stats.query('step>=0').groupby('epoch').kept.sum().tolist()
+        assert first==100
+        assert all(2<=n<=4 for n in later)
 
 def test_a_gain_is_noted_once_a_batch():
     learn = table_learner(n=32+192).importance_sampling(warmup=0, tau=1.2)
-    cb,note,sizes = learn.selection,learn.selection.note_gain,[]
+    cb,sizes = learn.selection,[]
+    note = cb.note_gain
     def spy(scores):
         sizes.append((cb.iter, len(scores)))
         note(scores)
-        if cb.iter==0: cb.tau_now = 1.21
-        else: cb.tau_now = 1.
+        cb.tau_now = 1.21 if cb.iter==0 else 1.
     cb.note_gain = spy
     quiet_fit(learn, 1)
     assert sizes==[(0,16),(3,48)]+[(i,16) for i in range(4, 12)]
@@ -544,57 +711,67 @@ def test_negative_scores_never_switch_importance_sampling_on():
 
 def test_tuple_predictions():
     class Pair(nn.Module):
-        def __init__(self): super().__init__(); self.net = mlp()
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
         def forward(self, x): return self.net(x),x.mean(1)
     def first(pred, y, reduction='mean'): return F.cross_entropy(pred[0], y, reduction=reduction)
+    def learner(cb): return Learner(dls_of(*class_data()), Pair(), loss_func=first, cbs=cb)
     for cb in (InfoBatchCallback(delta=1.), ImportanceSamplingCallback(tau=0, score='loss'), TopLossCallback()):
-        learn = Learner(dls_of(*class_data()), Pair(), loss_func=first, cbs=cb)
-        quiet_fit(learn, 3)
-        assert learn.selection.stats.kept.sum()<300
-    learn = Learner(dls_of(*class_data()), Pair(), loss_func=first, cbs=ImportanceSamplingCallback())
+        assert quiet_fit(learner(cb), 3).selection.stats.kept.sum()<300
+    learn = learner(ImportanceSamplingCallback())
     with pytest.raises(ValueError, match='wanted a tensor'): quiet_fit(learn, 3)
 
 def test_keep_schedules_can_be_pickled():
-    import pickle
     cb = pickle.loads(pickle.dumps(SelectiveBackpropCallback(keep=SchedLin(1., .25))))
-    assert cb.beta(1.)==pytest.approx(3) and cb.beta(0.)==0
+    assert cb.beta(1.)==pytest.approx(3)
+    assert cb.beta(0.)==0
 
 def test_tables_held_out():
-    import pandas as pd
     from fastai.tabular.all import TabularDataLoaders, tabular_learner
-    frame = pd.DataFrame(dict(a=np.arange(80.), b=np.random.default_rng(0).normal(size=80), y=np.arange(80)%2))
-    def dls(rows): return TabularDataLoaders.from_df(frame.iloc[rows], cont_names=['a','b'], y_names='y', y_block=CategoryBlock(), bs=8, valid_idx=list(range(5)), num_workers=0)
-    a,b,c = dls(range(40)),dls(range(40,80)),dls(range(20,60))
-    learn = tabular_learner(a, layers=[8])
+    noise = np.random.default_rng(0).normal(size=80)
+    frame = pd.DataFrame(dict(a=np.arange(80.), b=noise, y=np.arange(80)%2))
+    columns = dict(cont_names=['a','b'], y_names='y', y_block=CategoryBlock())
+    def dls(rows):
+        table = frame.iloc[rows]
+        return TabularDataLoaders.from_df(table, **columns, bs=8, valid_idx=list(range(5)), num_workers=0)
+    held_out,apart,overlapping = map(dls, (range(40), range(40,80), range(20,60)))
+    learn = tabular_learner(held_out, layers=[8])
     with learn.no_bar(),learn.no_logging():
-        assert len(reducible_loss(learn, b, n_epoch=1).holdout)==35
-        with pytest.raises(ValueError, match='items with the training set'): reducible_loss(learn, c, n_epoch=0)
+        assert len(reducible_loss(learn, apart, n_epoch=1).holdout)==35
+        with pytest.raises(ValueError, match='items with the training set'):
+            reducible_loss(learn, overlapping, n_epoch=0)
 
 def test_reducible_loss_by_a_model():
     small = mlp()
     learn = quiet_fit(table_learner(cbs=Scored(keep=.5, score=ReducibleLoss(small), warmup=0)), 1)
     for batch,scores,losses in learn.selection.seen:
-        torch.testing.assert_close(scores, losses-F.cross_entropy(small.eval()(batch.xb[0]), batch.yb[0], reduction='none').detach())
-    from selback.core.functional import select_batch
+        held_out = F.cross_entropy(small.eval()(batch.xb[0]), batch.yb[0], reduction='none')
+        torch.testing.assert_close(scores, losses-held_out.detach())
+
+def test_select_batch_by_reducible_loss():
     x,y = class_data(16)
-    with pytest.raises(ValueError, match='dataset indices'): select_batch(mlp(), F.cross_entropy, x, y, score=ReducibleLoss(torch.zeros(16)))
-    by_model,by_item = (select_batch(small, F.cross_entropy, x, y, 'top_k', score=s, idx=torch.arange(16), keep=.5) for s in (ReducibleLoss(mlp()), ReducibleLoss(torch.arange(16.))))
-    assert len(by_model[1])==8 and by_item[0].shape==(8,4) and len(select_batch(small, F.cross_entropy, x, y)[1])<=16
-    assert torch.equal(by_item[0], x[(F.cross_entropy(small(x), y, reduction='none')-torch.arange(16.)).topk(8).indices.sort().values])
-    with pytest.raises(ValueError, match='one number for each of 16'): select_batch(small, F.cross_entropy, x, y, score=lambda p,y: p)
+    small,idx = mlp().eval(),torch.arange(16)
+    def select(score): return select_batch(small, F.cross_entropy, x, y, 'top_k', score=score, idx=idx, keep=.5)
+    by_model,by_item = select(ReducibleLoss(mlp())),select(ReducibleLoss(torch.arange(16.)))
+    assert len(by_model[1])==8
+    assert by_item[0].shape==(8,4)
+    reducible = F.cross_entropy(small(x), y, reduction='none')-torch.arange(16.)
+    assert torch.equal(by_item[0], x[reducible.topk(8).indices.sort().values])
+    assert len(select_batch(small, F.cross_entropy, x, y)[1])<=16
+    with pytest.raises(ValueError, match='dataset indices'):
+        select_batch(mlp(), F.cross_entropy, x, y, score=ReducibleLoss(torch.zeros(16)))
+    with pytest.raises(ValueError, match='one number for each of 16'):
+        select_batch(small, F.cross_entropy, x, y, score=lambda pred, y: pred)
 
 def test_stale_losses_by_reducible_loss():
-    il = torch.zeros(50)
-    il[:25] = 99.
-    learn = item_learner(StaleLossCallback(beta=4, n=99, score=ReducibleLoss(il), seed=0), drop_last=False)
-    picked = []
-    class Spy(Callback):
-        order,run_valid = 20,False
-        def before_train(self): picked.append(self.learn.selection.tracker.idxs)
-    learn.add_cb(Spy())
-    quiet_fit(learn, 12)
-    assert (torch.cat(picked[1:])>=25).float().mean()>.9
-    for bad in ('entropy', lambda p,y: y.float()):
+    holdout_losses = torch.zeros(50)
+    holdout_losses[:25] = 99.
+    stale = StaleLossCallback(beta=4, n=99, score=ReducibleLoss(holdout_losses), seed=0)
+    learn = quiet_fit(item_learner([stale, Loads()], drop_last=False), 12)
+    loaded = torch.tensor(sum(learn.loads.epochs[1:], []))
+    assert (loaded>=25).float().mean()>.9
+    for bad in ('entropy', lambda pred, y: y.float()):
         with pytest.raises(ValueError, match='stored losses choose'): StaleLossCallback(score=bad)
 
 @pytest.mark.parametrize('n', [2, 3])
@@ -606,25 +783,33 @@ def test_stale_scoring_epochs_keep_what_beta_says(n):
     assert abs(stats.kept.sum()/n_items-1/3)<4*(.09/n_items)**.5+.02 # losses fall within an epoch, too
     assert (stats.groupby('epoch').kept.sum()/640-1/3).abs().max()<.1
 
+class GradientSums(Callback):
+    "Of each epoch the sum of its gradients, which is that of the loaded items with their weights"
+    order,run_valid = 60,False
+    def before_fit(self): self.sums = []
+    def before_train(self): self.total,self.by_hand = 0.,0.
+
+    def after_loss(self):
+        weight = self.learn.selection.item_weight
+        of_items = F.one_hot(self.y, 3)-self.pred.detach().softmax(1) # less the gradient of each item's loss
+        if weight is not None: of_items = of_items*weight[:,None]
+        self.by_hand = self.by_hand-of_items.sum(0)
+
+    def after_backward(self): self.total = self.total+self.model.bias.grad*len(self.y)
+
+    def after_train(self):
+        torch.testing.assert_close(self.total, self.by_hand, rtol=1e-4, atol=1e-4)
+        self.sums.append(self.total.clone())
+
 @pytest.mark.law(3)
 def test_info_batch_gradients_are_unbiased():
-    "The sum of an epoch's gradients is that of the loaded items with their weights, and on average over the draws that of all items"
-    learn = item_learner(InfoBatchCallback(prune=.5, delta=1., seed=0, warmup=0), drop_last=False)
+    "On average over the draws the sum of an epoch's gradients is that of all items"
+    cb = InfoBatchCallback(prune=.5, delta=1., seed=0, warmup=0)
+    learn = item_learner([cb, GradientSums()], drop_last=False)
     learn.model,learn.opt = nn.Linear(4, 3),None
     torch.nn.init.normal_(learn.model.weight, std=.01)
-    sums = []
-    class Sum(Callback):
-        order,run_valid = 60,False
-        def before_train(self): self.total,self.by_hand = 0.,0.
-        def after_loss(self):
-            cb = self.learn.selection
-            of_items = F.one_hot(self.y, 3)-self.pred.detach().softmax(1) # less the gradient of each item's loss
-            self.by_hand = self.by_hand-(of_items*(1. if cb.item_weight is None else cb.item_weight[:,None])).sum(0)
-        def after_backward(self): self.total = self.total+self.model.bias.grad*len(self.y)
-        def after_train(self):
-            torch.testing.assert_close(self.total, self.by_hand, rtol=1e-4, atol=1e-4)
-            sums.append(self.total.clone())
-    learn.add_cb(Sum())
     trained_only(learn, 151, bs=25, lr=0.)
-    full,draws = sums[0],torch.stack(sums[1:])
-    assert draws.std(0).max()>.1 and ((draws.mean(0)-full).abs()<4.5*draws.std(0)/150**.5).all()
+    full,*draws = learn.gradient_sums.sums
+    draws = torch.stack(draws)
+    assert draws.std(0).max()>.1
+    assert ((draws.mean(0)-full).abs()<4.5*draws.std(0)/150**.5).all()
