@@ -172,8 +172,8 @@ def of_later_epochs(epochs):
     return np.median([1e6*seconds/n for seconds,n in [*epochs][1:]])
 
 def info_batch(repeats, n_batches=100, n_epoch=4):
-    """An epoch of `info_batch` beside the same epoch as a loop in plain PyTorch, and what fastai takes for a plain epoch
-    of as many steps"""
+    """An epoch of `info_batch` beside the same epoch as a loop in plain PyTorch, and what fastai takes for a plain
+    epoch of as many steps"""
     n = n_batches*BS
     ds = TensorDataset(torch.randn(n, 32), torch.randint(0, 10, (n,)))
     train,valid = (TfmdDL(ds, bs=BS, shuffle=shuffle, num_workers=0) for shuffle in (True,False))
