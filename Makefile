@@ -1,16 +1,22 @@
 # make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits.
-# make test: the package and its notebooks, without a network and without data. make test-studies: the studies, at a tiny scale.
+# make test: the package and its notebooks, without a network and without data.
+# make test-studies: the studies, at a tiny scale.
 # make test-release: the wheel, in an empty folder; it needs the package index.
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
-# make regime name=long_tail: a part of where_it_pays. make comparisons: what all runs amount to, for cards, guide and README.
+# make regime name=long_tail: a part of where_it_pays.
+# make comparisons: what all runs amount to, for cards, guide and README.
 # make notebooks: execute all of them. make docs: the site, in _docs. All set up .venv first, as make setup does.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS := ignore::FutureWarning
 unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports, for eight seconds
-# no network, and no data that lie on this machine: what passes here passes anywhere; small networks gain little from two threads
+# no network, and no data that lie on this machine: what passes here passes anywhere;
+# small networks gain little from two threads
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
+PAGES := cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, \
+	forum or noise_cifar10
+REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
 .PHONY: setup demo test test-studies test-release bench experiment regime comparisons notebooks docs readme clean
@@ -39,11 +45,11 @@ bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
-	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, forum or noise_cifar10)).ipynb
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=$(PAGES))).ipynb
 	$(MAKE) comparisons
 
 regime: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m studies.regimes $(or $(name),$(error which? name=near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy))
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.regimes $(or $(name),$(error which? name=$(REGIMES)))
 
 comparisons: $(BIN)/.installed
 	$(BIN)/python -m studies.measured
@@ -60,10 +66,12 @@ readme: $(BIN)/.installed
 clean:
 	rm -rf .venv runs _proc _docs build *.egg-info
 
-# The folders of the checkout on the path of its Python, for the studies and what notebooks read, and `_offline` where a process asks for it
+# The folders of the checkout on the path of its Python, for the studies and what notebooks read,
+# and `_offline` where a process asks for it
 $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' || $(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' \
+		|| $(BIN)/pip install --quiet -e '.[dev]'
 	printf '%s\n' '$(CURDIR)' '$(CURDIR)/nbs' 'import os; os.environ.get("SELBACK_OFFLINE") and __import__("_offline")' \
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
 	touch $@

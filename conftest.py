@@ -20,12 +20,15 @@ def no_autocast():
 
 @pytest.fixture
 def tiny_network(monkeypatch):
-    "A convolution with a head in place of networks: what a study does does not depend on them, and test_compute.py has the real ones"
+    """A convolution with a head in place of networks: what a study does does not depend on them, and test_compute.py
+    has the real ones"""
     from selback.bench import datasets
     from torch import nn
     def tiny(n_out, widen=1.):
         n = int(4*widen)
-        return nn.Sequential(nn.Conv2d(3, n, 3, stride=4), nn.BatchNorm2d(n), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, n_out))
+        body = nn.Conv2d(3, n, 3, stride=4),nn.BatchNorm2d(n),nn.ReLU()
+        head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(n, n_out)
+        return nn.Sequential(*body, *head)
     for name in ('small_resnet','small_convnet'): monkeypatch.setitem(datasets.networks, name, tiny)
     return tiny
 
@@ -34,4 +37,5 @@ def pytest_terminal_summary(terminalreporter):
     n = sum('test_matrix.py::test_' in r.nodeid and '[' in r.nodeid for r in done)
     if not n: return
     from test_matrix import ALL, METHODS, OTHERS, TASKS
-    terminalreporter.write_line(f'matrix: {n} of {len(ALL)} cases ({len(METHODS)} methods x {len(TASKS)} tasks and losses x {len(OTHERS)} callbacks)')
+    product = f'{len(METHODS)} methods x {len(TASKS)} tasks and losses x {len(OTHERS)} callbacks'
+    terminalreporter.write_line(f'matrix: {n} of {len(ALL)} cases ({product})')

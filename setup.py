@@ -12,12 +12,19 @@ repo = re.search(r'^Repository = "(.+)"$', (top/'pyproject.toml').read_text(enco
 
 def absolute(md):
     "Links as they work outside of the repository"
-    return re.sub(r'\]\((?!https?:)([^)]+)\)', lambda m: f"]({repo}/{'raw' if m[1].endswith('.png') else 'blob'}/main/{m[1]})", md)
+    def on_the_web(link):
+        kind = 'raw' if link[1].endswith('.png') else 'blob'
+        return f']({repo}/{kind}/main/{link[1]})'
+    return re.sub(r'\]\((?!https?:)([^)]+)\)', on_the_web, md)
 
 setup(
-    description=cfg['description'], keywords=cfg['keywords'].split(), author=cfg['author'],
-    license_expression=cfg['license'], python_requires=f">={cfg['min_python']}",
-    long_description=absolute((top/'README.md').read_text(encoding='utf-8')), long_description_content_type='text/markdown',
+    description=cfg['description'],
+    keywords=cfg['keywords'].split(),
+    author=cfg['author'],
+    license_expression=cfg['license'],
+    python_requires=f">={cfg['min_python']}",
+    long_description=absolute((top/'README.md').read_text(encoding='utf-8')),
+    long_description_content_type='text/markdown',
     classifiers=[f"Development Status :: {cfg['status']}", 'Programming Language :: Python :: 3',
         'Intended Audience :: Science/Research', 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     install_requires=cfg['requirements'].split(),

@@ -1,4 +1,5 @@
-"Microseconds of processor time for each batch of the loader, around one linear layer: a line of JSON for each line of input, by the selback that the interpreter finds. `overhead.py --against` runs it"
+"""Microseconds of processor time for each batch of the loader, around one linear layer: a line of JSON for each line
+of input, by the selback that the interpreter finds. `overhead.py --against` runs it"""
 import json, sys, warnings
 from contextlib import redirect_stdout
 from itertools import cycle
@@ -13,13 +14,18 @@ from selback.all import (BatchLossFilterCallback, InfoBatchCallback, RandomSubse
     TopLossCallback)
 from torch import nn
 
-BS,N,SKIPPED = 128,80,20 # batch size; batches of an epoch, and how many of them are not timed
+BS = 128 # batch size
+N,SKIPPED = 80,20 # batches of an epoch, and how many of them are not timed
 X,Y = torch.randn(4*BS, 32),torch.randint(0, 10, (4*BS,))
 
 class Loader(TfmdDL):
     "Hands out rows that are in memory, counts the batches, and adds up the time that it takes"
     n_read,seconds = 0,0.
-    def __init__(self, *args, **kwargs): super().__init__(*args, **kwargs | dict(create_batch=lambda rows: (X[rows], Y[rows])))
+
+    def __init__(self, *args, **kwargs):
+        def create_batch(rows): return X[rows],Y[rows]
+        super().__init__(*args, **kwargs | dict(create_batch=create_batch))
+
     def __iter__(self):
         batches = super().__iter__()
         while True:
@@ -38,15 +44,31 @@ class Rows:
 class Watch(Callback):
     "What steps take, from one batch on"
     order,in_events = 200,0.
-    def before_fit(self): self.start,self.first,self.n = None,Loader.n_read,0
+
+    def before_fit(self):
+        self.start = None # when the first of the timed batches is there
+        self.first = Loader.n_read
+        self.n = 0 # timed batches of the loader
+
     def after_batch(self):
-        n,now = Loader.n_read-self.first,process_time()
-        if self.start is None:
-            if n>=SKIPPED: self.first,self.loaded,self.steps,self.items,self.in_events,self.start = Loader.n_read,Loader.seconds,0,0,0.,process_time()
-            return
-        made = len(self.yb)>0 # or it was cancelled
-        self.steps,self.items,self.n = self.steps+made,self.items+(len(self.yb[0]) if made else 0),n
-        self.seconds,self.loading,self.spent = now-self.start,Loader.seconds-self.loaded,self.in_events
+        read,now = Loader.n_read-self.first,process_time()
+        if self.start is not None: self.note(read, now)
+        elif read>=SKIPPED: self.begin()
+
+    def begin(self):
+        self.first,self.loaded = Loader.n_read,Loader.seconds
+        self.steps,self.items = 0,0
+        self.in_events = 0.
+        self.start = process_time()
+
+    def note(self, n, now):
+        self.n = n
+        if len(self.yb): # else it was cancelled
+            self.steps += 1
+            self.items += len(self.yb[0])
+        self.seconds = now-self.start
+        self.loading = Loader.seconds-self.loaded
+        self.spent = self.in_events
 
 def time_events(cb, watch):
     "Have the seconds that a callback takes added up, without what the loader takes in them"
@@ -58,31 +80,58 @@ def time_events(cb, watch):
     cls.__call__ = timed
     return lambda: setattr(cls, '__call__', call)
 
+def predict_by(cb, preds):
+    "Have a selection take its predictions from there"
+    owner = cb.scorer if hasattr(cb, 'meter') else cb
+    owner.predict = lambda *args, **kwargs: next(preds)
+
 def watched(cb=None, preds=None, events=False):
     "An epoch that was watched"
+    watch = Watch()
+    cbs = [watch] if cb is None else [watch,cb]
     dls = DataLoaders(*[Loader(Rows(), bs=BS, num_workers=0) for _ in range(2)], device=torch.device('cpu'))
-    learn = Learner(dls, nn.Linear(32, 10), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=[watch := Watch(), *([cb] if cb else [])])
+    learn = Learner(dls, nn.Linear(32, 10), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
     learn._do_epoch_validate = lambda *args: None
-    if preds is not None: (cb.scorer if hasattr(cb, 'meter') else cb).predict = lambda *args, **kwargs: next(preds)
+    if preds is not None: predict_by(cb, preds)
+
     undo = time_events(cb, watch) if events else None
     with learn.no_bar(),learn.no_logging(),redirect_stdout(None): learn.fit(1)
     if undo: undo()
     return watch
 
-METHODS = dict(top_loss=lambda **kw: TopLossCallback(1/3, **kw), batch_loss_filter=lambda **kw: BatchLossFilterCallback(.6, **kw), composer=lambda **kw: SelectiveBackpropCallback(keep=1/3, gather=False, **kw),
-    selective_backprop=lambda **kw: SelectiveBackpropCallback(2., **kw), random_subset=lambda **kw: RandomSubsetCallback(1/3, **kw))
-RESTING = METHODS | dict(info_batch=lambda **kw: InfoBatchCallback(**kw))
+METHODS = dict(
+    top_loss=lambda **kwargs: TopLossCallback(1/3, **kwargs),
+    batch_loss_filter=lambda **kwargs: BatchLossFilterCallback(.6, **kwargs),
+    composer=lambda **kwargs: SelectiveBackpropCallback(keep=1/3, gather=False, **kwargs),
+    selective_backprop=lambda **kwargs: SelectiveBackpropCallback(2., **kwargs),
+    random_subset=lambda **kwargs: RandomSubsetCallback(1/3, **kwargs))
+RESTING = METHODS | dict(info_batch=lambda **kwargs: InfoBatchCallback(**kwargs))
+REST = dict(warmup=10**6, auto=False)
+ON = dict(warmup=0, auto=False)
+
+def whole_epoch(cb=None):
+    "Microseconds a batch"
+    watch = watched(cb)
+    return 1e6*watch.seconds/watch.n
+
+def its_events(cb, preds=None):
+    "Microseconds a batch of them"
+    watch = watched(cb, preds, events=True)
+    return 1e6*watch.spent/watch.n
 
 def measure(preds):
     "Each measurement once"
-    def whole(cb=None): return 1e6*(w := watched(cb)).seconds/w.n
-    def events(cb, preds=None): return 1e6*(w := watched(cb, preds, True)).spent/w.n
-    rest,on = dict(warmup=10**6, auto=False),dict(warmup=0, auto=False)
-    rows = [dict(what='plain', measure='whole epoch', us=whole())]
-    for name,make in RESTING.items(): rows += [dict(what=name, measure='at rest, its events', us=events(make(**rest))), dict(what=name, measure='at rest, more than plain', us=whole(make(**rest))-whole())]
+    rows = []
+    def note(what, measure, us): rows.append(dict(what=what, measure=measure, us=us))
+
+    note('plain', 'whole epoch', whole_epoch())
+    for name,make in RESTING.items():
+        note(name, 'at rest, its events', its_events(make(**REST)))
+        note(name, 'at rest, more than plain', whole_epoch(make(**REST))-whole_epoch())
     for name,make in METHODS.items():
-        rows += [dict(what=name, measure='choosing, its events', us=events(make(**on), preds)), dict(what=name, measure='selecting, its events', us=events(make(**on))),
-            dict(what=name, measure='selecting, whole epoch', us=whole(make(**on)))]
+        note(name, 'choosing, its events', its_events(make(**ON), preds))
+        note(name, 'selecting, its events', its_events(make(**ON)))
+        note(name, 'selecting, whole epoch', whole_epoch(make(**ON)))
     return rows
 
 if __name__=='__main__':

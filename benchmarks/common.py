@@ -1,4 +1,5 @@
-"What the benchmarks share: learners on random images, steps timed in turn, fits that take turns, and CSV files that say where they come from"
+"""What the benchmarks share: learners on random images, steps timed in turn, fits that take turns, and CSV files that
+say where they come from"""
 import argparse, os, platform, sys
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from selback.bench.datasets import cifar_resnet18
 from selback.bench.compare import get_model, machine
 from torch import nn
 
-MALLOC = dict(MALLOC_MMAP_THRESHOLD_=str(2**25), MALLOC_TRIM_THRESHOLD_=str(2**30)) # bytes; glibc takes no larger first one
+MALLOC = dict( # bytes; glibc takes no larger first one
+    MALLOC_MMAP_THRESHOLD_=str(2**25),
+    MALLOC_TRIM_THRESHOLD_=str(2**30))
 
 def steady_memory():
     "Start anew with an allocator that keeps what is freed: page faults, up to 7,000 a step, move figures by a tenth"
-    if not MALLOC.items() <= os.environ.items(): os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
+    is_set = MALLOC.items()<=os.environ.items()
+    if not is_set: os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
     print(*(f'{k}={v}' for k,v in MALLOC.items()), flush=True)
 
 def arguments(description, **more):
@@ -38,7 +42,12 @@ def save(rows, name, args, repeats=None, keep=()):
     "Write rows as CSV, with machine, versions and allocator in each; rows of the learners to `keep` stay"
     path = Path(args.out)/f'{name}_{torch.device(args.device).type}.csv'
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = dict(machine=machine(args.device), repeats=repeats or args.repeats, python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__,
+    about = dict(
+        machine=machine(args.device),
+        repeats=repeats or args.repeats,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        fastai=fastai.__version__,
         malloc=' '.join(f'{k}={v}' for k,v in MALLOC.items()))
     df = pd.DataFrame(rows).assign(**about)
     if keep: df = pd.concat([pd.read_csv(path).query('learner in @keep'), df])
@@ -46,16 +55,22 @@ def save(rows, name, args, repeats=None, keep=()):
     print(f'wrote {path}', flush=True)
     return df
 
-NETS = dict(resnet18=lambda: get_model('resnet18', 10), cifar_resnet18=lambda: cifar_resnet18(10), small_resnet=lambda: get_model('small_resnet', 10))
+NETS = dict(
+    resnet18=lambda: get_model('resnet18', 10),
+    cifar_resnet18=lambda: cifar_resnet18(10),
+    small_resnet=lambda: get_model('small_resnet', 10))
 
 def image_data(bs, n_batches, device='cpu', size=32):
     "Random images, which are in memory already"
-    x,y = torch.randn(min(n_batches, 4)*bs, 3, size, size),torch.randint(0, 10, (min(n_batches, 4)*bs,))
-    return Indexed(x.to(device), y.to(device), torch.arange(n_batches*bs)%len(x))
+    n_images = min(n_batches, 4)*bs
+    x = torch.randn(n_images, 3, size, size)
+    y = torch.randint(0, 10, (n_images,))
+    return Indexed(x.to(device), y.to(device), torch.arange(n_batches*bs)%n_images)
 
 def learner_of(ds, bs, model, device='cpu', cbs=None):
     "A learner of a model and an `Indexed` dataset, without validation"
-    dls = DataLoaders(*[TfmdDL(ds, bs=bs, num_workers=0, create_batch=ds.rows) for _ in range(2)], device=torch.device(device))
+    train,valid = (TfmdDL(ds, bs=bs, num_workers=0, create_batch=ds.rows) for _ in range(2))
+    dls = DataLoaders(train, valid, device=torch.device(device))
     learn = Learner(dls, model.to(device), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
     learn._do_epoch_validate = lambda *args: None
     return learn
@@ -72,47 +87,65 @@ class Indexed:
     def rows(self, b): return self.x[b],self.y[b]
 
 class Turns(Callback):
-    "Times kinds of steps in turn, by batches of the loader: plain ones, smaller ones, selecting ones, and the scoring pass by itself"
+    "Times kinds of steps in turn, by batches of the loader: plain, smaller and selecting ones, and scoring by itself"
     order = -60
-    def __init__(self, kinds, repeats, device): # two repeats to warm up
-        self.turns,self.device,self.rows,self.row,self.start = [(r,k) for r in range(-2, repeats) for k in kinds],device,[],None,None
+
+    def __init__(self, kinds, repeats, device):
+        self.turns = [(repeat,kind) for repeat in range(-2, repeats) for kind in kinds] # two repeats to warm up
+        self.device,self.rows = device,[]
+        self.start = None # of the step that is being timed
 
     def before_fit(self):
         self.cb = self.learn.selection
         if self.cb is None: return
-        self.cb.window.is_on = lambda *args: self.row['kind']=='select'
+        self.cb.window.is_on = lambda *args: self.rows[-1]['kind']=='select'
         self.cb.meter.auto = False
 
     def before_batch(self): # of each batch of the loader, also those that a selecting step reads further
         self.stop()
         if self.cb is not None and not self.cb.feed.is_new: return # the last chosen items: a step without such a batch
         repeat,kind = self.turns[len(self.rows)]
-        self.row,self.start = dict(kind=kind, repeat=repeat, seconds=0., trained=0),clock(self.device)
-        self.rows.append(self.row)
-        if isinstance(kind, float): self.learn.xb,self.learn.yb = take((self.xb, self.yb), slice(0, int(len(self.y)*kind)))
-        if kind!='score': return
+        self.start = clock(self.device)
+        self.rows.append(dict(kind=kind, repeat=repeat, seconds=0., trained=0))
+        if isinstance(kind, float): self.make_smaller(kind)
+        if kind=='score': self.only_score()
+
+    def make_smaller(self, share):
+        n = int(len(self.y)*share)
+        self.learn.xb,self.learn.yb = take((self.xb, self.yb), slice(0, n))
+
+    def only_score(self):
         self.cb.score(Items(self.xb, self.yb))
         self.stop()
         self.learn.yb = ()
         raise CancelBatchException
 
     def stop(self, trained=0):
-        if self.start is not None: self.row.update(seconds=clock(self.device)-self.start, trained=trained)
+        if self.start is None: return
+        self.rows[-1].update(seconds=clock(self.device)-self.start, trained=trained)
         self.start = None
 
 class Stop(Callback):
+    "Ends the turn of a step that trained"
     order = 100
     def __init__(self, turns): self.turns_cb = turns
-    def after_batch(self): self.turns_cb.stop(len(self.yb[0]) if len(self.yb) else 0)
+    def after_batch(self):
+        n = len(self.yb[0]) if len(self.yb) else 0
+        self.turns_cb.stop(n)
 
 def in_turn(net, bs, cb, kinds, args, size=32):
-    "Mean seconds of each kind of step in each repeat, for each batch of the loader, and as `trained` the share of a batch that selecting steps trained"
+    """Mean seconds of each kind of step in each repeat, for each batch of the loader, and as `trained` the share of a
+    batch that selecting steps trained"""
     turns = Turns(kinds, args.repeats, args.device)
-    learn = image_learner(net, bs, len(turns.turns), args.device, [turns, Stop(turns), *([cb] if cb else [])], size)
+    cbs = [turns, Stop(turns)] if cb is None else [turns, Stop(turns), cb]
+    learn = image_learner(net, bs, len(turns.turns), args.device, cbs, size)
     with learn.no_bar(),learn.no_logging(): learn.fit(1)
+
     rows = pd.DataFrame(turns.rows).query('repeat>=0')
-    means = rows.assign(kind=rows.kind.astype(str)).groupby(['kind','repeat'], sort=False)[['seconds','trained']].mean().unstack(0)
-    return means.seconds.assign(trained=means.trained['select']/bs if 'select' in means.trained else 1.)
+    rows = rows.assign(kind=rows.kind.astype(str))
+    means = rows.groupby(['kind','repeat'], sort=False)[['seconds','trained']].mean().unstack(0)
+    trained = means.trained['select']/bs if 'select' in means.trained else 1.
+    return means.seconds.assign(trained=trained)
 
 class TakesTurns(Callback):
     "Lets other fits go on, every so many batches"
@@ -125,8 +158,10 @@ class TakesTurns(Callback):
 class Fit(greenlet):
     "A fit that others can interrupt, and its clock, which stands still meanwhile"
     def __init__(self, learn, cb, device, every=None, epochs=2):
-        self.learn,self.device,self.epochs,self.seconds,self.start = learn,device,epochs,0.,0.
-        learn.add_cbs([o for o in (cb, TakesTurns(every) if every else None) if o is not None])
+        self.learn,self.device,self.epochs = learn,device,epochs
+        self.seconds,self.start = 0.,0. # in its turns so far; when the present one began
+        if cb is not None: learn.add_cb(cb)
+        if every: learn.add_cb(TakesTurns(every))
         super().__init__()
 
     def run(self):

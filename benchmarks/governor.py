@@ -1,4 +1,5 @@
-"A selection with `auto=True` against plain training, where it pays and where it doesn't; and loading, where that is the bottleneck"
+"""A selection with `auto=True` against plain training, where it pays and where it doesn't; and loading, where that is
+the bottleneck"""
 import io, itertools, warnings
 from unittest.mock import patch
 
@@ -10,12 +11,16 @@ from common import *
 class Jpegs:
     "Photographs' worth of JPEG, decoded anew for each batch: 200 files, again and again"
     def __init__(self, n, size=512):
-        rng,files = np.random.default_rng(0),[]
-        for _ in range(min(n, 200)):
-            small = Image.fromarray(rng.integers(0, 255, (size//8, size//8, 3), dtype=np.uint8))
-            small.resize((size, size)).save(buffer := io.BytesIO(), 'jpeg', quality=90)
-            files.append(buffer.getvalue())
+        rng = np.random.default_rng(0)
+        files = [self.made(rng, size) for _ in range(min(n, 200))]
         self.files = (files*(n//len(files)+1))[:n]
+
+    def made(self, rng, size):
+        pixels = rng.integers(0, 255, (size//8, size//8, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((size, size)).save(file, 'jpeg', quality=90)
+        return file.getvalue()
+
     def __len__(self): return len(self.files)
     def __getitem__(self, i):
         image = np.asarray(Image.open(io.BytesIO(self.files[i])).resize((32, 32)))
@@ -30,14 +35,18 @@ def frozen_body(args):
     return learn
 
 def jpeg_learner(args, workers=0, bs=8, n=8*STEPS, size=512):
-    dls = DataLoaders(*[TfmdDL(Jpegs(n, size), bs=bs, shuffle=not i, num_workers=workers, persistent_workers=workers>0) for i in range(2)], device=torch.device(args.device))
-    learn = Learner(dls, NETS['small_resnet']().to(args.device), loss_func=CrossEntropyLossFlat(), lr=1e-3)
+    def loader(shuffle):
+        return TfmdDL(Jpegs(n, size), bs=bs, shuffle=shuffle, num_workers=workers, persistent_workers=workers>0)
+    dls = DataLoaders(loader(True), loader(False), device=torch.device(args.device))
+    model = NETS['small_resnet']().to(args.device)
+    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), lr=1e-3)
     learn._do_epoch_validate = lambda *args: None
     return learn
+
 def loader_bound(args): return jpeg_learner(args)
 def loader_bound_workers(args): return jpeg_learner(args, workers=1, size=1024)
 
-LEARNERS = dict(normal=normal, small_batch=small_batch, frozen_body=frozen_body, loader_bound=loader_bound, loader_bound_workers=loader_bound_workers)
+LEARNERS = {make.__name__: make for make in (normal,small_batch,frozen_body,loader_bound,loader_bound_workers)}
 METHODS = dict(top_loss=lambda: TopLossCallback(1/3, auto=True))
 
 def time_in_turns(_=None):
@@ -48,10 +57,11 @@ def time_in_turns(_=None):
 def fit_in_turns(fits, first):
     "Seconds of each fit, while they take turns: what else the machine does slows them alike"
     with patch.object(meter, 'clock', time_in_turns):
-        for first in itertools.count(first): # each is the first of a round as often as any other
-            for fit in fits[first%len(fits):]+fits[:first%len(fits)]: fit.go_on()
-            if all(o.dead for o in fits): break
-    return [o.seconds for o in fits]
+        for turn in itertools.count(first): # each is the first of a round as often as any other
+            start = turn%len(fits)
+            for fit in fits[start:]+fits[:start]: fit.go_on()
+            if all(fit.dead for fit in fits): break
+    return [fit.seconds for fit in fits]
 
 class EpochTimes(Callback):
     "Seconds of the training part of each epoch"
@@ -60,44 +70,73 @@ class EpochTimes(Callback):
     def before_train(self): self.start = clock(self.device)
     def after_train(self): self.seconds.append(clock(self.device)-self.start)
 
+def one_round(name, args, first):
+    "Plain, plain again and a selection, in turn: the selections and the seconds, and the steps of each"
+    make = LEARNERS[name]
+    every = None if 'workers' in name else 5 # they would load while others have their turn
+    cbs = dict(plain=None, plain_again=None) | {method: get_cb() for method,get_cb in METHODS.items()}
+    learns = [make(args) for _ in cbs]
+    fits = [Fit(learn, cb, args.device, every) for learn,cb in zip(learns, cbs.values())]
+    seconds = dict(zip(cbs, fit_in_turns(fits, first)))
+    return cbs,seconds,2*len(learns[0].dls.train)
+
+def decisions(cb):
+    "What a selection foretold, whether it stands aside, and the share of its steps that selected"
+    if cb is None: return dict(predicted=None, aside=None, selecting_steps=0.)
+    selecting = float((cb.stats.kept<cb.stats.seen).mean())
+    return dict(predicted=cb.meter.cost, aside=cb.meter.is_aside, selecting_steps=selecting)
+
 def standing_aside(args):
     "Plain, plain again and a selection with `auto=True`, in turn"
     rows = []
     for name in args.learners:
-        make = LEARNERS[name]
-        every = None if 'workers' in name else 5 # they would load while others have their turn
-        for r in range(-1, args.repeats):
-            learns = dict(plain=(make(args), None), plain_again=(make(args), None), **{m: (make(args), cb()) for m,cb in METHODS.items()})
-            t = dict(zip(learns, fit_in_turns([Fit(*o, args.device, every) for o in learns.values()], max(r, 0))))
-            if r<0: continue
-            steps = 2*len(learns['plain'][0].dls.train)
-            for m in ('plain_again', *METHODS):
-                cb = learns[m][1]
-                chosen = 0. if cb is None else float((cb.stats.kept<cb.stats.seen).mean())
-                rows.append(dict(learner=name, method=m, repeat=r, plain_step_ms=1000*t['plain']/steps, steps=steps, of_plain=t[m]/t['plain'], predicted=None if cb is None else cb.meter.cost,
-                    aside=None if cb is None else cb.meter.is_aside, selecting_steps=chosen))
+        for repeat in range(-1, args.repeats):
+            cbs,seconds,steps = one_round(name, args, max(repeat, 0))
+            if repeat<0: continue
+            plain = seconds.pop('plain')
+            about = dict(repeat=repeat, plain_step_ms=1000*plain/steps, steps=steps)
+            for method,took in seconds.items():
+                rows.append(dict(learner=name, method=method, **about, of_plain=took/plain, **decisions(cbs[method])))
     return rows
+
+LOADING = dict(
+    none=lambda: None,
+    random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True, auto=False),
+    stale_loss=lambda: StaleLossCallback(2, n=2, auto=False),
+    info_batch=lambda: InfoBatchCallback(delta=1., auto=False),
+    selective_backprop=lambda: SelectiveBackpropCallback(auto=False),
+    top_loss=lambda: TopLossCallback(1/3, auto=False))
+
+def epoch_seconds(args, workers, cb):
+    "Of two epochs after one to warm up: two that select, one of them scored by stale losses"
+    learn = jpeg_learner(args, workers, bs=32, n=640)
+    timer = EpochTimes(args.device)
+    learn.add_cb(timer)
+    Fit(learn, cb, args.device, epochs=3).switch()
+    return sum(timer.seconds[1:])/2
 
 def loading(args):
     "Epochs of methods that choose before loading, and of one that does not, by time for an epoch of plain training"
-    rows,methods = [],dict(none=None, random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True, auto=False), stale_loss=lambda: StaleLossCallback(2, n=2, auto=False),
-        info_batch=lambda: InfoBatchCallback(delta=1., auto=False), selective_backprop=lambda: SelectiveBackpropCallback(auto=False), top_loss=lambda: TopLossCallback(1/3, auto=False))
+    rows = []
     for workers in 0,1:
-        for r in range(min(args.repeats, 3)):
-            for name,make in methods.items():
-                learn = jpeg_learner(args, workers, bs=32, n=640)
-                learn.add_cb(timer := EpochTimes(args.device))
-                Fit(learn, make() if make else None, args.device, epochs=3).switch()
-                seconds = sum(timer.seconds[1:])/2 # an epoch of warm-up; two that select, one of them scored by stale losses
-                rows.append(dict(workers=workers, method=name, repeat=r, epoch_seconds=seconds, of_plain=seconds/(plain := seconds if make is None else plain)))
+        for repeat in range(min(args.repeats, 3)):
+            seconds = {name: epoch_seconds(args, workers, make()) for name,make in LOADING.items()}
+            for name,took in seconds.items():
+                rows.append(dict(workers=workers, method=name, repeat=repeat, epoch_seconds=took,
+                    of_plain=took/seconds['none']))
     return rows
 
 def main():
-    args = arguments(__doc__, learners=dict(nargs='*', default=[*LEARNERS], choices=[*LEARNERS], help='measure these only, and keep what the file says of the others'))
+    only = dict(nargs='*', default=[*LEARNERS], choices=[*LEARNERS],
+        help='measure these only, and keep what the file says of the others')
+    args = arguments(__doc__, learners=only)
     warnings.simplefilter('ignore')
+
     df = save(standing_aside(args), 'governor', args, keep=[name for name in LEARNERS if name not in args.learners])
     if len(args.learners)<len(LEARNERS): return
-    print(df.groupby(['learner','method'], sort=False)[['plain_step_ms','of_plain','predicted','selecting_steps']].median(numeric_only=True).round(3).to_string())
+    told = ['plain_step_ms','of_plain','predicted','selecting_steps']
+    print(df.groupby(['learner','method'], sort=False)[told].median(numeric_only=True).round(3).to_string())
+
     df = save(loading(args), 'loading', args, repeats=min(args.repeats, 3))
     print(df.groupby(['workers','method'], sort=False)[['epoch_seconds','of_plain']].median().round(3).to_string())
 

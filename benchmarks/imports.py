@@ -8,10 +8,15 @@ def seconds(code):
     return time.perf_counter()-start
 
 def main():
-    args,rows = arguments(__doc__),[]
-    for r in range(-1, args.repeats): # the first fills the disk's cache
-        nothing,torch_,again,ours = map(seconds, ('pass', 'import torch', 'import torch', 'import selback.core.functional'))
-        if r>=0: rows.append(dict(repeat=r, torch_seconds=torch_-nothing, torch_again=(again-nothing)/(torch_-nothing), functional=(ours-nothing)/(torch_-nothing)))
+    args = arguments(__doc__)
+    rows = []
+    for repeat in range(-1, args.repeats): # the first fills the disk's cache
+        nothing = seconds('pass')
+        of_torch = seconds('import torch')-nothing
+        again = seconds('import torch')-nothing
+        ours = seconds('import selback.core.functional')-nothing
+        if repeat<0: continue
+        rows.append(dict(repeat=repeat, torch_seconds=of_torch, torch_again=again/of_torch, functional=ours/of_torch))
     df = save(rows, 'imports', args)
     print(df[['torch_seconds','torch_again','functional']].median().round(3).to_string())
 

@@ -8,23 +8,30 @@ from common import *
 
 class Live(TorchDispatchMode):
     "Adds up the storages that operations make, until they are freed"
-    def __init__(self): super().__init__(); self.known,self.bytes,self.peak = WeakIdKeyDictionary(),0,0
+    def __init__(self):
+        super().__init__()
+        self.known = WeakIdKeyDictionary()
+        self.bytes,self.peak = 0,0
+
+    def made(self, storage):
+        if storage in self.known: return
+        self.known[storage] = True
+        self.bytes += storage.nbytes()
+        weakref.finalize(storage, self.freed, storage.nbytes())
+
     def freed(self, n): self.bytes -= n
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if not isinstance(t, torch.Tensor): continue
-            storage = t.untyped_storage()
-            if storage in self.known: continue
-            self.known[storage] = True
-            self.bytes += storage.nbytes()
-            weakref.finalize(storage, self.freed, storage.nbytes())
+        for o in tree_leaves(out):
+            if isinstance(o, torch.Tensor): self.made(o.untyped_storage())
         self.peak = max(self.peak, self.bytes)
         return out
 
 def peak(cb, args, bs=128):
     "Bytes at the peak of eight steps"
-    learn = image_learner('small_resnet' if args.device=='cpu' else 'resnet18', bs, 8, args.device, cb)
+    net = 'small_resnet' if args.device=='cpu' else 'resnet18'
+    learn = image_learner(net, bs, 8, args.device, cb)
     with learn.no_bar(),learn.no_logging():
         learn.fit(1) # the optimizer's state
         if cb is not None: cb.meter.forget() # it measures again
@@ -35,17 +42,26 @@ def peak(cb, args, bs=128):
         learn.fit(1)
         return torch.cuda.max_memory_allocated()
 
+OFF = dict(warmup=0, auto=False)
+METHODS = dict(
+    plain=lambda: None,
+    plain_again=lambda: None,
+    top_loss=lambda: TopLossCallback(1/3, **OFF),
+    composer=lambda: SelectiveBackpropCallback(keep=1/3, gather=False, **OFF),
+    selective_backprop=lambda: SelectiveBackpropCallback(**OFF),
+    batch_loss_filter=lambda: BatchLossFilterCallback(**OFF),
+    one_pass=lambda: TopLossCallback(1/3, passes=1, warmup=0),
+    importance_sampling=lambda: ImportanceSamplingCallback(tau=0, **OFF),
+    keep_all=lambda: TopLossCallback(1., **OFF),
+    measuring=lambda: TopLossCallback(1/3, warmup=0))
+
 def main():
     args = arguments(__doc__)
     warnings.simplefilter('ignore')
+    peaks = {name: peak(make(), args) for name,make in METHODS.items()}
     batch = 128*(3*32*32*4+8)
-    methods = dict(plain=lambda: None, plain_again=lambda: None, top_loss=lambda: TopLossCallback(1/3, warmup=0, auto=False), composer=lambda: SelectiveBackpropCallback(keep=1/3, gather=False, warmup=0, auto=False),
-        selective_backprop=lambda: SelectiveBackpropCallback(warmup=0, auto=False), batch_loss_filter=lambda: BatchLossFilterCallback(warmup=0, auto=False), one_pass=lambda: TopLossCallback(1/3, passes=1, warmup=0),
-        importance_sampling=lambda: ImportanceSamplingCallback(warmup=0, tau=0, auto=False), keep_all=lambda: TopLossCallback(1., warmup=0, auto=False), measuring=lambda: TopLossCallback(1/3, warmup=0))
-    rows = []
-    for name,make in methods.items():
-        b = peak(make(), args)
-        rows.append(dict(method=name, peak_bytes=b, over_plain_in_batches=(b-(plain := b if name=='plain' else plain))/batch))
-    print(save(rows, 'peak_memory', args, repeats=1)[['method','peak_bytes','over_plain_in_batches']].round(2).to_string())
+    rows = [dict(method=name, peak_bytes=n, over_plain_in_batches=(n-peaks['plain'])/batch) for name,n in peaks.items()]
+    df = save(rows, 'peak_memory', args, repeats=1)
+    print(df[['method','peak_bytes','over_plain_in_batches']].round(2).to_string())
 
 if __name__=='__main__': main()

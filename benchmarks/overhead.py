@@ -1,4 +1,5 @@
-"Selection without its scoring pass, against a plain step; the same as a user would write it; the callback at rest; and the memory of items"
+"""Selection without its scoring pass, against a plain step; the same as a user would write it; the callback at rest;
+and the memory of items"""
 import json, os, subprocess, sys, time
 from collections import deque
 from itertools import cycle
@@ -13,28 +14,39 @@ from common import *
 
 SIZES = {'cpu': (32, 128, 512, 2048, 4096), 'cuda': (32, 128, 512, 2048, 4096)}
 
+OFF = dict(warmup=0, auto=False)
+
 def methods():
     "Each method that chooses from a batch"
-    off = dict(warmup=0, auto=False)
-    return dict(top_loss=TopLossCallback(1/3, **off), batch_loss_filter=BatchLossFilterCallback(.6, **off), composer=SelectiveBackpropCallback(keep=1/3, gather=False, **off),
-        random_subset=RandomSubsetCallback(1/3, **off), **{f'selective_backprop, R={r}': SelectiveBackpropCallback(2., hist_size=r, **off) for r in (1024, 32768, 1_000_000)})
+    histories = {f'selective_backprop, R={size}': SelectiveBackpropCallback(2., hist_size=size, **OFF)
+        for size in (1024, 32768, 1_000_000)}
+    return dict(
+        top_loss=TopLossCallback(1/3, **OFF),
+        batch_loss_filter=BatchLossFilterCallback(.6, **OFF),
+        composer=SelectiveBackpropCallback(keep=1/3, gather=False, **OFF),
+        random_subset=RandomSubsetCallback(1/3, **OFF),
+        **histories)
 
 def chooses_only(cb, note, preds):
-    "Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let none train"
+    """Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let
+    none train"""
     before_batch = cb.before_batch
     def timed():
         position,waited,start = cb.feed.position,cb.feed.waited,clock(cb.device)
         before_batch()
-        note((clock(cb.device)-start-(cb.feed.waited-waited))/(1+cb.feed.position-position)) # it may have read further
+        seconds = clock(cb.device)-start-(cb.feed.waited-waited)
+        note(seconds/(1+cb.feed.position-position)) # it may have read further
         getcurrent().parent.switch()
         cb.learn.yb = ()
         raise CancelBatchException
-    cb.before_batch,cb.scorer.predict = timed,lambda *args, **kwargs: next(preds)
+    cb.before_batch = timed
+    cb.scorer.predict = lambda *args, **kwargs: next(preds)
     return cb
 
 class StepStarts(Callback):
     order = -60
     def before_batch(self): self.learn.step_start = clock(self.dls.device)
+
 class StepEnds(Callback):
     order = 100
     def __init__(self, note): self.note = note
@@ -43,58 +55,94 @@ class StepEnds(Callback):
         getcurrent().parent.switch()
 
 history = deque(maxlen=1024)
+
 def sort_in_numpy(losses, xb, yb):
     "A loss filter with the losses on the host, one `.item()` each"
     values = np.array([l.item() for l in losses])
     order = values.argsort()[::-1]
-    keep = order[:int((values[order].cumsum()>=.9*values.sum()).argmax())+1]
-    return xb[torch.tensor(keep.copy(), device=losses.device)],yb[torch.tensor(keep.copy(), device=losses.device)]
+    n = int((values[order].cumsum()>=.9*values.sum()).argmax())+1
+    def kept(o): return o[torch.tensor(order[:n].copy(), device=losses.device)]
+    return kept(xb),kept(yb)
 
 def percentiles_in_a_loop(losses, xb, yb):
     "Selective backprop with a deque and a percentile for each item"
     values = [l.item() for l in losses]
     history.extend(values)
-    keep = [i for i,v in enumerate(values) if np.random.rand()<(percentileofscore(history, v, 'strict')/100)**2]
+    def share_below(v): return percentileofscore(history, v, 'strict')/100
+    keep = [i for i,v in enumerate(values) if np.random.rand()<share_below(v)**2]
     return xb[keep],yb[keep]
 
 BY_HAND = dict(numpy_sort=sort_in_numpy, percentile_loop=percentiles_in_a_loop)
 
+def one_fit(ds, net, bs, device, *cbs):
+    learn = learner_of(ds, bs, NETS[net](), device, cbs)
+    return Fit(learn, None, device, epochs=1)
+
+def take_turns(fits, first):
+    "A step of each; who comes after a plain step finds its memory cold, so another one begins each time"
+    for i in range(len(fits)): fits[(first+i)%len(fits)].switch()
+
 def choosing(net, bs, args):
     "What choosing takes at a batch size, in each repeat, as a share of a plain step: fits of all methods take turns"
-    rows,ds,step = [],image_data(bs, 9*(args.repeats+2), args.device),{}
-    preds = cycle([torch.randn(bs, 10, device=args.device) for _ in range(8)])
+    device,rows = args.device,[]
+    ds = image_data(bs, 9*(args.repeats+2), device)
+    preds = cycle([torch.randn(bs, 10, device=device) for _ in range(8)])
     xb,yb = ds.rows(torch.arange(bs))
     losses = nn.functional.cross_entropy(next(preds), yb, reduction='none')
+
     def noting(what): return lambda seconds: rows.append(dict(what=what, repeat=repeat, seconds=seconds))
     def by_hand(choose, note):
-        start = clock(args.device)
+        start = clock(device)
         choose(losses, xb, yb)
-        note(clock(args.device)-start)
-    def fit(*cbs): return Fit(learner_of(ds, bs, NETS[net](), args.device, cbs), None, args.device, epochs=1)
-    fits = [fit(StepStarts(), StepEnds(noting('plain step')))] + [fit(chooses_only(cb, noting(name), preds)) for name,cb in methods().items()]
+        note(clock(device)-start)
+
+    fits = [one_fit(ds, net, bs, device, StepStarts(), StepEnds(noting('plain step')))]
+    for name,cb in methods().items(): fits.append(one_fit(ds, net, bs, device, chooses_only(cb, noting(name), preds)))
     for repeat in range(-1, args.repeats): # the first is slow
-        for i in range(len(fits)): fits[(repeat+i)%len(fits)].switch() # who comes after a plain step finds its memory cold
-        if bs<=512: # else too slow
-            for name,choose in BY_HAND.items(): by_hand(choose, noting(name))
-    for o in fits: o.throw() # they are not needed any more
-    step = {r['repeat']: r['seconds'] for r in rows if r['what']=='plain step'}
-    return [dict(net=net, bs=bs, **r, share_of_a_step=r['seconds']/step[r['repeat']]) for r in rows if r['repeat']>=0]
+        take_turns(fits, repeat)
+        if bs>512: continue # too slow by hand
+        for name,choose in BY_HAND.items(): by_hand(choose, noting(name))
+    for fit in fits: fit.throw() # they are not needed any more
+
+    plain = {row['repeat']: row['seconds'] for row in rows if row['what']=='plain step'}
+    return [dict(net=net, bs=bs, **row, share_of_a_step=row['seconds']/plain[row['repeat']])
+        for row in rows if row['repeat']>=0]
+
+class Batches(Callback):
+    "Begins a new sum of seconds after each batch"
+    order = 101
+    def __init__(self): self.spent = []
+    def after_batch(self): self.spent.append(0.)
 
 def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
     learn = image_learner('small_resnet', 8, 40*args.repeats, args.device)
     learn.top_loss(warmup=99, auto=False)
-    spent,call = [],SelectionCallback.__call__
-    class Batches(Callback):
-        order = 101
-        def after_batch(self): spent.append(0.)
+    batches,call = Batches(),SelectionCallback.__call__
     def timed(self, event):
         start = time.perf_counter()
         try: return call(self, event)
         finally:
-            if spent: spent[-1] += time.perf_counter()-start
-    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=Batches())
-    return [dict(repeat=r, microseconds=1e6*float(np.mean(spent[40*r+1:40*r+39]))) for r in range(args.repeats)]
+            if batches.spent: batches.spent[-1] += time.perf_counter()-start
+
+    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=batches)
+    parts = [batches.spent[40*repeat+1:40*repeat+39] for repeat in range(args.repeats)]
+    return [dict(repeat=repeat, microseconds=1e6*float(np.mean(part))) for repeat,part in enumerate(parts)]
+
+def megabytes(memory):
+    kept = [getattr(memory, name) for name in memory.fields]
+    return sum(values.numel()*values.element_size() for values in kept)/1e6
+
+def one_epoch_of(memory, losses, device):
+    "Seconds of an epoch's bookkeeping, and of its notes alone"
+    batches = torch.randperm(len(losses), device=device).split(512)
+    start = clock(device)
+    for idx in batches: memory.note(idx, losses[idx], picked=True)
+    noted = clock(device)
+    cdf_power(memory.loss, memory.loss, 2.)
+    memory.next_epoch()
+    end = clock(device)
+    return dict(seconds=end-start, noting=noted-start)
 
 def remembering(args):
     "An epoch of bookkeeping for items in memory, on one core: losses noted batch by batch, a choice, the next epoch"
@@ -102,46 +150,69 @@ def remembering(args):
     torch.set_num_threads(1)
     for n in (10_000, 100_000, 1_000_000, 10_000_000):
         memory,losses = ItemMemory(n, args.device),torch.rand(n, device=args.device)
-        for r in range(args.repeats if n<10_000_000 else 3):
-            batches = torch.randperm(n, device=args.device).split(512)
-            start = clock(args.device)
-            for idx in batches: memory.note(idx, losses[idx], picked=True)
-            noted = clock(args.device)
-            cdf_power(memory.loss, memory.loss, 2.)
-            memory.next_epoch()
-            end = clock(args.device)
-            rows.append(dict(items=n, repeat=r, seconds=end-start, noting=noted-start, megabytes=sum(getattr(memory, f).numel()*getattr(memory, f).element_size() for f in memory.fields)/1e6))
+        for repeat in range(args.repeats if n<10_000_000 else 3):
+            took = one_epoch_of(memory, losses, args.device)
+            rows.append(dict(items=n, repeat=repeat, **took, megabytes=megabytes(memory)))
     torch.set_num_threads(threads)
     return rows
 
+def start_process(root, here):
+    "The package of a checkout, which measures when it is asked to"
+    python = sys.executable if root==here else root/'.venv/bin/python'
+    script = Path(__file__).with_name('against.py')
+    env = os.environ | dict(PYTHONPATH=str(root), PYTHONDONTWRITEBYTECODE='1', OMP_NUM_THREADS='1')
+    return subprocess.Popen([python, '-W', 'ignore', script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True)
+
+def ask(process):
+    "A row for each measurement"
+    print(file=process.stdin, flush=True)
+    return json.loads(process.stdout.readline())
+
+def in_columns(rows, packages):
+    "Medians of both packages and of the difference between them"
+    df = pd.DataFrame(rows).query('repeat>=0')
+    df = df.pivot(index=['measure','what','repeat'], columns='package', values='us')[[*packages]]
+    df = df.assign(difference=df.after-df.before)
+    return df.groupby(['measure','what'], sort=False).median().round(1)
+
 def against(path, args):
-    "The callback at rest and choosing, by the package of another checkout and by this one, in turns: a table, also in runs/"
+    """The callback at rest and choosing, by the package of another checkout and by this one, in turns: a table, also in
+    runs/"""
     path,here = Path(path).resolve(),Path(__file__).parents[1]
-    def start(root):
-        env = os.environ | dict(PYTHONPATH=str(root), PYTHONDONTWRITEBYTECODE='1', OMP_NUM_THREADS='1')
-        python = root/'.venv/bin/python' if root!=here else sys.executable
-        return subprocess.Popen([python, '-W', 'ignore', Path(__file__).with_name('against.py')], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    def measure(process):
-        print(file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
-    packages,rows = dict(before=start(path), after=start(here)),[]
-    for r in range(-1, args.repeats): # the first is slow
-        for name,process in [*packages.items()][::1 if r%2 else -1]: rows += [dict(repeat=r, package=name, **row) for row in measure(process)]
+    packages = dict(before=start_process(path, here), after=start_process(here, here))
+    rows = []
+    for repeat in range(-1, args.repeats): # the first is slow
+        turns = [*packages.items()]
+        if repeat%2==0: turns.reverse()
+        for name,process in turns: rows += [dict(repeat=repeat, package=name, **row) for row in ask(process)]
     for process in packages.values(): process.communicate()
-    df = pd.DataFrame(rows).query('repeat>=0').pivot(index=['measure','what','repeat'], columns='package', values='us')[[*packages]]
-    df = df.assign(difference=df.after-df.before).groupby(['measure','what'], sort=False).median().round(1)
-    text = f'Microseconds of processor time for each batch of 128 from the loader, around one linear layer\n{machine(args.device)}, {args.repeats} paired repeats, {path} and {here}\n{df.to_string()}'
-    (out := Path('runs')/'overhead_against.txt').parent.mkdir(exist_ok=True)
+
+    what = 'Microseconds of processor time for each batch of 128 from the loader, around one linear layer'
+    about = f'{machine(args.device)}, {args.repeats} paired repeats, {path} and {here}'
+    text = f'{what}\n{about}\n{in_columns(rows, packages).to_string()}'
+    out = Path('runs')/'overhead_against.txt'
+    out.parent.mkdir(exist_ok=True)
     out.write_text(text+'\n')
     print(f'{text}\nwrote {out}')
 
 def main():
-    args = arguments(__doc__, against=dict(metavar='PATH', help='another checkout with a .venv: print what its package and this one take, and measure nothing else'))
+    other = dict(metavar='PATH',
+        help='another checkout with a .venv: print what its package and this one take, and measure nothing else')
+    args = arguments(__doc__, against=other)
     if args.against: return against(args.against, args)
-    rows = sum((choosing('small_resnet', bs, args) for bs in SIZES[torch.device(args.device).type]), []) + choosing('cifar_resnet18', 128, args) + choosing('resnet18', 128, args)
+
+    rows = []
+    for bs in SIZES[torch.device(args.device).type]: rows += choosing('small_resnet', bs, args)
+    for net in ('cifar_resnet18','resnet18'): rows += choosing(net, 128, args)
     df = save(rows, 'choosing', args)
-    print((100*df.pivot_table(index='what', columns=['net','bs'], values='share_of_a_step', aggfunc='median', sort=False)).round(2).astype(str).add(' %').to_string())
-    print(save(at_rest(args), 'at_rest', args).microseconds.median().round(1), 'microseconds a batch at rest')
-    print(save(remembering(args), 'memory_of_items', args).groupby('items')[['seconds','noting','megabytes']].median().round(3).to_string())
+    shares = df.pivot_table(index='what', columns=['net','bs'], values='share_of_a_step', aggfunc='median', sort=False)
+    print((100*shares).round(2).astype(str).add(' %').to_string())
+
+    resting = save(at_rest(args), 'at_rest', args)
+    print(resting.microseconds.median().round(1), 'microseconds a batch at rest')
+
+    by_items = save(remembering(args), 'memory_of_items', args).groupby('items')
+    print(by_items[['seconds','noting','megabytes']].median().round(3).to_string())
 
 if __name__=='__main__': main()
