@@ -50,13 +50,10 @@ class AttachedCallback(Callback):
         is_fits = event_name in ('before_fit','after_fit')
         if not is_fits and event_name not in self.__dict__ and not hasattr(type(self), event_name): return
         if is_fits and self.learn and self.learn.lock.locked(): return # a validation, maybe within a fit
-        is_active = self._is_active()
-        if is_fits: takes = self._at_fit(event_name, is_active)
-        else: takes = is_active and (self.is_awake or event_name=='before_train')
-        if self.is_awake and not is_active: self._fall_asleep()
+        if event_name=='before_train': self.is_awake = self._is_active()
+        takes = self._at_fit(event_name) if is_fits else self.is_awake
         if not takes: return
 
-        if event_name=='before_train': self.is_awake = True
         mark,enabled = len(changes.undos),torch.is_grad_enabled()
         try: super().__call__(event_name)
         except BaseException: # an interrupt may come where a context has just begun, or is about to end
@@ -99,9 +96,9 @@ def _is_active(self:AttachedCallback)->bool:
     return False
 
 @patch
-def _at_fit(self:AttachedCallback, event_name, is_active)->bool:
+def _at_fit(self:AttachedCallback, event_name)->bool:
     "A fit begins or ends: does it act on that?"
-    begins = event_name=='before_fit'
+    begins,is_active = event_name=='before_fit',self._is_active()
     if begins: self._begin(is_active)
     self.say()
     return is_active and (self.is_awake or begins)
@@ -119,6 +116,7 @@ def _begin(self:AttachedCallback, is_active):
 
 @patch
 def _fall_asleep(self:AttachedCallback):
+    "Another one was attached within a fit"
     self.is_awake = False
     self.give_up()
 
@@ -158,6 +156,8 @@ def _move_to(self:AttachedCallback, learn):
     self.__dict__.update(learn=learn, is_awake=False)
     if learn is None: return self.say()
 
+    for cb in learn.cbs:
+        if isinstance(cb, AttachedCallback) and cb.is_awake: cb._fall_asleep()
     self._remember_for(learn)
     columns = callback_of(learn, SelectionColumns)
     if columns: columns.stay()

@@ -247,7 +247,10 @@ def select(self:BatchSelection,
     pool:list, # `Read`s
 ):
     "Choose from batches that are scored together"
-    if not self.has_selected: self.scorer.scoring.renew()
+    if not self.has_selected:
+        self.has_selected = True
+        self.scorer.scoring.renew()
+
     batch = reduce(Items.join, [read.items for read in pool])
     with self.meter.timing(len(pool)==1):
         scores,losses = self.score(batch)
@@ -280,7 +283,6 @@ def choose_from(self:BatchSelection,
     losses:Tensor|None, # Shape (n,); None: they were not scored
 )->Chosen:
     "Choose by scores, put what is chosen aside, note and report it"
-    self.has_selected = True
     if losses is not None and self.tracker.is_on: self.tracker.note(batch.idx, losses)
     allowed = self.tracker.allowed(batch.idx)
     chosen = self.admit(self.choose(scores), scores, allowed)

@@ -41,21 +41,23 @@ def _hooks_of(cb):
     return getattr(cb.__dict__.get('hooks'), 'hooks', ())
 
 @contextmanager
-def muted_hooks(
-    learn:Learner, # May have hooks in its model for callbacks such as `ActivationStats`
-):
-    "Within the context, the hooks of fastai's callbacks do nothing; a model's own do, since it may work by them"
-    hooks = [hook for cb in learn.cbs if isinstance(cb, HookCallback) for hook in _hooks_of(cb)]
+def _muted(hooks):
+    "Within the context, these hooks do nothing"
     before = [(hook.hook_func, hook.detach) for hook in hooks]
     def put_back():
         for hook,(func,detach) in zip(hooks, before): hook.hook_func,hook.detach = func,detach
-
-    if not hooks: return (yield)
     undo = to_undo(put_back)
     try:
         for hook in hooks: hook.hook_func,hook.detach = lambda *args, stored=hook.stored: stored,False
         yield
     finally: undo()
+
+def muted_hooks(
+    learn:Learner, # May have hooks in its model for callbacks such as `ActivationStats`
+): # A context
+    "Within the context, the hooks of fastai's callbacks do nothing; a model's own do, since it may work by them"
+    hooks = [hook for cb in learn.cbs if isinstance(cb, HookCallback) for hook in _hooks_of(cb)]
+    return _muted(hooks) if hooks else nullcontext()
 
 # %% ../../nbs/callback/03_learner.ipynb #aebfab48
 def _mixer(learn):

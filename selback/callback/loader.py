@@ -117,14 +117,15 @@ def is_distributed(
     dl, # A loader
 )->bool: # Is it fastai's `DistributedDL`? Its module, which needs accelerate, is not imported for that
     "Does a loader hand each process its own part of the items?"
-    return 'world_size' in getattr(_inner(dl), '__dict__', {})
+    if type(dl) is Feed: dl = dl.dl
+    return 'world_size' in getattr(dl, '__dict__', {})
 
 def own_loader(
     dl, # A loader
 ): # The loader that it hands out parts of, if it is distributed
     "The loader over the whole dataset"
-    dl = _inner(dl)
-    return dl.dl if is_distributed(dl) else dl
+    if type(dl) is Feed: dl = dl.dl
+    return dl.dl if 'world_size' in getattr(dl, '__dict__', {}) else dl
 
 # %% ../../nbs/callback/00_loader.ipynb #205613db
 def pads(
@@ -135,14 +136,17 @@ def pads(
     transforms = getattr(getattr(dl, 'before_batch', None), 'fs', [])
     return hasattr(dl, 'sort_func') or any('pad' in repr(f).lower() for f in transforms)
 
+def _refuse_continuing(dl):
+    "Raise a `TypeError` if an item continues another"
+    if not hasattr(dl, 'seq_len'): return
+    raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
+        "model's state does: no item of them can be left out. Train without a selection.")
+
 def check_independent(
     dl, # A training loader
 ): # Raises a `TypeError` if an item continues another
     "Check that items can be left out of a batch"
-    dl = own_loader(dl)
-    if not hasattr(dl, 'seq_len'): return
-    raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
-        "model's state does: no item of them can be left out. Train without a selection.")
+    _refuse_continuing(own_loader(dl))
 
 # %% ../../nbs/callback/00_loader.ipynb #0ddf581b
 def check_loader(
@@ -151,7 +155,7 @@ def check_loader(
     "Check that the dataset item behind each row of a batch can be known"
     inner = own_loader(dl)
     said = f'The items of a batch are unknown: the training loader is a {type(inner).__name__}'
-    check_independent(inner)
+    _refuse_continuing(inner)
     if not isinstance(inner, DataLoader):
         raise TypeError(f"{said}; use fastai's DataLoader or TfmdDL, which draws indices before an epoch.")
     if not inner.indexed or inner.n is None:
@@ -210,11 +214,11 @@ def longest_first(
     return torch.tensor(sum(batches, []), dtype=torch.int64)
 
 def drawn(
-    dl, # The training loader: a fastai `DataLoader` of any kind, distributed or not
+    dl, # The training loader, distributed or not, one that `check_loader` takes
 )->Tensor: # Dataset indices, int64, shape (n,), the same on each rank
     "Draw the items of the next epoch, as the loader itself does when its epoch begins"
     dl = _inner(dl)
-    inner = check_loader(dl)
+    inner = own_loader(dl)
     dl.randomize()
     idxs = list(inner.get_idxs())
     if is_distributed(dl): idxs = dl._broadcast(idxs, 0)

@@ -540,12 +540,16 @@ def stepped(self:CostMeter)->str|None: # What was decided, in a sentence
 def _can_tell(self:CostMeter): return self.is_on and self.in_parts and self.is_measured
 
 @patch
-@contextmanager
 def timing(self:CostMeter,
     wanted:bool=True, # Is one full batch chosen from?
-):
+): # A context
     "Within the context a batch is scored and chosen from, timed while that is of interest"
-    if not (wanted and self.is_on and self.cost is None and self._can_tell): return (yield)
+    is_of_interest = wanted and self.is_on and self.cost is None and self._can_tell
+    return self._timed() if is_of_interest else nullcontext()
+
+@patch
+@contextmanager
+def _timed(self:CostMeter):
     start = clock(self.device)
     try: yield
     finally: self.note(select=clock(self.device)-start)

@@ -306,15 +306,13 @@ def rising_loss(
 # %% ../../nbs/callback/02_report.ipynb #5104b724
 class SelectionColumns(Callback):
     "Writes the columns of the active selection into the training table"
-    order,run_valid,remove_on_fetch = Recorder.order+1,False,True
+    order,remove_on_fetch = Recorder.order+1,True
+    run_train,run_valid = False,False # nothing to do within a batch
 
     def __init__(self):
         self.report = None # of the active selection
         self.leaves = False # is there none any more?
         self._in_table,self._wrote = False,False
-
-    def __call__(self, event_name): # fastai looks for a handler that is missing in the learner and in the model, too
-        if event_name=='after_fit' or hasattr(type(self), event_name): return super().__call__(event_name)
 
     def show(self,
         report, # A `SelectionReport`, or None

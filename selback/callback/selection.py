@@ -118,7 +118,7 @@ def scheduled(self:Selection,
     value, # A number, or a function of the trained fraction
 )->float:
     "A number that may follow a schedule, as it is now"
-    return value_at(value, self.pct_train)
+    return value_at(value, self.pct_train) if callable(value) else value
 
 @patch(as_prop=True)
 def item_idx(self:Selection)->Tensor|None: # int64, shape (n,); None: unknown
@@ -162,7 +162,6 @@ def circumstances(self:Selection)->tuple:
 def begin_fit(self:Selection):
     "A fit begins to train"
     check_independent(self.dls.train)
-    if self.tracker.is_on: check_loader(self.dls.train)
     self.is_new_fit = False
     self.is_tried = False
     self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
@@ -174,6 +173,7 @@ def begin_fit(self:Selection):
 @patch
 def begin_epoch(self:Selection):
     "An epoch begins"
+    if self.tracker.is_on: check_loader(self.dl)
     if self.is_new_fit: self.begin_fit()
     n_batches = len(self.dl)
     self.bs = size_of_batch(self.dl)
@@ -187,14 +187,14 @@ def begin_epoch(self:Selection):
 @patch
 def drawn_items(self:Selection)->Tensor|None: # Dataset indices, int64, shape (n,); None: there are none
     "Draw the items of an epoch"
-    dl = own_loader(self.dl)
+    dl,device = own_loader(self.dl),self.device
     if not dl.n: return # fastai trains nothing then
     dataset = id(dl.dataset)
     if self.tracker.is_other(dl.n, dataset):
         self.tell_once(('dataset', dataset), 'the training set is another one of as many items, and what is '
             'remembered of each item goes on. If they are other items, attach a new selection.')
-    self.tracker.meet(dl.n, dataset, self.device, self.ranks)
-    return drawn(self.dl).to(self.device)
+    self.tracker.meet(dl.n, dataset, device, self.ranks)
+    return drawn(self.dl).to(device)
 
 @patch
 def planned(self:Selection,
@@ -302,9 +302,10 @@ def note_losses(self:Selection,
     self.tracker.note(idx, losses, fresh=not self.is_selecting, picked=True, again=is_chosen and self.scored)
 
 @patch
-def after_backward(self:Selection): self.meter.passed()
+def after_backward(self:Selection):
+    if self.meter.is_on: self.meter.passed()
 
 @patch
 def after_batch(self:Selection):
-    cost = self.meter.stepped()
+    cost = self.meter.stepped() if self.meter.is_on else None
     if cost: self.tell_once('cost', cost)

@@ -63,7 +63,7 @@ def as_tensors(
     batch, # A batch of fastai's tensor subclasses
 ): # The same as `Tensor`s, which PyTorch's losses insist on
     "The batch as plain tensors"
-    is_plain = type(batch) is tuple and {*map(type, batch)}<={Tensor}
+    is_plain = type(batch) is Tensor or type(batch) is tuple and {*map(type, batch)}<={Tensor}
     if is_plain: return batch # as most are: each batch is asked a few times
     return map_tensors(lambda t: t if type(t) is Tensor else t.as_subclass(Tensor), batch)
 

@@ -212,8 +212,9 @@ class ScoringPass:
     def _forward(self, model, xb):
         "`model(*xb)`, in as many parts as it takes"
         while True:
-            parts = [xb] if self.chunk is None else self._parts(xb)
-            try: return map_tensors(_cat, *[model(*part) for part in parts])
+            try:
+                if self.chunk is None: return map_tensors(torch.clone, model(*xb)) # it may be what the model keeps
+                return map_tensors(_cat, *[model(*part) for part in self._parts(xb)])
             except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
 
     def _halve(self, n):

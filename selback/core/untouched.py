@@ -14,7 +14,7 @@ import numpy as np, torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from .batches import map_tensors
+from .batches import as_tensors, map_tensors
 from .losses import has_side_effects, to_undo
 
 # %% ../../nbs/core/07_untouched.ipynb #45608442
@@ -169,6 +169,7 @@ def _habits(model, modules):
 def _keep(modules, habits):
     "A context that keeps the buffers which a model with such habits may change"
     if habits is None: return _state_kept(modules)
+    if not habits.changing: return nullcontext()
     return _state_kept([modules[i] for i in habits.changing], ask=False)
 
 # %% ../../nbs/core/07_untouched.ipynb #d50a95f0
@@ -185,13 +186,13 @@ def _handed(xb):
 def traceless(
     model:torch.nn.Module, # The model to look through
     modules:list, # All of its modules, by `all_modules`
-    xb:tuple, # Its inputs
+    xb:tuple, # Its inputs, plain tensors
 ):
     "Within the context, `model` is as `untouched` has it; gives the inputs for it, which it may change"
     habits = _habits(model, modules)
     is_first = habits is None
     if is_first or habits.inputs: inputs,given = _handed(xb)
-    else: inputs,given = map_tensors(lambda t: t, xb),[] # it may change their containers
+    else: inputs,given = as_tensors(xb),[] # lists and dicts are new ones, which it may change
 
     with torch.no_grad(),fixed_random(),_evaluating(modules):
         with _keep(modules, habits) as changed: yield inputs
