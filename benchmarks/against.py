@@ -12,6 +12,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from selback.all import (BatchLossFilterCallback, InfoBatchCallback, RandomSubsetCallback, SelectiveBackpropCallback,
     TopLossCallback)
+from selback.core.scoring import ScoringPass
 from torch import nn
 
 BS = 128 # batch size
@@ -80,10 +81,13 @@ def time_events(cb, watch):
     cls.__call__ = timed
     return lambda: setattr(cls, '__call__', call)
 
-def predict_by(cb, preds):
-    "Have a selection take its predictions from there"
-    owner = cb.scorer if hasattr(cb, 'meter') else cb
-    owner.predict = lambda *args, **kwargs: next(preds)
+class Ready(ScoringPass):
+    "A scoring pass whose predictions are there already"
+    def __init__(self, preds):
+        super().__init__()
+        self.preds = preds
+
+    def __call__(self, *args, **kwargs): return next(self.preds)
 
 def watched(cb=None, preds=None, events=False):
     "An epoch that was watched"
@@ -92,7 +96,7 @@ def watched(cb=None, preds=None, events=False):
     dls = DataLoaders(*[Loader(Rows(), bs=BS, num_workers=0) for _ in range(2)], device=torch.device('cpu'))
     learn = Learner(dls, nn.Linear(32, 10), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
     learn._do_epoch_validate = lambda *args: None
-    if preds is not None: predict_by(cb, preds)
+    if preds is not None and cb.scored: cb.scorer.scoring = Ready(preds)
 
     undo = time_events(cb, watch) if events else None
     with learn.no_bar(),learn.no_logging(),redirect_stdout(None): learn.fit(1)
