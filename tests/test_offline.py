@@ -9,8 +9,9 @@ homes = 'FASTAI_HOME','TORCH_HOME','HF_HOME','XDG_CACHE_HOME'
 
 def said(code, **env):
     "What a new process prints that has been told to stay offline"
-    known = {name: value for name,value in os.environ.items() if name not in homes}
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=known | dict(SELBACK_OFFLINE='1') | env)
+    inherited = {name: value for name,value in os.environ.items() if name not in homes}
+    told = inherited | dict(SELBACK_OFFLINE='1') | env
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=told)
     assert done.returncode==0, done.stderr
     return done.stdout.split()
 
@@ -24,14 +25,25 @@ def connect(address, family=socket.AF_INET):
     except OSError: print('tried')
 '''
 
+OTHERS = '''
+connect(('192.0.2.1', 80))
+connect(('2001:db8::1', 80), socket.AF_INET6)
+'''
+THIS = '''
+connect(('127.0.0.1', 1))
+connect(('localhost', 1))
+connect('/no/such/socket', socket.AF_UNIX)
+'''
+
 def test_other_machines_are_out_of_reach_and_this_one_is_not():
     "192.0.2.1 and 2001:db8::1 are addresses of documentation, which nobody has"
-    assert said(CONNECT+"connect(('192.0.2.1', 80)); connect(('2001:db8::1', 80), socket.AF_INET6)")==['refused']*2
-    assert said(CONNECT+"connect(('127.0.0.1', 1)); connect(('localhost', 1)); connect('/no/such/socket', socket.AF_UNIX)")==['tried']*3
+    assert said(CONNECT+OTHERS)==['refused']*2
+    assert said(CONNECT+THIS)==['tried']*3
 
 def test_processes_below_are_alike():
     inner = CONNECT+"connect(('192.0.2.1', 80))"
-    assert said(f'import subprocess, sys; subprocess.run([sys.executable, "-c", {inner!r}], check=True)')==['refused']
+    outer = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {inner!r}], check=True)'
+    assert said(outer)==['refused']
 
 def test_homes_are_empty_writable_and_gone_afterwards():
     code = f'''
@@ -39,22 +51,26 @@ import os
 from pathlib import Path
 for name in {homes}:
     home = Path(os.environ[name])
-    assert home.is_dir() and not list(home.iterdir())
+    assert home.is_dir()
+    assert not list(home.iterdir())
     (home/'data').touch()
     print(home)
 '''
     paths = said(code)
-    assert len(set(paths))==4 and not any(map(os.path.exists, paths))
+    assert len(set(paths))==4
+    assert not any(map(os.path.exists, paths))
 
 def test_a_process_that_is_not_asked_is_left_alone():
     code = "import sys; print('_offline' in sys.modules)"
-    assert said(code, SELBACK_OFFLINE='')==['False'] and said(code)==['True']
+    assert said(code, SELBACK_OFFLINE='')==['False']
+    assert said(code)==['True']
 
 @pytest.mark.parametrize('target', ['test','test-studies'])
 def test_the_commands_ask_for_it(target):
     "Each line that runs Python, and so do these tests when one of them runs them"
     make = (root/'Makefile').read_text(encoding='utf-8')
     lines = re.search(rf'^{target}:.*\n((?:\t.*\n)+)', make, re.M)[1].splitlines()
-    assert lines and all(line.startswith('\t$(TESTING) $(BIN)/') for line in lines)
+    assert lines
+    assert all(line.startswith('\t$(TESTING) $(BIN)/') for line in lines)
     assert re.search(r'^TESTING := SELBACK_OFFLINE=1\b', make, re.M)
     assert f'make {target}' in (root/'.ci/run').read_text(encoding='utf-8')
