@@ -1,6 +1,7 @@
-"""Build the site: `python nbs/_docs.py` writes `_docs/`. nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo.
+"""Build the site: `python nbs/_docs.py` writes `_docs/`
 
-`nbdev-docs` would do that with Quarto, which no package index has."""
+nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo. `nbdev-docs` would do that with Quarto,
+which no package index has."""
 import json, re, shutil, sys, textwrap
 from inspect import Parameter, formatannotation
 from pathlib import Path
@@ -18,23 +19,56 @@ from conf import cfg, repository
 
 nbs = Path(__file__).parent
 top,out = nbs.parent,nbs.parent/'_docs'
-sections = {'start': 'Start here', 'tutorials': 'Guides', 'methods': 'Methods', 'experiments': 'Experiments', 'called': 'API: what you call', 'inside': 'API: inside', 'project': 'Project'}
+sections = dict(
+    start='Start here',
+    tutorials='Guides',
+    methods='Methods',
+    experiments='Experiments',
+    called='API: what you call',
+    inside='API: inside',
+    project='Project')
+
 # what comes first in a section, in this order
-first = dict(start='installation get_started how_it_works what_it_takes laws questions migrate', tutorials='choosing demo cost saving setups targets noisy_labels',
-    called='all views pictures gradients batch scoring compare race command findings datasets functional')
-first = {folder: names.split() for folder,names in first.items()}
+first = dict(
+    start=['installation','get_started','how_it_works','what_it_takes','laws','questions','migrate'],
+    tutorials=['choosing','demo','cost','saving','setups','targets','noisy_labels'],
+    called=['all','views','pictures','gradients','batch','scoring','compare','race','command','findings','datasets',
+        'functional'])
+
 # what people search for, and the page that tells
-words = {'what_it_takes': 'requirements, options, supported tasks, loss functions', 'installation': 'installation, GPU, CUDA, CPU', 'saving': 'checkpoint, resume, export, save, load', 'questions': 'FAQ, warnings, error messages, active learning',
-    'migrate': 'Composer, MosaicML, tsai, fastai v1', 'noisy_labels': 'noisy labels, label errors, label noise', 'papers': 'Jiang 2019, Hu 2021, published results',
-    'setups': 'mixed precision, distributed training, gradient accumulation', 'targets': 'multi-label, segmentation, regression', 'plain_pytorch': 'PyTorch',
-    '04_seta': 'curriculum, curriculum learning', '05_selective_backprop': 'selective backpropagation, biggest losers', '07_stale_loss': 'stale, stale losses', '08_top_loss': 'OHEM, hard example mining, random subset',
-    '09_importance_sampling': 'importance sampling', '03_info_batch': 'InfoBatch, data pruning', '10_reducible_loss': 'RHO-LOSS, noise guard', '11_proxy': 'proxy model', '02_prioritized_sampling': 'prioritized experience replay'}
+words = {
+    'what_it_takes': 'requirements, options, supported tasks, loss functions',
+    'installation': 'installation, GPU, CUDA, CPU',
+    'saving': 'checkpoint, resume, export, save, load',
+    'questions': 'FAQ, warnings, error messages, active learning',
+    'migrate': 'Composer, MosaicML, tsai, fastai v1',
+    'noisy_labels': 'noisy labels, label errors, label noise',
+    'papers': 'Jiang 2019, Hu 2021, published results',
+    'setups': 'mixed precision, distributed training, gradient accumulation',
+    'targets': 'multi-label, segmentation, regression',
+    'plain_pytorch': 'PyTorch',
+    '02_prioritized_sampling': 'prioritized experience replay',
+    '03_info_batch': 'InfoBatch, data pruning',
+    '04_seta': 'curriculum, curriculum learning',
+    '05_selective_backprop': 'selective backpropagation, biggest losers',
+    '07_stale_loss': 'stale, stale losses',
+    '08_top_loss': 'OHEM, hard example mining, random subset',
+    '09_importance_sampling': 'importance sampling',
+    '10_reducible_loss': 'RHO-LOSS, noise guard',
+    '11_proxy': 'proxy model'}
 lookup = NbdevLookup()
 
+def joined(parts, between='\n\n'):
+    "Those of the parts that say something, as one text"
+    return between.join(part for part in parts if part)
+
+# Names in texts
 def is_name(text):
     "Is a text in backticks a name of an API? Words and letters are not, except for what users import"
-    if '.' in text or '_' in text.strip('_') or len(text)>3 and re.search('[A-Z]', text): return True
-    return text in ('compare','race') or text in selback.all.__all__ and f'Learner.{text}' not in lookup.syms
+    if '.' in text or '_' in text.strip('_'): return True
+    if len(text)>3 and re.search('[A-Z]', text): return True
+    if text in ('compare','race'): return True
+    return text in selback.all.__all__ and f'Learner.{text}' not in lookup.syms
 
 @patch
 def doc(self:NbdevLookup, sym): return self._orig_doc(sym) if is_name(sym) else None
@@ -45,113 +79,226 @@ def link_line(self:NbdevLookup, line):
     own = re.match(r'\| `\w+` (?=\|)|', line).end()
     return line[:own]+self._orig_link_line(line[own:])
 
+# What a page says of a symbol
 def row(*cells):
     "A row of a table; a comment of several lines becomes one"
-    return '| '+' | '.join(' '.join(o.split()).replace('|', '\\|') for o in cells)+' |'
+    texts = [' '.join(cell.split()).replace('|', '\\|') for cell in cells]
+    return f"| {' | '.join(texts)} |"
 
-def code(o): return '' if o is Parameter.empty else f'`{formatannotation(o)}`'
+def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
+
+def anchor(name): return f'def-{name.lower()}'
+
+def parameter_row(p, about):
+    default = '' if p.default is p.empty else f'`{p.default!r}`'
+    return row(f'`{p.name}`', code(p.annotation), default, about)
+
+def parameter_table(params, about):
+    "The parameters that have a comment; nothing if none has"
+    comments = {p.name: about.get(p.name, {}).get('docment') for p in params}
+    rows = [parameter_row(p, comments[p.name]) for p in params if comments[p.name]]
+    if not rows: return ''
+    return '\n'.join([row('Parameter', 'Type', 'Default', ''), row(*['---']*4), *rows])
+
+def returned(sig, about):
+    "What a function returns, if a comment says it"
+    comment = about.get('return', {}).get('docment')
+    return comment and f"Returns {joined([code(sig.return_annotation), comment], ': ')}"
+
+def source_link(f):
+    address = lookup.code(f)
+    return address and repository and f'<a class="source" href="{address}">source</a>'
 
 @patch
 def _repr_markdown_(self:BasicMarkdownRenderer):
     "A name with a label for links to it, its signature, and its parameters in a table"
-    params,about = [p for p in self.sig.parameters.values() if p.name!='self'],self.dm.dm
+    params = [p for p in self.sig.parameters.values() if p.name!='self']
     bare = self.sig.replace(parameters=[p.replace(annotation=p.empty) for p in params])
-    signature = textwrap.fill(f"{self.nm.rpartition('.')[2]}{bare}", 88, subsequent_indent='    ', break_long_words=False)
-    rows = [row(f'`{p.name}`', code(p.annotation), '' if p.default is p.empty else f'`{p.default!r}`', text) for p in params if (text := about.get(p.name, {}).get('docment'))]
-    source,returns = lookup.code(self.fn),about.get('return', {}).get('docment')
-    parts = [f'(def-{self.nm.lower()})=\n### {self.nm}', source and repository and f'<a class="source" href="{source}">source</a>', f'```python\n{signature}\n```',
-        self.docs and f'*{self.docs}*', rows and '\n'.join([row('Parameter', 'Type', 'Default', ''), row(*['---']*4), *rows]), returns and 'Returns '+': '.join(filter(None, (code(self.sig.return_annotation), returns)))]
-    return lookup.linkify(re.sub(r' at 0x\w+|__main__\.', '', '\n\n'.join(filter(None, parts))))
+    call = f"{self.nm.rpartition('.')[2]}{bare}"
+    signature = textwrap.fill(call, 88, subsequent_indent='    ', break_long_words=False)
+    md = joined([
+        f'({anchor(self.nm)})=\n### {self.nm}',
+        source_link(self.fn),
+        f'```python\n{signature}\n```',
+        self.docs and f'*{self.docs}*',
+        parameter_table(params, self.dm.dm),
+        returned(self.sig, self.dm.dm)])
+    return lookup.linkify(re.sub(r' at 0x\w+|__main__\.', '', md))
+
+# Cells
+def markdown_of(cell):
+    "The data of those outputs that are Markdown"
+    data = [o.get('data', {}) for o in cell.get('outputs', [])]
+    return [o for o in data if 'text/markdown' in o]
 
 def symbol(cell, tables):
     "What `show_doc` wrote; a table that the page has already is not shown again"
-    md = '\n'.join(''.join(o['data']['text/markdown']) for o in cell.outputs if 'text/markdown' in o.get('data', {}))
-    name,table = re.search(r'^### (\S+)$', md, re.M),re.search(r'^\| Parameter.*?(?=\n\n|\Z)', md, re.M|re.S)
-    if table and table[0] in tables: md = md.replace(table[0], f'The parameters are those of [`{tables[table[0]]}`](#def-{tables[table[0]].lower()}).')
-    elif table: tables[table[0]] = name[1]
+    md = '\n'.join(''.join(data['text/markdown']) for data in markdown_of(cell))
+    name = re.search(r'^### (\S+)$', md, re.M)
+    table = re.search(r'^\| Parameter.*?(?=\n\n|\Z)', md, re.M|re.S)
+    if table is None: return mk_cell(md, 'markdown')
+
+    shown_by = tables.get(table[0])
+    if shown_by is None: tables[table[0]] = name[1]
+    else: md = md.replace(table[0], f'The parameters are those of [`{shown_by}`](#{anchor(shown_by)}).')
     return mk_cell(md, 'markdown')
 
 def converted(cell, tables, folded=False):
     "A cell of a processed notebook as MyST-NB wants it, or None; its code unfolds at a click, if that is asked for"
-    if cell.cell_type=='markdown': return None if 'AUTOGENERATED' in cell.source else mk_cell(cell.source, 'markdown')
-    if cell.cell_type!='code': return
+    if cell.cell_type=='markdown':
+        is_ours = 'AUTOGENERATED' not in cell.source
+        return mk_cell(cell.source, 'markdown') if is_ours else None
+    if cell.cell_type!='code': return None
+
     marks = dict(re.findall(r'^#\|\s*([\w-]+):?\s*(.*)$', cell.source, re.M))
     if marks.get('output')=='asis' and 'show_doc' in cell.source: return symbol(cell, tables)
+
     cell.source = re.sub(r'^#\|.*\n?', '', cell.source, flags=re.M).strip()
-    if not cell.source or marks.get('include')=='false': return
-    cell.metadata = dict(tags=['remove-input']) if marks.get('echo')=='false' or 'hide_input' in marks else dict(tags=['hide-input']) if folded else {}
+    if not cell.source or marks.get('include')=='false': return None
+    cell.metadata = tags_for(marks, folded)
     return cell
 
+def tags_for(marks, folded):
+    "Metadata that hide a cell's code, or fold it"
+    if marks.get('echo')=='false' or 'hide_input' in marks: return dict(tags=['remove-input'])
+    return dict(tags=['hide-input']) if folded else {}
+
+# Pages
 def in_colab(path, repository=repository):
     "A link that opens a notebook of the repository in Colab, if it is on GitHub"
     if not (repository or '').startswith('https://github.com/'): return ''
-    where = f"{repository.replace('//github.com', '//colab.research.google.com/github')}/blob/{cfg.branch}/nbs/{path}"
-    return f'<a class="colab" href="{where}" title="Run `pip install {cfg.lib_name}` in its first cell">Open in Colab</a>'
+    colab = repository.replace('//github.com', '//colab.research.google.com/github')
+    tip = f'Run `pip install {cfg.lib_name}` in its first cell'
+    return f'<a class="colab" href="{colab}/blob/{cfg.branch}/nbs/{path}" title="{tip}">Open in Colab</a>'
+
+def index_entry(name):
+    "Search words of a page; before a paragraph, which search then shows"
+    if name not in words: return ''
+    entries = ', '.join(f'! {word}' for word in words[name].split(', '))
+    return f'```{{index}} {entries}\n```'
 
 def page(fn, path):
     "A processed notebook with its title and search words in place, and the name of its page"
-    nb,tables = read_nb(fn),{}
-    front = yaml.safe_load(nb.cells[0].source.strip('-\n')) if nb.cells[0].cell_type=='raw' else {}
-    found_by = '```{index} '+', '.join(f'! {o}' for o in words[fn.stem].split(', '))+'\n```' if fn.stem in words else '' # before a paragraph, which search then shows
+    nb = read_nb(fn)
+    begins = nb.cells[0]
+    front = yaml.safe_load(begins.source.strip('-\n')) if begins.cell_type=='raw' else {}
     about = front.get('description') and f"*{front['description']}*"
-    title = mk_cell('\n\n'.join(filter(None, (f"# {front.get('title', fn.stem)}", found_by, about, in_colab(path.as_posix())))), 'markdown')
-    nb.cells = [title, *filter(None, (converted(c, tables, path.parent.name=='experiments') for c in nb.cells))]
+    title = f"# {front.get('title', fn.stem)}"
+    head = mk_cell(joined([title, index_entry(fn.stem), about, in_colab(path.as_posix())]), 'markdown')
+
+    tables = {} # of parameters, with the symbol that shows each
+    folded = path.parent.name=='experiments'
+    cells = [converted(cell, tables, folded) for cell in nb.cells]
+    nb.cells = [head, *filter(None, cells)]
     return nb,Path(front.get('output-file', fn.name)).stem
 
 def linked(md, names, labels):
     "Links to notebooks and symbols as Sphinx checks them; pictures where `stage` puts them"
-    def to_label(m): return next((f'](#{o})' for o in (f'def-{m[1]}', f"def-{m[1].rpartition('.')[0]}") if o in labels), '](#)')
-    md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
-    md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md).replace('](../results/', '](results/')
-    md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', lambda m: f'](/project/{m[1].lower()}.md)', md)
+    def to_label(m):
+        "A symbol, or the class that has it"
+        for label in f'def-{m[1]}',f"def-{m[1].rpartition('.')[0]}":
+            if label in labels: return f'](#{label})'
+        return '](#)'
+
+    def to_project(m): return f'](/project/{m[1].lower()}.md)'
     def to_test(m): return f'[{m[1]}]({repository}/blob/{cfg.branch}/{m[2]})' if repository else m[1]
+    def to_page(m): return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
+
+    md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
+    md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md)
+    md = md.replace('](../results/', '](results/')
+    md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
-    return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', lambda m: f'{m[1]}{names.get(m[2], m[2])}.ipynb', md)
+    return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
 
 def folder_of(path):
     "The section of a notebook"
     folder = path.parent.as_posix()
-    return folder if folder in sections else 'called' if path.stem[3:] in first['called'] else 'inside'
+    if folder in sections: return folder
+    return 'called' if path.stem[3:] in first['called'] else 'inside'
 
 def in_order(folder, names):
     "The pages of a section, with those that come first at its beginning"
     wanted = first.get(folder, [])
-    return sorted(names, key=lambda o: wanted.index(Path(o).name) if Path(o).name in wanted else len(wanted))
+    def place(page):
+        name = Path(page).name
+        return wanted.index(name) if name in wanted else len(wanted)
+    return sorted(names, key=place)
+
+def toctree(caption, pages):
+    "A section of the sidebar"
+    lines = '\n'.join(pages)
+    return mk_cell(f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```', 'markdown')
+
+# The site
+class Site:
+    "The pages that Sphinx reads, and what they have to know of each other"
+    def __init__(self,
+        proc:Path, # The folder of the processed notebooks
+    ):
+        paths = [fn.relative_to(proc) for fn in sorted(proc.rglob('*.ipynb'))]
+        self.pages = {path: page(proc/path, path) for path in paths} # each with its notebook and its name
+        self.names = {path.stem: name for path,(_,name) in self.pages.items()}
+        texts = [cell.source for nb,_ in self.pages.values() for cell in nb.cells]
+        self.labels = {label for text in texts for label in re.findall(r'^\((\S+)\)=$', text, re.M)}
+
+        self.inside = {folder: [] for folder in sections} # the pages of each section
+        self.made_from = {} # the file that each page is made from
+
+    def linked(self, md): return linked(md, self.names, self.labels)
+
+    def enter(self, folder, at, made_from):
+        "Note where a page stands"
+        self.made_from[at] = made_from
+        if folder: self.inside[folder].append(at)
+
+    def enter_notebooks(self):
+        for path,(_,name) in self.pages.items():
+            folder = None if name=='index' else folder_of(path)
+            self.enter(folder, (path.parent/name).as_posix(), f'nbs/{path.as_posix()}')
+
+    def write_project(self, src):
+        "The pages on the project itself"
+        (src/'project').mkdir()
+        for name in 'CHANGELOG','CONTRIBUTING':
+            md = (top/f'{name}.md').read_text(encoding='utf-8').replace('](nbs/', '](../')
+            at = f'project/{name.lower()}'
+            (src/f'{at}.md').write_text(self.linked(md), encoding='utf-8')
+            self.enter('project', at, f'{name}.md')
+        if repository: self.inside['project'].append(f'Repository <{repository}>')
+
+    def toctrees(self):
+        for folder,caption in sections.items(): yield toctree(caption, in_order(folder, self.inside[folder]))
+
+    def link(self, cell):
+        "Have the links of a cell, and of what it shows, lead to pages"
+        if cell.cell_type=='markdown': cell.source = self.linked(cell.source)
+        for data in markdown_of(cell): data['text/markdown'] = self.linked(''.join(data['text/markdown']))
+
+    def write_notebooks(self, src):
+        for path,(nb,name) in self.pages.items():
+            for cell in nb.cells: self.link(cell)
+            if path.name=='index.ipynb': nb.cells.extend(self.toctrees())
+            (src/path).parent.mkdir(parents=True, exist_ok=True)
+            write_nb(nb, src/path.parent/f'{name}.ipynb')
 
 def stage(src):
     "Write what Sphinx reads"
-    proc = proc_nbs(n_workers=0, force=True)
+    site = Site(proc_nbs(n_workers=0, force=True))
     shutil.rmtree(src, ignore_errors=True)
     shutil.copytree(top/'results', src/'results', ignore=shutil.ignore_patterns('*.csv'))
-    pages = {fn.relative_to(proc): page(fn, fn.relative_to(proc)) for fn in sorted(proc.rglob('*.ipynb'))}
-    names = {fn.stem: name for fn,(_,name) in pages.items()}
-    labels = {label for nb,_ in pages.values() for c in nb.cells for label in re.findall(r'^\((\S+)\)=$', c.source, re.M)}
-    inside,made_from = {folder: [] for folder in sections},{}
-    for fn,(_,name) in pages.items():
-        made_from[(at := (fn.parent/name).as_posix())] = f'nbs/{fn.as_posix()}'
-        if name!='index': inside[folder_of(fn)].append(at)
-    (src/'project').mkdir()
-    for name in 'CHANGELOG','CONTRIBUTING':
-        md = (top/f'{name}.md').read_text(encoding='utf-8').replace('](nbs/', '](../')
-        (src/'project'/f'{name.lower()}.md').write_text(linked(md, names, labels), encoding='utf-8')
-        inside['project'].append(f'project/{name.lower()}')
-        made_from[inside['project'][-1]] = f'{name}.md'
-    if repository: inside['project'].append(f'Repository <{repository}>')
-    (src/'made_from.json').write_text(json.dumps(made_from), encoding='utf-8')
-    for fn,(nb,name) in pages.items():
-        for c in nb.cells:
-            if c.cell_type=='markdown': c.source = linked(c.source, names, labels)
-            for o in c.get('outputs', []):
-                if 'text/markdown' in o.get('data', {}): o['data']['text/markdown'] = linked(''.join(o['data']['text/markdown']), names, labels)
-        if fn.name=='index.ipynb':
-            for folder,caption in sections.items(): nb.cells.append(mk_cell(f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n'+'\n'.join(in_order(folder, inside[folder]))+'\n```', 'markdown'))
-        (src/fn).parent.mkdir(parents=True, exist_ok=True)
-        write_nb(nb, src/fn.parent/f'{name}.ipynb')
+
+    site.enter_notebooks()
+    site.write_project(src)
+    (src/'made_from.json').write_text(json.dumps(site.made_from), encoding='utf-8')
+    site.write_notebooks(src)
 
 def main():
     shutil.rmtree(out, ignore_errors=True)
-    stage(top/'build/docs')
-    failed = sphinx(['-W', '--keep-going', '-q', '-b', 'html', '-c', str(nbs), '-d', str(top/'build/doctrees'), str(top/'build/docs'), str(out)])
+    src = top/'build/docs'
+    stage(src)
+    options = ['-W', '--keep-going', '-q', '-b', 'html', '-c', nbs, '-d', top/'build/doctrees']
+    failed = sphinx(list(map(str, [*options, src, out])))
     shutil.rmtree(top/'jupyter_execute', ignore_errors=True) # MyST-NB puts the pictures there on their way
     return failed
 

@@ -1,16 +1,19 @@
-"What was measured of each method, for its card, the guide and the first page: read from `results/comparisons.csv`, which `make comparisons` writes"
+"""What was measured of each method, for its card, the guide and the first page
+
+It is read from `results/comparisons.csv`, which `make comparisons` writes."""
 from pathlib import Path
 
 import pandas as pd
 from IPython.display import Markdown
 from selback.bench.findings import Difference, signed
+from selback.core.checks import refusal
 
 results = Path(__file__).resolve().parents[1]/'results'
 
 def _difference(row, name):
     "A difference from its columns, or None"
     fields = [row[f'{name}_{field}'] for field in Difference._fields]
-    if pd.isna(fields[0]): return None
+    if pd.isna(fields[0]): return
     mean,low,high,*counts = fields
     return Difference(mean, low, high, *map(int, counts))
 
@@ -20,8 +23,8 @@ def comparisons(
     *methods, # Names of one-liners, or labels; none: all
     top=None, # The folder `results`; None: that of the checkout
     where=None, # A study, as the file names it; None: all
-)->pd.DataFrame: # A row for each study and method; `difference` and `loss`, that of the validation loss, are a `Difference` or None
-    "What each method was worth against plain training, in each study"
+)->pd.DataFrame: # A row for each study and method; `difference` and `loss` are a `Difference` or None
+    "What each method was worth against plain training, in each study; `loss` is that of the validation loss"
     df = pd.read_csv(Path(top or results)/'comparisons.csv').fillna({'not_counted': ''})
     for name in 'difference','loss':
         df[name] = pd.Series([_difference(row, name) for _,row in df.iterrows()], dtype=object, index=df.index)
@@ -29,20 +32,27 @@ def comparisons(
     if where is not None: df = df[df['where']==where]
     return df.reset_index(drop=True)
 
-def _in_all(verdicts):
+def _in_all(fair):
     "What several comparisons of equal cost amount to"
-    n = len(verdicts)
-    wins,losses,diverged = ((verdicts.verdict==verdict).sum() for verdict in ('better','worse','diverged'))
-    n_data,n_won = verdicts.data.nunique(),verdicts.data[verdicts.verdict=='better'].nunique()
-    if wins:
-        said = f'clearly better than plain training of equal cost in {wins} of {n} comparisons'
+    count = fair.verdict.value_counts()
+    n,n_data = len(fair),fair.data.nunique()
+    n_won = fair.data[fair.verdict=='better'].nunique()
+
+    if 'better' in count:
+        said = f"clearly better than plain training of equal cost in {count['better']} of {n} comparisons"
         if n_data>1: said += f', on {n_won} of {n_data} data sets'
     else:
         said = f'never clearly better than plain training of equal cost, in {n} comparisons'
         if n_data>1: said += f' on {n_data} data sets'
-    if losses: said += f'; clearly worse in {losses}'
-    if diverged: said += f'; diverged in {diverged}'
+    if 'worse' in count: said += f"; clearly worse in {count['worse']}"
+    if 'diverged' in count: said += f"; diverged in {count['diverged']}"
     return f'{said}.'
+
+def _in_one(verdict):
+    "What a single comparison of equal cost amounts to"
+    words = dict(better='clearly better than', worse='clearly worse than', diverged='diverged, unlike')
+    found = words.get(verdict, 'no clear difference from')
+    return f'{found} plain training of equal cost, in the one comparison made.'
 
 def tally(
     *methods, # Names of one-liners, or labels
@@ -52,21 +62,28 @@ def tally(
     df = comparisons(*methods, top=top)
     never = df.verdict=='never selected'
     fair = df[df.equal_cost & ~never]
-    if len(fair)==1:
-        alone = dict(better='clearly better than', worse='clearly worse than', diverged='diverged, unlike')
-        said = f"{alone.get(fair.verdict.iloc[0], 'no clear difference from')} plain training of equal cost, in the one comparison made."
+
+    if len(fair)==1: said = _in_one(fair.verdict.iloc[0])
     elif len(fair): said = _in_all(fair)
     elif never.any(): said = 'it never found selecting worth its cost, and trained as plain training does.'
     else: return Markdown('**Not measured** against plain training of equal cost.')
     return Markdown(f'**Measured:** {said}')
 
-def _row(o, up):
-    d = o.difference
-    numbers = '-' if d is None else f'{signed(d.mean)} ({d.span})' if d.seeds>1 else signed(d.mean)
-    notes = ('' if o.measure=='error' else f', in {o.measure}')+(f', {o.not_counted} not counted' if o.not_counted else '')
+def _gained(d):
+    "The mean of a `Difference`, with its interval where there is one"
+    if d is None: return '-'
+    return f'{signed(d.mean)} ({d.span})' if d.seeds>1 else signed(d.mean)
+
+def _row(study, up):
+    "A study and a method in the table, from a row of `comparisons`"
+    d,loss = study.difference,study.loss
+    notes = ''
+    if study.measure!='error': notes += f', in {study.measure}'
+    if study.not_counted: notes += f', {study.not_counted} not counted'
     seeds = '-' if d is None else f'{d.better} of {d.seeds}'
-    loss = signed(o.loss.mean) if o.loss and o.loss.is_clear else ''
-    return f'| [{o.where}]({up}{o.page}.ipynb){notes} | `{o.method}` | {numbers} | {seeds} | {o.verdict} | {loss} |'
+    in_loss = signed(loss.mean) if loss and loss.is_clear else ''
+    where = f'[{study.where}]({up}{study.page}.ipynb){notes}'
+    return f'| {where} | `{study.method}` | {_gained(d)} | {seeds} | {study.verdict} | {in_loss} |'
 
 def measured(
     *methods, # Names of one-liners, or labels
@@ -74,8 +91,10 @@ def measured(
     up='../', # From the page to `nbs`
 )->Markdown:
     "What a method was worth in each study"
-    head = '| study | method | against plain training (95 % interval) | seeds better | | validation loss, where clear |\n| --- | --- | --- | --- | --- | --- |'
-    return Markdown('\n'.join([head, *(_row(o, up) for o in comparisons(*methods, top=top).itertuples())]))
+    head = '| study | method | against plain training (95 % interval) | seeds better | | validation loss, where clear |'
+    rule = '| --- | --- | --- | --- | --- | --- |'
+    rows = [_row(study, up) for study in comparisons(*methods, top=top).itertuples()]
+    return Markdown('\n'.join([head, rule, *rows]))
 
 def gain(
     where, # A study, as the file names it
@@ -86,15 +105,23 @@ def gain(
     df = comparisons(top=top, where=where)
     found = df[df.method==method]
     if not len(found):
-        raise ValueError(f"gain: got {method} on {where!r}, wanted a method that ran there: {', '.join(df.method) or 'none did'}.")
-    d,loss,verdict,measure = found[['difference','loss','verdict','measure']].iloc[0]
-    if d is None: return verdict
-    of = '' if measure=='error' else f' {measure}'
-    if d.is_clear: said = f"{d.size}{of} on {'each' if d.seeds<3 else 'all'} of {d.seeds} seeds ({d.span})"
-    elif d.seeds>1: said = f"no clear difference{of and f' in{of}'} ({d.span})"
-    else: said = f'{signed(d.mean)}{of} {d.sure}'
+        wanted = f"a method that ran there: {', '.join(df.method) or 'none did'}"
+        raise ValueError(refusal('gain', f'{method} on {where!r}', wanted))
+
+    study = found.iloc[0]
+    d,loss = study.difference,study.loss
+    if d is None: return study.verdict
+    said = _in_words(d, '' if study.measure=='error' else study.measure)
     differs = loss and loss.is_clear and not (d.is_clear and (loss.mean<0)==(d.mean<0))
     return f'{said}; validation loss {loss.size}' if differs else said
+
+def _in_words(d, measure):
+    "A `Difference` of errors, or of a measure that is named"
+    of = f' {measure}' if measure else ''
+    seeds = 'each' if d.seeds<3 else 'all'
+    if d.is_clear: return f'{d.size}{of} on {seeds} of {d.seeds} seeds ({d.span})'
+    if d.seeds>1: return f"no clear difference{' in' if of else ''}{of} ({d.span})"
+    return f'{signed(d.mean)}{of} {d.sure}'
 
 def published(
     source:str, # The beginning of its name, such as 'Jiang 2019'
@@ -102,6 +129,9 @@ def published(
 )->pd.DataFrame: # With the place where each number stands
     "What a source reports, as it reports it"
     df = pd.read_csv(results/'published.csv')
-    df = df[df.source.str.startswith(source) & (df.dataset.eq(dataset) | (dataset is None))]
-    if df.empty: raise ValueError(f'published: got {source!r} and {dataset!r}, wanted a source of results/published.csv with data of its own.')
+    df = df[df.source.str.startswith(source)]
+    if dataset is not None: df = df[df.dataset==dataset]
+    if df.empty:
+        wanted = 'a source of results/published.csv with data of its own'
+        raise ValueError(refusal('published', f'{source!r} and {dataset!r}', wanted))
     return df.reset_index(drop=True)

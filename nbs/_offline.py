@@ -13,20 +13,26 @@ def is_local(family, address):
     return host in ('localhost','::1') or host.startswith('127.')
 
 def refuse_others(name):
-    "Have a method of sockets refuse connections to other machines; a hook for audits would run in the midst of starting threads"
+    "Have a method of sockets refuse connections to other machines"
+    # not a hook for audits, which would run in the midst of starting threads
     connect = getattr(socket.socket, name)
+
     def refusing(sock, address):
         if is_local(sock.family, address): return connect(sock, address)
-        raise ConnectionRefusedError(f'{address}: tests use no network; make the data they need, or move them to studies/.')
+        remedy = 'make the data they need, or move them to studies/.'
+        raise ConnectionRefusedError(f'{address}: tests use no network; {remedy}')
+
     setattr(socket.socket, name, refusing)
 
 def empty_homes():
     "Folders without data, in place of those where libraries look for it; gone when the first process ends"
     home = Path(tempfile.mkdtemp(prefix='selback-'))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
+
     for name in homes:
         os.environ[name] = str(home/name.lower())
         (home/name.lower()).mkdir()
+
     os.environ['SELBACK_OFFLINE'] = str(home) # the processes below use it, and leave it
 
 for name in ('connect','connect_ex'): refuse_others(name)

@@ -1,6 +1,7 @@
-"""Execute notebooks in place, so that their outputs are of one run: `python nbs/_run.py [NOTEBOOK...]`; all of them if none is named
+"""Execute notebooks in place, so that their outputs are of one run: `python nbs/_run.py [NOTEBOOK...]`
 
-`results/notebooks.csv` says of each which code was run, in which order, with which versions."""
+If none is named, all of them. `results/notebooks.csv` says of each which code was run, in which order,
+with which versions."""
 import hashlib, os, platform, sys
 from importlib.metadata import version
 from pathlib import Path
@@ -16,28 +17,37 @@ record = nbs.parent/'results/notebooks.csv'
 
 def code_of(fn):
     "What tells the code of a notebook, in its order, from any other"
-    return hashlib.sha1('\n%%\n'.join(c.source for c in read_nb(fn).cells if c.cell_type=='code').encode()).hexdigest()[:12]
+    sources = [c.source for c in read_nb(fn).cells if c.cell_type=='code']
+    return hashlib.sha1('\n%%\n'.join(sources).encode()).hexdigest()[:12]
 
 def note(fn):
     "Write down what was run"
     df = pd.read_csv(record, index_col='notebook', dtype=str)
-    df.loc[fn.resolve().relative_to(nbs).as_posix()] = code_of(fn),platform.python_version(),version('torch'),version('fastai')
+    name = fn.resolve().relative_to(nbs).as_posix()
+    df.loc[name] = code_of(fn),platform.python_version(),version('torch'),version('fastai')
     df[[(nbs/name).exists() for name in df.index]].sort_index().to_csv(record)
 
 def run(fn):
     "Execute a notebook, but for the cells that nbdev's tests leave out too"
-    nb,tested = nbformat.read(fn, 4),{c.id for c in nb_test_cells(fn)}
+    nb = nbformat.read(fn, 4)
+    tested = {c.id for c in nb_test_cells(fn)}
     for c in nb.cells:
-        if c.cell_type=='code' and c.id not in tested: c.metadata.tags = c.metadata.get('tags', [])+['skip-execution']
-    try: NotebookClient(nb, timeout=None, kernel_name='python3', record_timing=False, resources=dict(metadata=dict(path=fn.parent))).execute()
+        is_left_out = c.cell_type=='code' and c.id not in tested
+        if is_left_out: c.metadata.tags = [*c.metadata.get('tags', []), 'skip-execution']
+
+    resources = dict(metadata=dict(path=fn.parent))
+    client = NotebookClient(nb, timeout=None, kernel_name='python3', record_timing=False, resources=resources)
+    try: client.execute()
     finally: # an error is to be seen in the notebook
         nbformat.write(nb, fn)
         nbdev_clean.__wrapped__(str(fn))
     note(fn)
 
+def all_notebooks(): return sorted(p for p in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+
 def main():
     os.environ['PYTHONWARNINGS'] = 'ignore'
-    for fn in map(Path, sys.argv[1:] or sorted(p for p in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)):
+    for fn in map(Path, sys.argv[1:] or all_notebooks()):
         run(fn)
         print(fn, flush=True)
 

@@ -8,33 +8,44 @@ from nbdev.config import get_config
 cfg = get_config()
 project,release = cfg.lib_name,cfg.version
 author = f'The {project} authors'
-html_title,html_theme,html_copy_source = f'{project} {release}','furo',False
+suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
+
 extensions = ['myst_nb','sphinx_copybutton']
 myst_enable_extensions = ['amsmath','dollarmath']
-nb_execution_mode,nb_render_markdown_format = 'off','myst'
-suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
-html_static_path,html_css_files,html_favicon = ['_static'],['site.css'],'_static/icon.svg'
-html_show_copyright,pygments_dark_style = False,'monokai'
+nb_execution_mode = 'off'
+nb_render_markdown_format = 'myst'
+
+html_title = f'{project} {release}'
+html_theme = 'furo'
+html_static_path,html_css_files = ['_static'],['site.css']
+html_favicon = '_static/icon.svg'
+html_copy_source = False
+html_show_copyright = False
+html_math_renderer = 'mathml' # formulas that browsers show without a script from elsewhere
+pygments_dark_style = 'monokai'
 
 def published(url, owner, name):
     "The repository's address, or None while it is a placeholder: the project's own name stands for its owner"
     return None if owner==name else url
+
 repository = published(cfg.git_url, cfg.user, cfg.lib_name)
 
 def _edit(app, page, template, context, doctree):
     "Each page has the address of the file that it is made from"
+    if not repository: return
     made_from = json.loads((app.srcdir/'made_from.json').read_text(encoding='utf-8'))
-    if repository and page in made_from: context['theme_source_edit_link'] = f'{repository}/edit/{cfg.branch}/{made_from[page]}'
+    if page not in made_from: return
+    context['theme_source_edit_link'] = f'{repository}/edit/{cfg.branch}/{made_from[page]}'
 
 def _breaks(app, page, template, context, doctree):
     "A call in a table breaks between its words, where it must"
+    if 'body' not in context: return
     def in_code(m): return m[1]+re.sub(r'([_(,])(?=[^)])', r'\1<wbr>', m[2])
-    if 'body' in context: context['body'] = re.sub('<td>.*?</td>', lambda td: re.sub('(<span class="pre">)([^<]+)', in_code, td[0]), context['body'], flags=re.S)
-
-# Formulas as MathML, which browsers show without a script from elsewhere
-html_math_renderer = 'mathml'
+    def in_cell(m): return re.sub('(<span class="pre">)([^<]+)', in_code, m[0])
+    context['body'] = re.sub('<td>.*?</td>', in_cell, context['body'], flags=re.S)
 
 def _visit(block):
+    "What Sphinx does at a formula: in a paragraph of its own if `block`"
     def visit(self, node):
         formula = tex2mathml(node.astext(), as_block=block)
         self.body.append(f'<div class="math">{formula}</div>' if block else formula)
