@@ -108,7 +108,7 @@ def test_a_copy_is_of_the_model_that_trains():
     copied,x = ModelCopy(every=1000),torch.randn(8, 4)
     first,second = net(8),net(9)
     for model in first,second,first:
-        got,wanted = copied.of(model, (x,))(x),model(x)
+        got,wanted = copied.of(model)(x),model(x)
         assert (got-wanted).abs().max()<.1*wanted.abs().max()
         for _ in range(1000): copied.step(model)
     copied.step(second) # not its model

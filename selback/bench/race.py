@@ -57,7 +57,7 @@ def best_rate(
     runs = []
     for rate in rates:
         print(f'The learning rate first: plain training at {rate:g}.')
-        file = path and Path(path)/f'lr_{rate:g}.csv'
+        file = None if path is None else Path(path)/f'lr_{rate:g}.csv'
         runs.append(compare(get_learner, 'none', lr=rate, path=file, plot=False, about=about, **kwargs))
     runs = pd.concat(runs)
 

@@ -52,7 +52,7 @@ class ItemMemory:
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         if check_range('ema', ema, 0, 1)==1: raise ValueError(refusal('ema', 1, 'a number below 1'))
-        n = check_range('n', n, 1)
+        n = check_range('n', n, 1, whole=True)
         self.ema = ema
         self.epochs = 0 # how often it got older
         if guard: self.fields = self.fields | dict(streak=torch.int16, looked=torch.bool)

@@ -72,7 +72,6 @@ class ModelCopy:
 
     def of(self,
         model:torch.nn.Module, # The model that trains
-        xb:tuple=(), # Inputs that the copy will get: not used
     )->torch.nn.Module: # Its copy
         "The copy, made when it is first asked for, and for another model anew"
         is_of_another = self._copied_from is not None and self._copied_from() is not model
@@ -177,12 +176,11 @@ class ScoringPass:
 
     def model_of(self,
         model:torch.nn.Module, # The model that trains
-        xb:tuple=(), # Inputs, plain tensors
     )->torch.nn.Module: # Without `DistributedDataParallel` around it
         "The model that looks"
         model = unwrapped(model)
         if self.scorer is None: return model
-        return self.scorer.of(model, xb) if isinstance(self.scorer, ModelCopy) else self.scorer
+        return self.scorer.of(model) if isinstance(self.scorer, ModelCopy) else self.scorer
 
     def renew(self):
         "Let a stale copy be made anew: it was needed before anything was trained"
@@ -234,7 +232,7 @@ class ScoringPass:
     ): # Predictions, as float32
         "The predictions of `model` for `xb`"
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
-        model = self.model_of(model, small)
+        model = self.model_of(model)
         modules = all_modules(model)
 
         home = xb[0].device if isinstance(xb[0], Tensor) else None
@@ -485,7 +483,7 @@ class Scorer:
         if self.score in ('entropy','margin') and isinstance(error, AttributeError):
             return "its output is no tensor; use the score 'loss', or a function of your own"
         if self.scoring.scale_factor<1: return 'it takes no inputs of a lower resolution; use scale_factor=1'
-        if self.scoring.scorer:
+        if self.scoring.scorer is not None:
             return ('the scorer must take the inputs of the model, give predictions of the same shape, '
                 'and live on a device that is there')
         return "a callback that prepares its inputs needs an order below the selection's"
