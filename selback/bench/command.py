@@ -22,7 +22,7 @@ def _line_of(cls):
     own = next(o.args for o in cls.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
     if len(own.defaults)<len(own.args)-1: return None
     options = ', '.join(f'{arg.arg}={ast.unparse(value)}' for arg,value in zip(own.args[1:], own.defaults))
-    named = re.search(r"\bone_liner\b[^=]*= \(?'(\w+)'", ast.unparse(cls))
+    named = re.search(r"\bone_liner = '(\w+)'", ast.unparse(cls))
     name = named[1] if named else camel2snake(cls.name.removesuffix('Callback'))
     return f'{name}({options})'
 

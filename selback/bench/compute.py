@@ -128,7 +128,8 @@ class ComputeCount(Callback):
         if self._trains is None: return
         (kind,n),self._trains = self._trains,None
         unit,cost = self._costs[self._loaded],self._cost(kind)
-        self.items += n*cost/unit if cost and unit else n
+        is_known = bool(cost and unit)
+        self.items += n*cost/unit if is_known else n
 
     def _cost(self, kind):
         "The FLOPs of training an item of this batch, None if they are not known"

@@ -416,7 +416,9 @@ def show_table(
     shown = _means_shown(means.drop(columns=found.columns))
     told = _differences_shown(found.reindex(means.index))
     first = [name for name in words.values() if name in shown.index]
-    moment = ''.join(re.findall(', .*', next(iter(found), ''))) # the runs' ends are others where their costs are
+    compared = next(iter(found), '') # such as 'vs none, equal time'
+    _,comma,equal = compared.partition(', ')
+    moment = f'{comma}{equal}' # at which `summarize` took the loss
     shown = pd.concat([shown.loc[first].rename(lambda name: name+moment), told, shown.drop(index=first)])
     if 'none' not in shown: return shown
 

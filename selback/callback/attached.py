@@ -47,11 +47,13 @@ class AttachedCallback(Callback):
         else: super().__setattr__(name, value)
 
     def __call__(self, event_name):
-        is_fits = event_name in ('before_fit','after_fit')
-        if not is_fits and event_name not in self.__dict__ and not hasattr(type(self), event_name): return
-        if is_fits and self.learn and self.learn.lock.locked(): return # a validation, maybe within a fit
-        if event_name=='before_train': self.is_awake = self._is_active()
-        takes = self._at_fit(event_name) if is_fits else self.is_awake
+        if event_name in ('before_fit','after_fit'):
+            is_validation = self.learn and self.learn.lock.locked() # maybe within a fit
+            takes = not is_validation and self._at_fit(event_name)
+        else:
+            has_handler = event_name in self.__dict__ or hasattr(type(self), event_name)
+            if has_handler and event_name=='before_train': self.is_awake = self._is_active()
+            takes = has_handler and self.is_awake
         if not takes: return
 
         mark,enabled = len(changes.undos),torch.is_grad_enabled()

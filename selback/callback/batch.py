@@ -168,11 +168,12 @@ def meet(self:BatchSelection,
 )->bool:
     "Note that a batch has arrived, and whether it is chosen from"
     is_time = self.should_select(batch)
-    is_due = is_time and not self.meter.is_aside
+    stands_aside = is_time and self.meter.is_aside
+    is_due = is_time and not stands_aside
     if not self.meter.is_on: return is_due
     self.meter.arrive(self.feed.waited, is_due)
     if self.meter.is_measuring: self.measure(batch, is_due)
-    if is_time and not is_due and self.meter.is_time_to_look(): self.meter.reconsider(self.would_keep(batch))
+    if stands_aside and self.meter.is_time_to_look(): self.meter.reconsider(self.would_keep(batch))
     return is_due
 
 @patch
@@ -213,8 +214,8 @@ def fill(self:BatchSelection,
 ):
     "Choose from batch after batch of the loader, until there is enough to train"
     if self.delivery.bs is None: self.delivery.take_size(len(batch))
-    pool = []
-    while True:
+    pool,is_due = [],True
+    while is_due:
         pool.append(Read(self.learn.iter, batch))
         if len(pool)==self.presample:
             self.select(pool)
@@ -222,13 +223,14 @@ def fill(self:BatchSelection,
             if self.delivery.is_ready(): return self.deliver()
         batch = self.pull()
         if self.learn is None or self.learn.selection is not self: return # taken off by a callback that prepared it
-        if batch is None or not self.meet(batch): break
+        is_due = batch is not None and self.meet(batch)
+
     if pool: self.select(pool)
-    if batch is None: self.deliver()
-    else: self.train_whole(batch)
+    if batch is None: self.deliver() # the loader's end
+    else: self.train_whole(batch) # what was chosen goes on waiting
 
 @patch
-def pull(self:BatchSelection)->Items|None: # None at the end
+def pull(self:BatchSelection)->Items|None: # None at the end, or if it was taken off meanwhile
     "Read the next batch of the loader, and have the callbacks before this one prepare it"
     learn = self.learn
     while (batch := self.feed.pull()) is not None:

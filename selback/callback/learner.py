@@ -48,7 +48,9 @@ def _muted(hooks):
         for hook,(func,detach) in zip(hooks, before): hook.hook_func,hook.detach = func,detach
     undo = to_undo(put_back)
     try:
-        for hook in hooks: hook.hook_func,hook.detach = lambda *args, stored=hook.stored: stored,False
+        for hook in hooks:
+            hook.hook_func = lambda *args, stored=hook.stored: stored # what it holds stays
+            hook.detach = False
         yield
     finally: undo()
 

@@ -544,7 +544,7 @@ def timing(self:CostMeter,
     wanted:bool=True, # Is one full batch chosen from?
 ): # A context
     "Within the context a batch is scored and chosen from, timed while that is of interest"
-    is_of_interest = wanted and self.is_on and self.cost is None and self._can_tell
+    is_of_interest = wanted and self.cost is None and self._can_tell
     return self._timed() if is_of_interest else nullcontext()
 
 @patch

@@ -84,6 +84,7 @@ class SelectionReport:
         self.log = None
 
 # %% ../../nbs/callback/02_report.ipynb #f1598008
+_before_loading = -1 # in place of a batch's number
 _columns = ['fit','epoch','step','seen','kept','trained','scored']
 _summed = ['loss','kept_loss','known','negative','bad'] # losses; items whose loss is finite, below 0, not finite
 
@@ -224,13 +225,16 @@ def left_out(self:SelectionReport,
     "Note the items of an epoch that were left out before loading, with the losses that the choice was made by"
     self.has_chosen = True
     self._sample.add(drawn, rows)
-    out = torch.ones_like(drawn, dtype=torch.bool).index_fill_(0, rows, False)
-    losses = drawn[out][:max(0, len(drawn)-len(rows))]
-    known = drawn.isfinite().sum() # an item that never trained has no share
-    total,left = (o.where(o.isfinite(), 0).sum() for o in (drawn, losses))
-    kept = torch.where(known>0, total-left, float('nan'))
-    sums = torch.stack([total, kept, known, known*0, known*0])
-    self._steps.append(_Step(-1, len(losses), 0, 0, sums=sums))
+    is_out = torch.ones_like(drawn, dtype=torch.bool).index_fill_(0, rows, False)
+    out = drawn[is_out][:max(0, len(drawn)-len(rows))]
+    n_known = drawn.isfinite().sum() # an item that never trained has no share
+    def total(losses): return losses.where(losses.isfinite(), 0).sum()
+
+    loss = total(drawn)
+    kept_loss = torch.where(n_known>0, loss-total(out), float('nan'))
+    none = torch.zeros_like(n_known)
+    sums = torch.stack([loss, kept_loss, n_known, none, none]) # as in `_summed`
+    self._steps.append(_Step(_before_loading, len(out), 0, 0, sums=sums))
 
 # %% ../../nbs/callback/02_report.ipynb #9ba08c99
 def _ratio(a, b): return float(a/b) if b else float('nan')

@@ -118,7 +118,8 @@ def scheduled(self:Selection,
     value, # A number, or a function of the trained fraction
 )->float:
     "A number that may follow a schedule, as it is now"
-    return value_at(value, self.pct_train) if callable(value) else value
+    if not callable(value): return value # also outside of a fit
+    return value_at(value, self.pct_train)
 
 @patch(as_prop=True)
 def item_idx(self:Selection)->Tensor|None: # int64, shape (n,); None: unknown
@@ -286,12 +287,14 @@ def after_loss(self:Selection):
     reports = self.report.lacks_loss
     if not (notes or reports): return
 
-    losses,loss_func = None,base_loss(self.learn)
+    loss_func = base_loss(self.learn)
     mean = self.losses.mean(self.loss, loss_func) if reports else None
-    if notes or reports and mean is None:
-        losses = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
-    if reports: self.report.note_loss(losses.mean() if mean is None else mean)
-    if notes: self.note_losses(losses)
+    if mean is not None: self.report.note_loss(mean)
+    if mean is not None and not notes: return
+
+    of_items = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
+    if reports and mean is None: self.report.note_loss(of_items.mean())
+    if notes: self.note_losses(of_items)
 
 @patch
 def note_losses(self:Selection,

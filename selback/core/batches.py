@@ -253,7 +253,7 @@ class Replace:
         lowest=None, # A function: the smallest number of all processes; None: there is one
     ):
         self.bs,self.n_ranks = bs,n_ranks
-        self.lowest = lowest or int
+        self.lowest = lowest or int # of one process: its own number
         self.waiting = ItemPool()
         self.last = None
 
@@ -337,5 +337,6 @@ class Gather(Replace):
         batch = self.last.batch
         if len(items)>1 or len(batch)==1: return items
         weight = _weights(items)
-        alone,other = items.take(slice(0, 1), 2*weight),batch.take(slice(0, 1), 0*weight) # of a mean over two
+        alone = items.take(slice(0, 1), 2*weight) # the loss is a mean over two, of which one counts
+        other = batch.take(slice(0, 1), 0*weight)
         return alone.join(other)

@@ -20,18 +20,20 @@ def _may_repeat(idx):
     return len(set(rows))<len(rows)
 
 def _row_by_row(idx, losses, past, ema):
-    "Sorted rows; for each the last loss of its item, and the smoothed loss of the item before that one"
+    "Rows by item; for each the last loss of its item, and what its smoothed loss is just before that one"
     at,order = idx.sort(stable=True)
     losses,past = losses[order],past[order]
     row = torch.arange(len(idx), device=idx.device)
-    first = torch.searchsorted(at, at) # row of the same item
+    first = torch.searchsorted(at, at) # of the rows with the same item
     last = torch.searchsorted(at, at, right=True)-1
+    n_earlier = last-first # rows before the last one, by each of which the past fades
     is_new = past.isnan()
+    begins = is_new & (row==first) # the smoothed loss of a new item is its first loss
 
-    weight = torch.where(is_new & (row==first), 1., 1-ema)*ema**(last-1-row)
+    weight = torch.where(begins, 1., 1-ema)*ema**(last-1-row) # a loss fades from its row to the one before the last
     earlier = torch.where(row<last, weight*losses, 0.).to(sum_dtype(losses)) # in which sums of any order round alike
     of_rows = torch.zeros_like(earlier).index_add_(0, first, earlier)[first]
-    of_past = torch.where(is_new & (first<last), 0., past*ema**(last-first))
+    of_past = torch.where(is_new & (n_earlier>0), 0., past*ema**n_earlier) # NaN stays where a new item has one row
     return at,losses[last],(of_rows+of_past).to(losses)
 
 # %% ../../nbs/core/06_memory.ipynb #1ba5f6a5

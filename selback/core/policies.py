@@ -117,9 +117,9 @@ def cdf_power(
     "Each item with probability CDF(score)^beta (Jiang et al. 2019, section 3.1)"
     check_range('beta', beta, 0)
     prob = mid_rank(scores, history)**beta
-    odds = torch.rand(len(scores), generator=generator, device=scores.device)/prob
-    count = torch.where(scores.isfinite().all(), (odds<1).sum(), len(scores))
-    return _first(odds.argsort(), int(count), multiple_of)
+    draws = torch.rand(len(scores), generator=generator, device=scores.device)/prob # below 1: kept
+    count = torch.where(scores.isfinite().all(), (draws<1).sum(), len(scores))
+    return _first(draws.argsort(), int(count), multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #021ae0c9
 class History:
@@ -215,8 +215,9 @@ def rank_sample(
     n = len(scores)
     power = 1/keep-1
     rank = _unknown_highest(scores).argsort().argsort()
-    noise = -torch.rand(n, generator=generator, device=scores.device).log()
-    keys = power*((rank+.5)/n).log() - noise.log()
+    log_weight = power*((rank+.5)/n).log()
+    gumbel = -(-torch.rand(n, generator=generator, device=scores.device).log()).log()
+    keys = log_weight+gumbel # the highest keys are a draw without replacement by these weights (Gumbel top-k)
     return _first(keys.argsort(descending=True), _share_of(n, keep), multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #4ce82a1f
@@ -321,6 +322,7 @@ def include(
     prob[known] = _probabilities(inclusion, loss[known].float())
     if due is not None: prob[due] = 1.
 
+    # systematic sampling: the probabilities lie end to end in random order, and whose passes a whole number is in
     order = torch.randperm(len(loss), generator=generator, device=loss.device)
     start = torch.rand(1, generator=generator, device=loss.device)
     passed = torch.cat([start, prob[order]]).to(sum_dtype(prob)).cumsum(0).floor()
@@ -502,12 +504,14 @@ def at_least_two(
 
     may_come = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
     others = may_come.index_fill(0, rows, False)
-    some = others.any()
+    has_other = others.any() # stays on the device: a GPU is not waited for
     hardest = torch.where(others, _unknown_highest(scores), -math.inf).argmax()
-    company = torch.where(some, hardest, (rows+1)%len(scores))
+    company = torch.where(has_other, hardest, (rows+1)%len(scores))
 
-    if weight is not None: weight = torch.cat([2*weight, 0*weight]) # of a mean over two
-    elif allowed is not None: weight = torch.stack([2-some.to(scores), some.to(scores)])
+    # the loss is a mean over two: where one counts alone it counts twice
+    counts = has_other.to(scores)
+    if weight is not None: weight = torch.cat([2*weight, 0*weight])
+    elif allowed is not None: weight = torch.stack([2-counts, counts])
     rows,order = torch.cat([rows, company]).sort() # sequences are sorted by length
     return Chosen(rows, None if weight is None else weight[order])
 
@@ -529,15 +533,16 @@ def avoid_singleton_batch(
     "The items to load without a batch that has a single one"
     n = len(allowed)
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
-    is_one_over = each%bs==1 and len(rows)<n and not drop_last
     are_few = len(rows)<2*n_ranks
+    is_one_over = each%bs==1 and len(rows)<n and not drop_last
+    if not are_few and not is_one_over: return rows
 
-    wanted = max(2*n_ranks, each*n_ranks+1) if is_one_over else 2*n_ranks
+    wanted = 2*n_ranks if are_few else each*n_ranks+1
     n_more = min(wanted, n)-len(rows)
-    if is_one_over and not are_few:
+    if n_more<=0: return rows # there are no more
+    if not are_few:
         n_others = int(allowed.index_fill(0, rows, False).sum())
-        if n_others<n_more: return rows[:(each-1)*n_ranks]
-    if n_more<=0: return rows
+        if n_others<n_more: return rows[:(each-1)*n_ranks] # too few may join: the one left over goes
 
     first = torch.rand(n, generator=generator, device=allowed.device)
     if are_few and losses is not None: first = losses.argsort().argsort()/n

@@ -155,6 +155,8 @@ _precisions = dict(bf16=torch.bfloat16, fp16=torch.float16)
 
 def _cat(*ts): return torch.cat(ts) if ts[0].ndim else ts[0]
 
+def _as_float(t): return t.float() if t.is_floating_point() else t
+
 def _channels_last(t): return t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t
 
 class ScoringPass:
@@ -235,22 +237,20 @@ class ScoringPass:
         model = self.model_of(model)
         modules = all_modules(model)
 
-        home = xb[0].device if isinstance(xb[0], Tensor) else None
+        here = xb[0].device if isinstance(xb[0], Tensor) else None
         there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
-        is_elsewhere = home is not None and there not in (None,home)
-        if is_elsewhere: small = map_tensors(lambda t: t.to(there), small)
+        goes_there = None not in (here, there) and here!=there # a scorer may live on another device
+        if goes_there: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
-            device = there or home or torch.device('cpu')
+            device = there or here or torch.device('cpu')
             autocast = torch.autocast(device.type, dtype=_precisions[self.precision])
             small = map_tensors(_channels_last, small)
 
         with traceless(model, modules, small) as inputs,autocast:
             pred = counted(lambda: self._forward(model, inputs), model, inputs)
 
-        def back(t):
-            t = t.to(home) if is_elsewhere else t
-            return t.float() if t.is_floating_point() else t
-        pred = map_tensors(back, pred)
+        if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
+        pred = map_tensors(_as_float, pred)
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
 
 # %% ../../nbs/core/08_scoring.ipynb #9f3e69a1
@@ -493,5 +493,4 @@ def detached(
     pred, # Predictions of training
 ): # The same as plain float32 tensors, without a graph
     "Predictions to choose by, before the backward pass"
-    def alone(t): return t.detach().float() if t.is_floating_point() else t
-    return map_tensors(alone, as_tensors(pred))
+    return map_tensors(lambda t: _as_float(t.detach()), as_tensors(pred))

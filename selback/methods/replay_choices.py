@@ -46,8 +46,9 @@ def fingerprint(
     with unaugmented(ds):
         lone_target = lone_target_of(ds)
         read = lone_target or (lambda i: ds[i][-1])
-        first,again = ([_as_bytes(read(i)) for i in range(min(3, n))] for _ in range(2))
-        if first!=again: return found.hexdigest() # targets are random
+        def heads(): return [_as_bytes(read(i)) for i in range(min(3, n))]
+        first = heads()
+        if first!=heads(): return found.hexdigest() # targets are random
 
         is_light = lone_target is not None and all(len(o)<1000 for o in first) # and no masks
         step = 1 if is_light else max(1, -(-n//100))
