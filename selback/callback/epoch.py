@@ -44,8 +44,15 @@ def before_train(self:EpochSelection):
     if idxs is None: return self.feed_from(self.learn.dl)
     chosen = self.choose_items(idxs) if self.is_time() else None
     plan = self.planned(idxs, chosen)
-    if plan.rows is not None: self.report.left_out(self.memory.loss[idxs], plan.rows)
+    if plan.rows is not None: self.report.left_out(self.chosen_by(idxs), plan.rows)
     self.feed_from(self.loaded(plan))
+
+@patch
+def chosen_by(self:EpochSelection,
+    idxs:Tensor, # Dataset indices that were drawn, int64, shape (n,)
+)->Tensor: # Shape (n,), NaN where unknown
+    "The losses by which items are chosen, for the report"
+    return self.memory.loss[idxs]
 
 @patch
 def is_time(self:EpochSelection)->bool:

@@ -44,6 +44,7 @@ class Selection(AttachedCallback):
     scored = False # is each batch scored?
     looks = False # by a pass of its own?
     follows_items = False # must the dataset items of each batch be known?
+    remembers_losses = True # of the items that it follows, also without track_items?
     keeps_suspects = False # do suspected label errors train?
 
     def __init__(self,
@@ -65,7 +66,8 @@ class Selection(AttachedCallback):
         self.meter = CostMeter(auto)
         self.tracker = ItemTracker(noise_quantile)
         self.track_items = track_items
-        if self.follows_items or track_items or noise_quantile is not None: self.tracker.follow()
+        is_asked = track_items or noise_quantile is not None
+        if self.follows_items or is_asked: self.tracker.follow(notes=self.remembers_losses or is_asked)
         self.ranks = Ranks()
         self.epochs_done = 0 # since the callback was attached
         self.bs = None # items in a full batch of this epoch's loader
@@ -256,7 +258,7 @@ def try_first(self:Selection,
     "Try out what later batches need, on the first one of a fit that has targets"
     if not len(batch.yb) or not len(batch): return
     self.is_tried = True
-    if not self.scored and not self.tracker.notes: return
+    if not self.scored and not self.notes_losses: return
     context,output = autocast_of(self.learn),partial(true_output, self.learn)
     with muted_hooks(self.learn):
         self.first_scorer().try_first(self.model, base_loss(self.learn), batch, context, output, looks=self.looks)
@@ -280,10 +282,15 @@ def after_pred(self:Selection):
     if output is self.pred: self.learn.pred = weighed
     else: self.learn.pred = map_tensors(lambda o: weighed if o is output else o, self.pred)
 
+@patch(as_prop=True)
+def notes_losses(self:Selection)->bool:
+    "Does it note the loss of each item that trains?"
+    return self.tracker.notes
+
 @patch
 def after_loss(self:Selection):
     if not len(self.yb): return
-    notes = self.tracker.notes and self.current.idx is not None
+    notes = self.notes_losses and self.current.idx is not None
     reports = self.report.lacks_loss
     if not (notes or reports): return
 

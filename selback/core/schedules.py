@@ -33,8 +33,8 @@ class Window:
         self.also = f', {words}'
 
     def __str__(self):
-        after = f'after warmup={self.warmup} epoch(s), counted over fits'
-        return f'{after}, and from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
+        when = f'from {self.start:.0%} to {self.end:.0%} of a fit{self.also}'
+        return f'after warmup={self.warmup} epoch(s), counted over fits, and {when}' if self.warmup else when
 
     def is_on(self,
         pct:float, # Fraction of the fit that is done

@@ -333,9 +333,9 @@ def is_of_derivatives(
     "Was it asked for derivatives, where none are kept?"
     return 'does not require grad' in str(error)
 
-def _mixed_losses(function, pred, yb, mixed):
+def _mixed_losses(function, pred, yb, mixed, effects):
     "The losses of items by `function`, or of their mixtures"
-    def of(yb): return item_losses(function, pred, *as_tensors(yb))
+    def of(yb): return item_losses_how(function, pred, *as_tensors(yb), effects=effects)[0]
     if mixed is None: return of(yb)
 
     others,share = mixed
@@ -384,12 +384,16 @@ class ItemLosses:
     )->Tensor: # Shape (bs,); raises a `ValueError` if the loss function mixes items
         "The losses of a batch that was looked at"
         function = self.function(loss_func)
-        if self.has_effects is None: self.has_effects = has_side_effects(function)
-        with fixed_random() if self.has_effects else nullcontext():
+        with self._guarded(function):
             losses,how = item_losses_how(function, pred, *yb, effects=self.has_effects)
             if self.item_loss is None and not self.are_separable: self._check(function, how, losses, pred, yb)
         self.how = how if self.item_loss is None else 'item_loss'
         return losses
+
+    def _guarded(self, function):
+        "A context in which the loss may draw random numbers; whether it could is asked once a fit"
+        if self.has_effects is None: self.has_effects = has_side_effects(function)
+        return fixed_random() if self.has_effects else nullcontext()
 
     def _check(self, function, how, losses, pred, yb):
         "Is each item treated by itself, and is the loss of the batch the mean of theirs?"
@@ -404,8 +408,8 @@ class ItemLosses:
     )->Tensor: # Shape (bs,), without a graph
         "The losses of the batch that trains"
         function = self.function(loss_func)
-        with guarded(function),torch.set_grad_enabled(self.takes_derivatives):
-            try: return _mixed_losses(function, pred, yb, mixed).detach()
+        with self._guarded(function),torch.set_grad_enabled(self.takes_derivatives):
+            try: return _mixed_losses(function, pred, yb, mixed, self.has_effects).detach()
             except (RuntimeError,ValueError) as e:
                 if self.takes_derivatives or not is_of_derivatives(e): raise
                 self.takes_derivatives = True
