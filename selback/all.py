@@ -26,6 +26,7 @@ from .callback.inclusion import InclusionSelection
 from .views.views import *
 from .views.pictures import *
 from .views.gradients import *
+from .views.groups import *
 from .methods.favor_hard import *
 from .methods.drop_easy import *
 from .methods.prioritized_sampling import *
@@ -40,5 +41,6 @@ from .methods.reducible_loss import *
 from .methods.proxy import *
 from .methods.replay_choices import *
 from .methods.scale_lr import *
+from .methods.early_loss_sampling import *
 
 __all__ = [o for o in globals() if not o.startswith('_')]

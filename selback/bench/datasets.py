@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'damages', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'Cutout',
-           'Pixels', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet', 'wide_resnet28_10',
-           'resnet56', 'CoordinateNet', 'learned', 'get_model']
+           'coloured_digits', 'Pixels', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet',
+           'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import warnings
@@ -200,6 +200,7 @@ class PadCrop(RandTransform):
     def encodes(self, x:TensorImage): return self._moved(x)
     def encodes(self, x:TensorMask): return self._moved(x[:,None].float())[:,0].long()
 
+def _shifted(): return [PadCrop(2)]
 def _turned_and_lit(): return aug_transforms(do_flip=False, max_rotate=10., max_zoom=1.1, max_warp=0.)
 def _moved(): return [PadCrop()]
 def _moved_and_mirrored(): return [PadCrop(),Flip()]
@@ -267,6 +268,34 @@ def _svhn(*more):
 
     return part('train', *more),part('test'),_moved,_ten
 
+# %% ../../nbs/bench/00_datasets.ipynb #c0d1e502
+_hues = torch.tensor([
+    [1,0,0], [0,1,0], [0,0,1], [1,1,0], [1,0,1],
+    [0,1,1], [1,.5,0], [.5,0,1], [.6,.6,.6], [0,.5,.3]])
+
+def _marked(digits, colours):
+    "Images at 16x16 in these colours, labels and colours"
+    images,labels = digits
+    return F.avg_pool2d(images, 2)*_hues[colours][:,:,None,None],labels,colours
+
+@lru_cache
+def coloured_digits(
+    share:float=.95, # Of the digits for training that have the colour of their class; the others have another one
+)->tuple: # For training, validation and test: images, labels and numbers of colours; the last two are the same digits
+    "scikit-learn's digits, mostly of one colour a class; in the test of any"
+    g = torch.Generator().manual_seed(0)
+    def mostly(labels):
+        others = (labels+torch.randint(1, 10, labels.shape, generator=g))%10
+        return torch.where(torch.rand(labels.shape, generator=g)<share, labels, others)
+    train,valid = _digits()[:2]
+    marked = [_marked(digits, mostly(digits[1])) for digits in (train,valid)]
+    any_colour = torch.randint(10, valid[1].shape, generator=g)
+    return *marked,_marked(valid, any_colour)
+
+def _misleading_digits():
+    train,_,test = coloured_digits()
+    return train[:2],test[:2],_shifted,_ten
+
 # %% ../../nbs/bench/00_datasets.ipynb #4f4fc678
 class Pixels:
     "The pixels of an image, as a fastai dataset of places and colours; a list of numbers gives a batch"
@@ -333,7 +362,8 @@ def _folder(path, bs):
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
     return ImageDataLoaders.from_folder(path, bs=bs, item_tfms=Resize(128), batch_tfms=tfms, **split)
 
-datasets = dict(digits=_digits, cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100),
+datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
+    cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100),
     svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # kept in memory
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 pictures = 'china','flower' # learned pixel by pixel
@@ -370,7 +400,8 @@ def _check_data(data, n_train, n_valid, part, cutout):
             f'it is for {in_memory}. Add `Cutout` to your `batch_tfms`'))
 
 def get_dls(
-    # 'digits', 'cifar10', 'cifar100', 'svhn', 'svhn_extra' (with 531,131 easier images), 'imagenette', 'imagewoof',
+    # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'svhn',
+    # 'svhn_extra' (with 531,131 easier images), 'imagenette', 'imagewoof',
     # 'china' or 'flower' (an image), or a folder of class folders
     data:str,
     bs:int=64, # Batch size

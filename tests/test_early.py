@@ -1,0 +1,250 @@
+"Draws by the losses of one early epoch: which are kept, for how long, and how often each item comes by them"
+import copy, math, pickle, random
+from collections import Counter
+
+import pytest, torch
+from fastai.callback.core import CancelFitException, Callback
+from fastai.callback.data import WeightedDL
+from fastai.callback.schedule import LRFinder
+from helpers import *
+from selback.views.groups import WorstGroup
+from torch.nn import functional as F
+
+def learner(cb=None, net=None, **kwargs): # a hundred items
+    cbs = [cb, Diary()] if cb else []
+    return numbered_learner(cbs=cbs, net=net, **kwargs)
+
+def linear():
+    "The same weights in whatever order tests run"
+    set_seed(0)
+    return nn.Linear(4, 3)
+
+def losses_in(epoch, n=100):
+    "Of each item as it trained, NaN for those that did not"
+    losses = torch.full((n,), math.nan)
+    for items,_,values in epoch: losses[items] = torch.tensor(values)
+    return losses
+
+def counts_in(epochs, n=100): return torch.bincount(torch.tensor([i for e in epochs for i in items_of(e)]), minlength=n)
+
+def is_near(counts, p):
+    "Did each item come as often as its probability says, within 4 sigma?"
+    n = counts.sum()
+    return ((counts/n-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
+
+def kept(learn): return learn.selection.early.loss
+
+# which losses are kept
+@pytest.mark.parametrize('after', [1, 2, 3])
+def test_the_losses_of_the_epoch_after_are_kept_and_no_later_epoch_changes_them(after):
+    learn = learner(EarlyLossSamplingCallback(after))
+    epochs = trained_only(learn, 5).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[after-1]))
+    before = kept(learn).clone()
+    trained_only(learn, 2)
+    assert kept(learn).equal(before)
+
+@pytest.mark.parametrize('after,n_epoch,epoch', [(.1,10,1), (.25,10,3), (.3,10,3), (.31,10,4), (.5,3,2), (.99,2,2)])
+def test_a_share_of_the_fit_is_rounded_up_to_an_epochs_end(after, n_epoch, epoch):
+    learn = learner(EarlyLossSamplingCallback(after))
+    epochs = trained_only(learn, n_epoch).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[epoch-1]))
+
+def test_epochs_count_over_fits():
+    learn = learner(EarlyLossSamplingCallback(3))
+    trained_only(learn, 2)
+    assert kept(learn) is None
+    epochs = trained_only(learn, 2).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
+
+def test_an_item_that_did_not_train_counts_as_the_mean():
+    "100 items in batches of 16 without the last four"
+    learn = learner(EarlyLossSamplingCallback(), linear(), drop_last=True)
+    losses = losses_in(trained_only(learn, 1).diary.epochs[0])
+    missing = losses.isnan()
+    assert missing.sum()==4
+    torch.testing.assert_close(learn.selection.early.filled[missing], losses[~missing].mean().expand(4))
+    torch.testing.assert_close(learn.selection.early.filled[~missing], losses[~missing])
+
+class Stop(Callback):
+    "Ends a fit in the middle of an epoch"
+    order = 200
+    def __init__(self, epoch): self.at = epoch
+    def after_batch(self):
+        if self.training and self.epoch==self.at and self.iter==2: raise CancelFitException
+
+def test_an_interrupted_epoch_does_not_count():
+    learn = learner(EarlyLossSamplingCallback(2))
+    trained_only(learn, 3, cbs=Stop(1))
+    assert kept(learn) is None
+    epochs = trained_only(learn, 2).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
+
+def test_frozen_epochs_do_not_count():
+    def parts(model): return [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
+    learn = learner(EarlyLossSamplingCallback())
+    learn.splitter = parts
+    learn._do_epoch_validate = lambda *args: None
+    quiet_fit(learn, 2, fit='fine_tune', freeze_epochs=3)
+    torch.testing.assert_close(kept(learn), losses_in(learn.diary.epochs[0])) # the diary is of the last fit
+    assert learn.selection.early.epochs==1
+
+def test_remember_anew_keeps_the_losses_of_a_later_epoch():
+    learn = learner(EarlyLossSamplingCallback())
+    trained_only(learn, 2)
+    before = kept(learn)
+    learn.selection.remember_anew()
+    epochs = trained_only(learn, 2).diary.epochs
+    assert set(Counter(items_of(epochs[0])).values())=={1} # all items again
+    torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
+    assert not kept(learn).equal(before)
+
+def test_a_training_set_of_another_length_is_remembered_anew():
+    learn = learner(EarlyLossSamplingCallback())
+    trained_only(learn, 2)
+    other = numbered_learner(n=112)
+    learn.dls = other.dls
+    epochs = trained_only(learn, 2).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[0], 80))
+
+# what trains
+@pytest.mark.law(1)
+@pytest.mark.parametrize('after,n_epoch', [(2,2), (3,2), (.6,1)])
+def test_until_losses_are_kept_training_is_bit_equal_to_plain(after, n_epoch):
+    def trained(cb):
+        learn = trained_only(learner(cb), n_epoch)
+        return weights(learn),[float(loss) for loss in learn.recorder.losses]
+    (plain,plain_losses),(ours,losses) = trained(None),trained(EarlyLossSamplingCallback(after))
+    assert same(plain, ours)
+    assert losses==plain_losses
+
+@pytest.mark.parametrize('alpha', [0., .5, 1., 2.])
+def test_items_come_as_often_as_their_early_loss_says(alpha):
+    "Whatever is learned later"
+    learn = learner(EarlyLossSamplingCallback(1, alpha, seed=0), linear())
+    first,*later = trained_only(learn, 61, lr=.05).diary.epochs
+    power = losses_in(first)**alpha
+    assert all(len(items_of(epoch))==100 for epoch in later)
+    assert is_near(counts_in(later), power/power.sum())
+
+@pytest.mark.parametrize('uniform', [.25, 1.])
+def test_a_share_keeps_the_epochs_own_order(uniform):
+    learn = learner(EarlyLossSamplingCallback(1, uniform=uniform, seed=0), linear(), bs=100)
+    first,*later = trained_only(learn, 41).diary.epochs
+    p = losses_in(first)/losses_in(first).sum()
+    n_own = round(100*uniform)
+    assert all(len(set(items_of(epoch)))>=n_own for epoch in later)
+    if uniform==1: assert all(sorted(items_of(epoch))==[*range(100)] for epoch in later)
+    else: assert is_near(counts_in(later), uniform/100+(1-uniform)*p)
+
+def test_weights_of_the_loader_and_early_losses_multiply():
+    learn = learner(EarlyLossSamplingCallback(seed=0), linear())
+    plain = learn.dls.train
+    wgts = torch.arange(100.)+1
+    learn.dls.loaders[0] = WeightedDL(plain.dataset, bs=20, wgts=wgts.numpy(), shuffle=True, num_workers=0)
+    first,*later = trained_only(learn, 301, lr=0.).diary.epochs
+    assert kept(learn).isnan().any() # some were not drawn in the first epoch
+    p = wgts*learn.selection.early.filled
+    counts = counts_in(later).float()
+    # an epoch's probabilities are in proportion among those that it drew, so near to their product
+    assert torch.corrcoef(torch.stack([counts, p]))[0,1]>.97
+
+def test_nothing_is_scored():
+    learn = learner(EarlyLossSamplingCallback())
+    read,runs,epochs = reads_and_runs(learn, 3)
+    assert runs==sum(map(len, epochs))
+    assert sum(read.values())==300
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('bs,drop_last,sizes', [(16,False,[16]*6+[4]), (16,True,[16]*6), (25,False,[25]*4)])
+def test_batches_are_as_many_as_ever(bs, drop_last, sizes, workers):
+    learn = learner(EarlyLossSamplingCallback(), bs=bs, drop_last=drop_last, num_workers=workers)
+    epochs = trained_only(learn, 3).diary.epochs
+    assert [[len(items) for items,*_ in epoch] for epoch in epochs]==[sizes]*3
+
+def test_interrupted_epochs_and_those_after_the_end_are_plain_and_renew_nothing():
+    learn = learner(EarlyLossSamplingCallback(interrupt=3, end=.8))
+    epochs = trained_only(learn, 10).diary.epochs
+    is_plain = [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]
+    assert is_plain==[True,False,True,False,False,True,False,False,True,True]
+    torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
+
+def test_options_may_follow_a_schedule():
+    learn = learner(EarlyLossSamplingCallback(uniform=lambda pct: float(pct>=.5)))
+    epochs = trained_only(learn, 4).diary.epochs
+    assert [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]==[True,False,True,True]
+
+# saved and resumed
+@pytest.mark.parametrize('n_before', [1, 2, 3])
+def test_a_resumed_training_goes_on_as_an_uninterrupted_one(n_before):
+    "Saved before losses are kept, or after"
+    def new(): return learner(EarlyLossSamplingCallback(2, seed=3), linear())
+    whole,first,second = new(),new(),new()
+    for learn in (whole,first): trained_only(learn, n_before)
+    second.model.load_state_dict(first.model.state_dict())
+    second.selection.load_state_dict(copy.deepcopy(first.selection.state_dict()))
+    for learn in (whole,second):
+        set_seed(5)
+        learn.dls.train.rng = random.Random(5)
+        learn.opt = None
+        trained_only(learn, 4)
+    assert whole.diary.epochs==second.diary.epochs
+    assert kept(whole).equal(kept(second))
+
+def test_state_of_other_items_is_refused():
+    learn,other = learner(EarlyLossSamplingCallback()),numbered_learner(n=112, cbs=[EarlyLossSamplingCallback()])
+    trained_only(learn, 1)
+    with pytest.raises(ValueError, match='a state of 100 items'): other.selection.load_state_dict(learn.selection.state_dict())
+
+def test_an_exported_selection_holds_no_losses():
+    learn = learner(EarlyLossSamplingCallback())
+    trained_only(learn, 2)
+    other = pickle.loads(pickle.dumps(learn.selection.early))
+    assert (other.loss, other.epochs, other.is_open)==(None,0,False)
+
+# what is remembered besides
+def test_last_losses_are_remembered_where_they_are_asked_for():
+    options = {},dict(track_items=True)
+    without,having = (trained_only(learner(EarlyLossSamplingCallback(**kwargs)), 3) for kwargs in options)
+    with pytest.raises(ValueError, match='pass track_items=True'): without.selection.items()
+    last = losses_in(having.diary.epochs[-1])
+    trained = ~last.isnan()
+    torch.testing.assert_close(having.selection.memory.loss[trained], last[trained])
+    torch.testing.assert_close(kept(having), losses_in(having.diary.epochs[0]))
+    assert same(*map(weights, (without,having)))
+
+def test_the_report_tells_of_the_losses_that_were_chosen_by():
+    learn = learner(EarlyLossSamplingCallback(), linear())
+    trained_only(learn, 3)
+    row = learn.selection.stats.query('step<0').iloc[-1]
+    assert row.full_loss==pytest.approx(kept(learn).mean().item(), rel=1e-4)
+
+# refusals
+@pytest.mark.parametrize('kwargs,error,said', [
+    (dict(after=0), ValueError, 'after: got 0'),
+    (dict(after=-1), ValueError, 'after: got -1'),
+    (dict(after=1.5), ValueError, 'after: got 1.5'),
+    (dict(after='1'), TypeError, "after: got '1'"),
+    (dict(alpha=-1), ValueError, 'alpha: got -1'),
+    (dict(uniform=2), ValueError, 'uniform: got 2'),
+    (dict(warmup=1), ValueError, 'warmup: got 1, wanted none; after='),
+    (dict(noise_quantile=.9), ValueError, 'noise_quantile: got 0.9, wanted none'),
+    (dict(gather=True), TypeError, "unknown option 'gather'"),
+    (dict(ema=.5), TypeError, "unknown option 'ema'")], ids=str)
+def test_options_that_make_no_sense_are_refused(kwargs, error, said):
+    with pytest.raises(error, match=said): EarlyLossSamplingCallback(**kwargs)
+
+def test_a_fit_that_ends_too_early_says_so(capsys):
+    trained_only(learner(EarlyLossSamplingCallback(3)), 2)
+    said = 'this fit trained on all items. It selects at the earliest from 0% to 100% of a fit, once losses are kept, after=3'
+    assert said in capsys.readouterr().out
+
+# what can be seen
+def test_early_items_come_by_their_early_loss():
+    learn = learner(EarlyLossSamplingCallback(), drop_last=True)
+    with pytest.raises(ValueError, match='early_items: got no early losses yet'): learn.selection.early_items()
+    losses = losses_in(trained_only(learn, 3).diary.epochs[0])
+    idxs = learn.selection.early_items()
+    assert len(idxs)==96
+    assert losses[idxs].tolist()==sorted(losses[~losses.isnan()].tolist(), reverse=True)
+    assert learn.selection.early_items(5).equal(idxs[:5])
