@@ -49,7 +49,11 @@ def one_liner(cls): return next(name for name,method in known_methods().items() 
 
 def leaves_out(cls):
     "Does a method train on fewer items, or on others in their place?"
-    return cls is not PrioritizedSamplingCallback
+    return cls not in (PrioritizedSamplingCallback, EarlyLossSamplingCallback)
+
+def full_epochs(cls, n):
+    "The option by which a method begins with `n` epochs of all items; one that keeps early losses has one at least"
+    return dict(after=max(1, n)) if cls is EarlyLossSamplingCallback else dict(warmup=n)
 
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"

@@ -509,7 +509,8 @@ def test_losses_that_draw_are_remembered_without_a_trace(cls):
     class After(Behind):
         def after_loss(self): assert states.pop()==random_states()
 
-    quiet_fit(table_learner(loss_func=noisy, cbs=[Before(), cls(warmup=0, noise_quantile=.9), After()]), 3)
+    asked = dict(track_items=True) if cls is EarlyLossSamplingCallback else dict(warmup=0, noise_quantile=.9)
+    quiet_fit(table_learner(loss_func=noisy, cbs=[Before(), cls(**asked), After()]), 3)
     assert not states
 
 def test_a_fit_in_a_fit_wakes_no_resting_selection():
@@ -1084,7 +1085,7 @@ def test_a_loss_that_takes_derivatives_is_trained_on(cls, by_item):
     "The losses that are remembered are those of the equation, and the first epoch is plain training"
     def item_loss(u, y): return Growth(learn.model)(u, y, reduction='none')
     learn = equation_learner(by_item=by_item)
-    learn.add_cb(cls(item_loss=item_loss) if by_item else cls())
+    learn.add_cb(cls(item_loss=item_loss if by_item else None, track_items=True))
     plain = quiet_fit(equation_learner(by_item=by_item), 1)
     assert same(weights(quiet_fit(learn, 1)), weights(plain))
 

@@ -129,7 +129,10 @@ def holders(cb):
 EVERYTHING = dict(noise_quantile=.95, track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
 BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2), multiple_of=4, presample=2)
 ONE_PASS = dict(passes=1, score='entropy')
-TAKES_NO = {ImportanceSamplingCallback: ('gather','passes'), StaleLossCallback: ('score',)}
+TAKES_NO = {
+    ImportanceSamplingCallback: ('gather','passes'),
+    StaleLossCallback: ('score',),
+    EarlyLossSamplingCallback: ('noise_quantile',)}
 
 def settings_of(cls):
     "Options that make all of a method's parts, together and apart"

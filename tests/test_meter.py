@@ -508,7 +508,7 @@ def test_measuring_leaves_no_trace(cls, setting):
         InfoBatchCallback: dict(delta=1.),
     }.get(cls, {})
     def run(auto):
-        selection = cls(auto=auto, warmup=warmup, seed=0, **options)
+        selection = cls(auto=auto, seed=0, **full_epochs(cls, warmup), **options)
         return quiet_fit(table_learner(n=32+80, cbs=[*cbs(), selection]), 2)
     def losses(learn): return [row[:2] for row in learn.recorder.values]
 

@@ -410,7 +410,7 @@ def mixed_table_learner(cbs): return table_learner(cbs=[cbs, MixUp(.4)])
 @pytest.mark.parametrize('make', [image_learner, mixed_table_learner], ids=['image','table_mixup'])
 def test_tracking_changes_nothing(cls, make):
     def run(**kwargs):
-        learn = quiet_fit(make(cbs=cls(seed=0, warmup=1, **kwargs)), 3)
+        learn = quiet_fit(make(cbs=cls(seed=0, **full_epochs(cls, 1), **kwargs)), 3)
         return weights(learn),random_states(),learn.selection
 
     plain_weights,plain_random,plain = run()

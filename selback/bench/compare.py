@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'compare', 'refuse_option', 'measure_of', 'comparable',
-           'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown',
-           'verdict']
+           'check_maker', 'check_study', 'describe', 'compare', 'refuse_option', 'check_measure', 'measure_of',
+           'comparable', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize',
+           'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, platform, random, re, sys, time
@@ -553,6 +553,7 @@ def compare(
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     about:dict|None=None, # What else tells this study from others, such as dict(data='mine'): columns of the file
     tell_controls:bool=True, # Say which control is missing, before training?
+    measure:str|None=None, # What runs are ranked by, 'valid_loss' or 'error'; None: as `measure_of` says
     **kwargs # Refused: an unknown option is an error
 )->pd.DataFrame: # A row for each epoch of each run
     "Train with each method and seed, one after the other"
@@ -561,6 +562,7 @@ def compare(
     _check_path(path)
     if watch is not None and not callable(watch):
         raise TypeError(refusal('watch', repr(watch), 'a function of the learner'))
+    if measure is not None: about = (about or {}) | dict(measure=check_measure(measure))
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
 
     runs,counts = study.runs,[]
@@ -589,7 +591,7 @@ def compare(
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
     _tell_inexact(counts)
     _tell_idle(runs, methods)
-    if plot: plot_runs(runs)
+    if plot: plot_runs(runs, measure=measure or 'valid_loss')
     return runs.reset_index(drop=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #e3ccd63f
@@ -627,10 +629,18 @@ def _tell_idle(runs, methods):
         print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
 
 # %% ../../nbs/bench/03_compare.ipynb #4e1e1396
+def check_measure(
+    measure:str, # 'valid_loss' or 'error'
+)->str: # The same; raises a `ValueError` for anything else
+    "Check what runs are to be ranked by"
+    if measure in ('valid_loss','error'): return measure
+    raise ValueError(refusal('measure', repr(measure), "'valid_loss' or 'error', which is the learner's metric"))
+
 def measure_of(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
-)->str: # 'error', or 'valid_loss' where a few items would decide
+)->str: # As was asked for, else 'error', or 'valid_loss' where a few items would decide
     "What runs are compared by"
+    if 'measure' in runs: return runs.measure.iloc[0]
     return 'error' if runs.n_valid.iloc[0]>=2000 else 'valid_loss'
 
 def comparable(

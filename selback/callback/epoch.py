@@ -21,7 +21,7 @@ class EpochSelection(Selection):
     def __init__(self,
         interrupt:int=0, # One epoch of all items in every so many; 0: never
         auto='warn', # False: measure no times; 'warn' and True are one here, as no scoring pass might not pay
-        track_items:bool=False, # Changes nothing here: the loss of each item is remembered anyway
+        track_items:bool=False, # Remember the last loss of each item, as most methods of this kind do anyway?
         **kwargs
     ):
         super().__init__(interrupt=interrupt, auto=auto, track_items=track_items, **kwargs)

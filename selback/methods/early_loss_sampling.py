@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EarlyLosses', 'EarlyLossSamplingCallback']
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #d3843122
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #77092acb
 import torch
 from fastai.learner import Learner
 from fastcore.basics import patch
@@ -22,7 +22,7 @@ from ..callback.loader import check_loader
 from ..callback.ranks import Ranks
 from ..views.pictures import labels_of, show_items
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #77092acb
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #9ab896d9
 class EarlyLosses:
     "The loss of each dataset item in one early epoch, kept for good"
     def __init__(self): self.forget()
@@ -91,7 +91,7 @@ class EarlyLosses:
         self.forget()
         self.epochs,self.loss = state['epochs'],state['loss']
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #8fee5b49
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
 _refused = dict(
     warmup='after= says how many epochs train on all items',
     noise_quantile='what is drawn more often must be hard; leave it out')
@@ -111,12 +111,11 @@ class EarlyLossSamplingCallback(EpochSelection):
         after:float=1, # Keep the losses of this epoch, counted over fits without frozen ones; below 1: a share of the fit
         alpha:float=1., # Exponent of the loss: 0 draws uniformly
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-        track_items:bool=False, # Remember the last loss of each item as well?
         **kwargs
     ):
-        for name in kwargs.keys() & _refused.keys():
-            raise ValueError(refusal(name, repr(kwargs[name]), 'none', _refused[name]))
-        super().__init__(warmup=0, track_items=track_items, **kwargs)
+        for name,remedy in _refused.items():
+            if kwargs.pop(name, None): raise ValueError(refusal(name, 'a value', 'none', remedy))
+        super().__init__(warmup=0, **kwargs)
         self.after = _check_after(after)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.uniform = check_schedule('uniform', uniform, 0, 1)
@@ -157,7 +156,7 @@ class EarlyLossSamplingCallback(EpochSelection):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"
         self.early.forget()
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #a0f0ff66
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #e01d2399
 @patch
 @delegates(EarlyLossSamplingCallback.__init__)
 def early_loss_sampling(self:Learner,
@@ -169,7 +168,7 @@ def early_loss_sampling(self:Learner,
     "Train on items drawn by the loss that they had early"
     return set_selection(self, EarlyLossSamplingCallback(after, alpha, uniform, **kwargs))
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #9ab896d9
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #6ef94349
 def _known(selection, asked):
     "Dataset indices of items with an early loss, the highest first, and the losses"
     loss = selection.early.loss
@@ -179,6 +178,13 @@ def _known(selection, asked):
     loss = loss.cpu()
     order = loss.argsort(descending=True, stable=True)
     return order[loss[order].isfinite()],loss
+
+def _first_of_each(idxs, labels, n, classes):
+    "The first `n` indices of each class"
+    own = {label: [] for label in (sorted(set(labels))[:10] if classes is None else classes)}
+    for i in idxs:
+        if labels[i] in own and len(own[labels[i]])<n: own[labels[i]].append(i)
+    return [i for of_class in own.values() for i in of_class]
 
 @patch
 def early_items(self:EarlyLossSamplingCallback,
@@ -199,7 +205,5 @@ def show_early(self:EarlyLossSamplingCallback,
     idxs,loss = _known(self, 'show_early')
     idxs = idxs.tolist()
     labels = labels_of(check_loader(self.learn.dls.train).dataset)
-    if labels is not None: 
-        known = sorted(set(labels))[:10] if classes is None else classes
-        idxs = [i for label in known for i in [i for i in idxs if labels[i]==label][:n]]
+    idxs = idxs[:n] if labels is None else _first_of_each(idxs, labels, n, classes)
     show_items(self.learn, 'show_early', idxs, loss[idxs].tolist(), **kwargs)
