@@ -120,6 +120,7 @@ CASES = dict(
     all_own=lambda: PrioritizedSamplingCallback(uniform=1., warmup=0),
     prioritized=lambda: PrioritizedSamplingCallback(alpha=2., uniform=.3, correct=1., warmup=1),
     dropped_prioritized=lambda: PrioritizedSamplingCallback(uniform=.6, warmup=1),
+    early=lambda: EarlyLossSamplingCallback(track_items=True),
     importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02, score='loss'),
     info=lambda: InfoBatchCallback(delta=1.),
     empty=OddOnes,
@@ -170,7 +171,9 @@ def train(name):
     notes = dict(witness.notes, weights=weights(learn))
     return notes if cb is None else notes | notes_of(cb)
 
-def notes_of(cb): return dict(memory=state_of(cb.memory), stats=cb.stats, left=cb.report.left, waiting=n_waiting(cb))
+def notes_of(cb):
+    early = cb.early.loss if isinstance(cb, EarlyLossSamplingCallback) else None
+    return dict(memory=state_of(cb.memory), stats=cb.stats, left=cb.report.left, waiting=n_waiting(cb), early=early)
 
 def train_all(out, rank):
     for name in CASES: torch.save(train(name), out/f'{name}_{rank}.pt')

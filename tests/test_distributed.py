@@ -57,14 +57,14 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert same(ours['weights'], plain['weights'])
 
 WITH_INDICES = ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy',
-    'prioritized', 'seta', 'replayed']
+    'prioritized', 'early', 'seta', 'replayed']
 
 @pytest.mark.parametrize('name', WITH_INDICES)
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]: assert all(step.idx==step.items or step.is_idle for step in rank['steps'])
 
 WITH_MEMORY = ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy',
-    'prioritized', 'seta']
+    'prioritized', 'early', 'seta']
 
 @pytest.mark.parametrize('name', WITH_MEMORY)
 def test_memories_agree_and_count_what_both_trained(runs, name):
@@ -176,6 +176,18 @@ def test_two_processes_draw_by_both_their_losses(runs):
             for step in steps_of(rank, epoch):
                 assert step.weight==pytest.approx((1/(N*chances[step.items])).tolist(), rel=1e-4)
     assert ((times(trained)-wanted).abs()<4*variance.sqrt()+1).all()
+
+def test_two_processes_keep_both_their_early_losses_and_draw_by_them(runs):
+    ranks = runs['early']
+    kept = ranks[0]['early']
+    assert torch.equal(kept, ranks[1]['early'])
+    torch.testing.assert_close(kept, ranks[0]['memories'][1]['loss']) # of the first epoch
+    assert not torch.equal(kept, ranks[0]['memory']['loss'])
+
+    chances,n_epochs = kept/kept.sum(),3
+    trained = [i for epoch in range(1, 1+n_epochs) for i in items_of_both(ranks, epoch)]
+    sigma = (n_epochs*N*chances*(1-chances)).sqrt()
+    assert ((times(trained)-n_epochs*N*chances).abs()<4*sigma+1).all()
 
 # gathered
 def wanted_sizes(kept, seen):
