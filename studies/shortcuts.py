@@ -262,7 +262,13 @@ parts = border | dict(
     border_98_wrong=Part(partial(bordered, .98, .05), 120_000),
     corrupted=Part(corrupted, 240_000, agreeing),
     digits=Part(coloured_digits, 20*1437, _all_alike, digits_learner))
-rates = .0125,.025,.05,.1 # of which plain training's best is taken, by ordinary validation
+rates = .0125,.025,.05,.1,.2 # of which plain training's best is taken, by ordinary validation
+
+def _about(name, learn):
+    "What is written beside the runs"
+    n_parameters = sum(p.numel() for p in learn.model.parameters())
+    data = 'digits' if name=='digits' else 'cifar10'
+    return dict(part=name, data=data, arch=f'small_convnet of {n_parameters}', **describe(learn.dls))
 
 def run(
     name:str, # One of `parts`, for the file
@@ -279,7 +285,7 @@ def run(
     if runs is not None: return runs
     compute = 400 if scale()=='tiny' else parts[name].compute
     return compare(get_learner, methods, seeds=seeds, lr=lr, compute=compute, path=path, plot=False, watch=mean_error,
-        about=dict(part=name, **describe(get_learner().dls)), tell_controls=False)
+        measure='error', about=_about(name, get_learner()), tell_controls=False)
 
 def best_rate(
     name:str, # One of `parts`
