@@ -120,7 +120,7 @@ CASES = dict(
     all_own=lambda: PrioritizedSamplingCallback(uniform=1., warmup=0),
     prioritized=lambda: PrioritizedSamplingCallback(alpha=2., uniform=.3, correct=1., warmup=1),
     dropped_prioritized=lambda: PrioritizedSamplingCallback(uniform=.6, warmup=1),
-    early=lambda: EarlyLossSamplingCallback(track_items=True),
+    early=lambda: EarlyLossSamplingCallback(1, track_items=True),
     importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02, score='loss'),
     info=lambda: InfoBatchCallback(delta=1.),
     empty=OddOnes,

@@ -59,7 +59,7 @@ def test_epochs_count_over_fits():
 
 def test_an_item_that_did_not_train_counts_as_the_mean():
     "100 items in batches of 16 without the last four"
-    learn = learner(EarlyLossSamplingCallback(), linear(), drop_last=True)
+    learn = learner(EarlyLossSamplingCallback(1), linear(), drop_last=True)
     losses = losses_in(trained_only(learn, 1).diary.epochs[0])
     missing = losses.isnan()
     assert missing.sum()==4
@@ -82,7 +82,7 @@ def test_an_interrupted_epoch_does_not_count():
 
 def test_frozen_epochs_do_not_count():
     def parts(model): return [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
-    learn = learner(EarlyLossSamplingCallback())
+    learn = learner(EarlyLossSamplingCallback(1))
     learn.splitter = parts
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn, 2, fit='fine_tune', freeze_epochs=3)
@@ -90,7 +90,7 @@ def test_frozen_epochs_do_not_count():
     assert learn.selection.early.epochs==1
 
 def test_remember_anew_keeps_the_losses_of_a_later_epoch():
-    learn = learner(EarlyLossSamplingCallback())
+    learn = learner(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)
     before = kept(learn)
     learn.selection.remember_anew()
@@ -100,7 +100,7 @@ def test_remember_anew_keeps_the_losses_of_a_later_epoch():
     assert not kept(learn).equal(before)
 
 def test_a_training_set_of_another_length_is_remembered_anew():
-    learn = learner(EarlyLossSamplingCallback())
+    learn = learner(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)
     other = numbered_learner(n=112)
     learn.dls = other.dls
@@ -138,7 +138,7 @@ def test_a_share_keeps_the_epochs_own_order(uniform):
     else: assert is_near(counts_in(later), uniform/100+(1-uniform)*p)
 
 def test_weights_of_the_loader_and_early_losses_multiply():
-    learn = learner(EarlyLossSamplingCallback(seed=0), linear())
+    learn = learner(EarlyLossSamplingCallback(1, seed=0), linear())
     plain = learn.dls.train
     wgts = torch.arange(100.)+1
     learn.dls.loaders[0] = WeightedDL(plain.dataset, bs=20, wgts=wgts.numpy(), shuffle=True, num_workers=0)
@@ -150,7 +150,7 @@ def test_weights_of_the_loader_and_early_losses_multiply():
     assert torch.corrcoef(torch.stack([counts, p]))[0,1]>.97
 
 def test_nothing_is_scored():
-    learn = learner(EarlyLossSamplingCallback())
+    learn = learner(EarlyLossSamplingCallback(1))
     read,runs,epochs = reads_and_runs(learn, 3)
     assert runs==sum(map(len, epochs))
     assert sum(read.values())==300
@@ -158,19 +158,19 @@ def test_nothing_is_scored():
 @pytest.mark.parametrize('workers', [0, 2])
 @pytest.mark.parametrize('bs,drop_last,sizes', [(16,False,[16]*6+[4]), (16,True,[16]*6), (25,False,[25]*4)])
 def test_batches_are_as_many_as_ever(bs, drop_last, sizes, workers):
-    learn = learner(EarlyLossSamplingCallback(), bs=bs, drop_last=drop_last, num_workers=workers)
+    learn = learner(EarlyLossSamplingCallback(1), bs=bs, drop_last=drop_last, num_workers=workers)
     epochs = trained_only(learn, 3).diary.epochs
     assert [[len(items) for items,*_ in epoch] for epoch in epochs]==[sizes]*3
 
 def test_interrupted_epochs_and_those_after_the_end_are_plain_and_renew_nothing():
-    learn = learner(EarlyLossSamplingCallback(interrupt=3, end=.8))
+    learn = learner(EarlyLossSamplingCallback(1, interrupt=3, end=.8))
     epochs = trained_only(learn, 10).diary.epochs
     is_plain = [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]
     assert is_plain==[True,False,True,False,False,True,False,False,True,True]
     torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
 
 def test_options_may_follow_a_schedule():
-    learn = learner(EarlyLossSamplingCallback(uniform=lambda pct: float(pct>=.5)))
+    learn = learner(EarlyLossSamplingCallback(1, uniform=lambda pct: float(pct>=.5)))
     epochs = trained_only(learn, 4).diary.epochs
     assert [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]==[True,False,True,True]
 
@@ -192,12 +192,12 @@ def test_a_resumed_training_goes_on_as_an_uninterrupted_one(n_before):
     assert kept(whole).equal(kept(second))
 
 def test_state_of_other_items_is_refused():
-    learn,other = learner(EarlyLossSamplingCallback()),numbered_learner(n=112, cbs=[EarlyLossSamplingCallback()])
+    learn,other = learner(EarlyLossSamplingCallback(1)),numbered_learner(n=112, cbs=[EarlyLossSamplingCallback(1)])
     trained_only(learn, 1)
     with pytest.raises(ValueError, match='a state of 100 items'): other.selection.load_state_dict(learn.selection.state_dict())
 
 def test_an_exported_selection_holds_no_losses():
-    learn = learner(EarlyLossSamplingCallback())
+    learn = learner(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)
     other = pickle.loads(pickle.dumps(learn.selection.early))
     assert (other.loss, other.epochs, other.is_open)==(None,0,False)
@@ -205,7 +205,7 @@ def test_an_exported_selection_holds_no_losses():
 # what is remembered besides
 def test_last_losses_are_remembered_where_they_are_asked_for():
     options = {},dict(track_items=True)
-    without,having = (trained_only(learner(EarlyLossSamplingCallback(**kwargs)), 3) for kwargs in options)
+    without,having = (trained_only(learner(EarlyLossSamplingCallback(1, **kwargs)), 3) for kwargs in options)
     with pytest.raises(ValueError, match='pass track_items=True'): without.selection.items()
     last = losses_in(having.diary.epochs[-1])
     trained = ~last.isnan()
@@ -214,7 +214,7 @@ def test_last_losses_are_remembered_where_they_are_asked_for():
     assert same(*map(weights, (without,having)))
 
 def test_the_report_tells_of_the_losses_that_were_chosen_by():
-    learn = learner(EarlyLossSamplingCallback(), linear())
+    learn = learner(EarlyLossSamplingCallback(1), linear())
     trained_only(learn, 3)
     row = learn.selection.stats.query('step<0').iloc[-1]
     assert row.full_loss==pytest.approx(kept(learn).mean().item(), rel=1e-4)
@@ -241,10 +241,57 @@ def test_a_fit_that_ends_too_early_says_so(capsys):
 
 # what can be seen
 def test_early_items_come_by_their_early_loss():
-    learn = learner(EarlyLossSamplingCallback(), drop_last=True)
+    learn = learner(EarlyLossSamplingCallback(1), drop_last=True)
     with pytest.raises(ValueError, match='early_items: got no early losses yet'): learn.selection.early_items()
     losses = losses_in(trained_only(learn, 3).diary.epochs[0])
     idxs = learn.selection.early_items()
     assert len(idxs)==96
     assert losses[idxs].tolist()==sorted(losses[~losses.isnan()].tolist(), reverse=True)
     assert learn.selection.early_items(5).equal(idxs[:5])
+
+SHOWN = {
+    'numbers': ([0,1]*50, None, [0,1]),
+    'names': (['cat','dog']*50, None, ['cat','dog']),
+    'some': ([0,1,2,3]*25, [3,0], [3,0]),
+    'more than ten': ([*range(20)]*5, None, [*range(10)])}
+
+def shown_early(monkeypatch, labels, classes, n=2):
+    "What is shown of a hundred items with such labels: indices and losses, in order"
+    from selback.methods import early_loss_sampling as module
+    shown = []
+    monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
+    monkeypatch.setattr(module, 'show_items', lambda learn, asked, *args, **kwargs: shown.extend(args[:2]))
+    learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
+    learn.selection.show_early(n, classes)
+    return learn,*shown
+
+@pytest.mark.parametrize('labels,classes,wanted', SHOWN.values(), ids=SHOWN)
+def test_the_hardest_of_each_class_are_shown_class_by_class(labels, classes, wanted, monkeypatch):
+    learn,idxs,losses = shown_early(monkeypatch, labels, classes)
+    by_loss = learn.selection.early_items().tolist()
+    assert idxs==[i for c in wanted for i in [i for i in by_loss if labels[i]==c][:2]]
+    assert losses==kept(learn)[idxs].tolist()
+
+def test_an_item_of_several_classes_is_one_of_each(monkeypatch):
+    labels = [['a','b'],['b'],['a']]+[[]]*97
+    _,idxs,_ = shown_early(monkeypatch, labels, None, 9)
+    assert sorted(idxs)==[0,0,1,2]
+
+@pytest.mark.parametrize('labels', [None, [.5]*100])
+def test_items_without_classes_are_shown_by_loss_alone(labels, monkeypatch):
+    learn,idxs,_ = shown_early(monkeypatch, labels, None, 5)
+    assert idxs==learn.selection.early_items(5).tolist()
+
+def test_a_class_without_items_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="show_early: got no items of class 7 with an early loss"):
+        shown_early(monkeypatch, [0,1]*50, [7])
+
+def test_items_are_shown_as_pictures():
+    import matplotlib.pyplot as plt
+    learn = quiet_fit(image_learner(cbs=EarlyLossSamplingCallback(1)), 1)
+    learn.selection.show_early(2)
+    titles = [ax.get_title() for ax in plt.gcf().axes if ax.get_title()]
+    plt.close('all')
+    assert len(titles)==6
+    idx = learn.selection.early_items(1).item()
+    assert any(f'early loss {kept(learn)[idx]:.3g}' in title and f'item {idx}' in title for title in titles)

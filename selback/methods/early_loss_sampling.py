@@ -179,11 +179,18 @@ def _known(selection, asked):
     order = loss.argsort(descending=True, stable=True)
     return order[loss[order].isfinite()],loss
 
+def _classes(label): return label if isinstance(label, list) else [label]
+
 def _first_of_each(idxs, labels, n, classes):
-    "The first `n` indices of each class"
-    own = {label: [] for label in (sorted(set(labels))[:10] if classes is None else classes)}
+    "The first `n` indices of each class, in which an item of several classes counts as one of each"
+    if classes is None: classes = sorted({c for label in labels for c in _classes(label)})[:10]
+    own = {c: [] for c in classes}
     for i in idxs:
-        if labels[i] in own and len(own[labels[i]])<n: own[labels[i]].append(i)
+        for c in _classes(labels[i]):
+            if c in own and len(own[c])<n: own[c].append(i)
+    missing = [c for c in classes if not own[c]]
+    if missing:
+        raise ValueError(refusal('show_early', f'no items of class {missing[0]!r} with an early loss', 'labels'))
     return [i for of_class in own.values() for i in of_class]
 
 @patch
@@ -205,5 +212,7 @@ def show_early(self:EarlyLossSamplingCallback,
     idxs,loss = _known(self, 'show_early')
     idxs = idxs.tolist()
     labels = labels_of(check_loader(self.learn.dls.train).dataset)
-    idxs = idxs[:n] if labels is None else _first_of_each(idxs, labels, n, classes)
-    show_items(self.learn, 'show_early', idxs, loss[idxs].tolist(), **kwargs)
+    has_classes = labels is not None and not isinstance(labels[0], float)
+    idxs = _first_of_each(idxs, labels, n, classes) if has_classes else idxs[:n]
+    if has_classes and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n # a row for each class
+    show_items(self.learn, 'show_early', idxs, loss[idxs].tolist(), 'early loss', **kwargs)

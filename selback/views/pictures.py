@@ -109,7 +109,7 @@ def _fact(**kwargs):
     "What is known of one item, of what may be"
     return _Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in kwargs.items() if o is not None})
 
-def _facts(learn, b, n_inp, idxs, losses, picked):
+def _facts(learn, b, n_inp, idxs, losses, named, picked):
     "What is known of items, one `_Facts` for each: target, prediction and loss, or how often it was picked"
     ds = check_loader(learn.dls.train).dataset
     with unaugmented(ds):
@@ -118,7 +118,8 @@ def _facts(learn, b, n_inp, idxs, losses, picked):
     if picked: return [_fact(target=t, item=i, picked=p) for t,i,p in zip(targets, idxs, picked)]
 
     predicted = _predicted(learn, b, n_inp) or [None]*len(idxs)
-    return [_fact(target=t, predicted=p, loss=l, item=i) for t,p,l,i in zip(targets, predicted, losses, idxs)]
+    rows = zip(targets, predicted, losses, idxs)
+    return [_fact(**{'target': t, 'predicted': p, named: loss, 'item': i}) for t,p,loss,i in rows]
 
 def _showable(sample, facts, asked):
     "A sample with its facts, which hold the target of a picture too"
@@ -145,6 +146,7 @@ def show_items(
     asked:str, # What was called, for a message
     idxs:list, # Dataset indices
     losses=None, # A number for each, to show beside what the network predicts
+    named:str='loss', # What that is
     picked=None, # In their place, how often each was picked, in words
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` for items that can't be shown
@@ -155,7 +157,7 @@ def show_items(
         dl = loader_of(learn.dls.train, idxs, bs=n, num_workers=0)
         b = learn._set_device(dl.one_batch())
         x,y,samples = dl.show_batch(b, max_n=n, show=False)
-        facts = _facts(learn, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, losses, picked)
+        facts = _facts(learn, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, losses, named, picked)
 
     if samples is not None: samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
     is_image = samples is not None and isinstance(x, TensorImage)
@@ -313,7 +315,7 @@ def plot_pick_rates(
     tidy(ax, xlabel='epochs', ylabel='share of the items', ylim=(0,1), xlim=xlim)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
-    handles,names = (o[::-1] for o in ax.get_legend_handleslabels_of())
+    handles,names = (o[::-1] for o in ax.get_legend_handles_labels())
     title = f'picked in so many of the last {last} epochs'
     fig.legend(handles, names, title=title, frameon=False, loc='outside lower center', ncols=3)
     return ax
