@@ -31,9 +31,9 @@ sections = dict(
 # what comes first in a section, in this order
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','laws','questions','migrate'],
-    tutorials=['choosing','demo','cost','saving','setups','targets','noisy_labels'],
-    called=['all','views','pictures','gradients','batch','scoring','compare','race','command','findings','datasets',
-        'functional'])
+    tutorials=['choosing','misled','demo','cost','saving','setups','targets','noisy_labels'],
+    called=['all','views','pictures','gradients','groups','batch','scoring','compare','race','command','findings',
+        'datasets','functional'])
 
 # what people search for, and the page that tells
 words = {
@@ -43,6 +43,7 @@ words = {
     'questions': 'FAQ, warnings, error messages, active learning',
     'migrate': 'Composer, MosaicML, tsai, fastai v1',
     'noisy_labels': 'noisy labels, label errors, label noise',
+    'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'setups': 'mixed precision, distributed training, gradient accumulation',
     'targets': 'multi-label, segmentation, regression',
@@ -55,7 +56,8 @@ words = {
     '08_top_loss': 'OHEM, hard example mining, random subset',
     '09_importance_sampling': 'importance sampling',
     '10_reducible_loss': 'RHO-LOSS, noise guard',
-    '11_proxy': 'proxy model'}
+    '11_proxy': 'proxy model',
+    '14_early_loss_sampling': 'Just Train Twice, JTT'}
 lookup = NbdevLookup()
 
 def joined(parts, between='\n\n'):

@@ -120,7 +120,20 @@ _regime_studies = [
     *_rates('a long tail of classes', 'long_tail'),
     *_rates('rare kinds, hidden', 'hidden_groups', error=_worst_kind)]
 
-studies = _cifar_studies+_regression_studies+_small_studies+_few_images_studies+_regime_studies
+def _shortcut(where, name, error):
+    files = f'shortcuts/{name}_all',f'shortcuts/{name}_balanced'
+    return Study(where, 'experiments/shortcuts', files, rivals=('groups known',), error=error)
+
+_worst_group = 'error of the worst group'
+
+_shortcut_studies = [
+    *(_shortcut(f'a red border, {share} %', f'border_{share}', _worst_group) for share in ('95','98','99.5')),
+    _shortcut('a red border, 98 %, 5 % of the labels wrong', 'border_98_wrong', _worst_group),
+    _shortcut('corruptions, 98 %', 'corrupted', 'error where class and corruption disagree'),
+    _shortcut('coloured digits, 95 %', 'digits', 'error at any colour')]
+
+studies = [*_cifar_studies, *_regression_studies, *_small_studies, *_few_images_studies, *_regime_studies,
+    *_shortcut_studies]
 
 def _verdict(difference):
     if difference.seeds==1: return 'one seed'

@@ -81,7 +81,7 @@ def long_tail(
 vehicles = 0,1,8,9 # airplane, automobile, ship and truck
 rare_kinds = 7,9 # horses among the animals, trucks among the vehicles
 
-def _is_vehicle(kinds): return torch.isin(kinds, torch.tensor(vehicles)).long()
+def is_vehicle(kinds): return torch.isin(kinds, torch.tensor(vehicles)).long()
 
 def hidden_groups(
     imbalance:float=50., # How many times as many items a common kind has as a rare one
@@ -93,7 +93,7 @@ def hidden_groups(
     sizes = [rare if kind in rare_kinds else common for kind in range(10)]
     rows = torch.cat([torch.nonzero(kinds==kind)[:size,0] for kind,size in enumerate(sizes)])
     images,kinds = images[rows],kinds[rows]
-    return (images,_is_vehicle(kinds),kinds),(valid,_is_vehicle(valid_kinds),valid_kinds)
+    return (images,is_vehicle(kinds),kinds),(valid,is_vehicle(valid_kinds),valid_kinds)
 
 def _cifar10n(column):
     "A table with a row for each image, sorted by file: 'file', 'clean' and a column of labels that people gave"
@@ -121,7 +121,7 @@ sgd = partial(OptimWrapper, opt=partial(torch.optim.SGD, momentum=.9, nesterov=T
 class WeightedTensorDL(WeightedDL, TensorDL):
     "Draws items in memory by weights"
 
-def _weighted(dls, weights):
+def weighted_dls(dls, weights):
     "The same data, of which the items to train on are drawn by weights"
     plain = dls.train
     train = WeightedTensorDL(plain.dataset, bs=plain.bs, wgts=np.asarray(weights, float), shuffle=True, drop_last=True,
@@ -139,7 +139,7 @@ def image_learner(
     "A learner of images in memory"
     if valid is None: valid = cifar_parts()[1]
     dls = tensor_dls(train[:2], valid[:2], bs, [PadCrop(2),Flip()])
-    if weights is not None: dls = _weighted(dls, weights)
+    if weights is not None: dls = weighted_dls(dls, weights)
     n_classes = int(train[1].max())+1
     model = small_convnet(n_classes, widen)
     return in_bf16(Learner(dls, model, CrossEntropyLossFlat(), opt_func=sgd, metrics=metric))
@@ -327,7 +327,7 @@ def _with_hidden_groups():
         kinds,valid_kinds = train[2],valid[2]
         weights = balanced(kinds) if is_balanced else None
         return image_learner(train, valid, weights, worst_of(valid_kinds))
-    methods = ['none',look_free,'prioritized_sampling','batch_loss_filter']
+    methods = ['none',look_free,'prioritized_sampling','batch_loss_filter','early_loss_sampling']
     known = {'kinds known and balanced': 'none'}
     parts = dict(all=(learner, methods), balanced=(partial(learner, is_balanced=True), known))
     return Regime(parts, 150_000)
@@ -388,6 +388,7 @@ def _with_little_time():
         'none': 'none',
         'hardest first': 'favor_hard(end=.5)',
         'hardest always': look_free,
+        'early_loss_sampling': 'early_loss_sampling',
         'easiest first': lambda: EasiestFirst(auto=False)}
     return Regime(dict(all=(few, methods)), 60_000)
 

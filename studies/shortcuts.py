@@ -1,5 +1,5 @@
 "Data in which something irrelevant goes with the label: `python -m studies.shortcuts NAME` runs one part"
-import io, math
+import io
 from functools import lru_cache, partial
 
 import numpy as np, pandas as pd, torch
@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from selback.all import (as_tensors, Chosen, EarlyLossSamplingCallback, EpochSelection, ScoringPass, WorstGroup,
-    item_losses, prioritized_epoch)
+    item_losses)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tensor_dls
 from selback.callback.learner import autocast_of
 from selback.callback.loader import check_loader, loader_of, unaugmented
 from selback.core.checks import refusal
 from studies.experiments import in_bf16, results, scale, stored
-from studies.regimes import _is_vehicle, balanced, cifar_parts, hidden_groups, image_learner, sgd
+from studies.regimes import is_vehicle, balanced, cifar_parts, image_learner, sgd, weighted_dls
 
 # Data: images, labels, and the mark that goes with the label
 
@@ -40,7 +40,7 @@ def small_cifar(
     parts = [(images[rows],labels[rows]) for rows in (order[:n],order[n:n+n_valid])]
     return tuple((_small(x),y) for x,y in (*parts,test))
 
-def _marks(labels, n_marks, share, generator):
+def marks_of(labels, n_marks, share, generator):
     "For each item the mark of its class with a probability of `share`, else one of the others"
     other = (labels+torch.randint(1, n_marks, labels.shape, generator=generator))%n_marks
     agrees = torch.rand(labels.shape, generator=generator)<share
@@ -70,8 +70,8 @@ def bordered(
 ): # For training, ordinary validation and test: images, labels (1: a vehicle), and whether there is a border
     "Animals and vehicles, of which vehicles have a red border; in the test it says nothing"
     g = _generator(1)
-    train,valid,test = [(images,_is_vehicle(kinds)) for images,kinds in small_cifar(20_000)]
-    parts = [(*part,_marks(part[1], 2, share, g)) for part in (train,valid)]
+    train,valid,test = [(images,is_vehicle(kinds)) for images,kinds in small_cifar(20_000)]
+    parts = [(*part,marks_of(part[1], 2, share, g)) for part in (train,valid)]
     parts.append((*test,_any_marks(test[1], 2, g)))
     images,labels,marks = parts[0]
     parts[0] = images,_flipped(labels, wrong, g),marks
@@ -141,7 +141,7 @@ def corrupted(
     "Each class mostly under one of ten corruptions (Nam et al. 2020); in the test each has all of them"
     g = _generator(2)
     train,valid,test = small_cifar(40_000)
-    marked = [(*part,_marks(part[1], 10, share, g)) for part in (train,valid)]
+    marked = [(*part,marks_of(part[1], 10, share, g)) for part in (train,valid)]
     marked.append((*test,_any_marks(test[1], 10, g)))
     return tuple((corrupted_by(images, marks, g),labels,marks) for images,labels,marks in marked)
 
@@ -165,9 +165,8 @@ def learner_of(
 
 def digits_learner(train, valid, groups, is_balanced=False)->Learner:
     "A learner of coloured digits; its metric is the error at colours drawn at random"
-    from studies.regimes import _weighted
     dls = tensor_dls(train[:2], valid[:2], 64, [PadCrop(2)])
-    if is_balanced: dls = _weighted(dls, balanced(groups_of(train[1], train[2], 10)))
+    if is_balanced: dls = weighted_dls(dls, balanced(groups_of(train[1], train[2], 10)))
     net = small_convnet(10, .5)
     return in_bf16(Learner(dls, net, CrossEntropyLossFlat(), opt_func=sgd, metrics=WorstGroup(groups)))
 
@@ -254,6 +253,11 @@ class Part:
         groups = None if self.groups is None else self.groups(*held_out[1:])
         return self.make(train, held_out, groups, is_balanced)
 
+def _digits():
+    parts = coloured_digits()
+    if scale()=='tiny': parts = [[o[:300] for o in part] for part in parts]
+    return parts
+
 def _all_alike(labels, marks): return np.full(len(labels), 'all')
 
 border = {f'border_{name}': Part(partial(bordered, share), 120_000) for name,share in
@@ -261,7 +265,7 @@ border = {f'border_{name}': Part(partial(bordered, share), 120_000) for name,sha
 parts = border | dict(
     border_98_wrong=Part(partial(bordered, .98, .05), 120_000),
     corrupted=Part(corrupted, 240_000, agreeing),
-    digits=Part(coloured_digits, 20*1437, _all_alike, digits_learner))
+    digits=Part(_digits, 20*1437, _all_alike, digits_learner))
 rates = .0125,.025,.05,.1,.2 # of which plain training's best is taken, by ordinary validation
 
 def _about(name, learn):
@@ -283,7 +287,7 @@ def run(
     if scale()=='tiny': seeds = 2
     runs = stored(path, methods, seeds)
     if runs is not None: return runs
-    compute = 400 if scale()=='tiny' else parts[name].compute
+    compute = 2000 if scale()=='tiny' else parts[name].compute
     return compare(get_learner, methods, seeds=seeds, lr=lr, compute=compute, path=path, plot=False, watch=mean_error,
         measure='error', about=_about(name, get_learner()), tell_controls=False)
 
@@ -293,7 +297,8 @@ def best_rate(
     "Plain training's best rate, by the error in ordinary validation, whose items have the mark as in training"
     part = parts[{'border_98_wrong': 'border_98'}.get(name, name)]
     get_learner = partial(part.learner, is_tested=False)
-    errors = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in rates}
+    tried = rates if scale()!='tiny' else rates[-1:]
+    errors = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in tried}
     ends = {lr: runs.groupby('seed').mean_error.last().mean() for lr,runs in errors.items()}
     return min(ends, key=ends.get)
 

@@ -122,6 +122,8 @@ SEARCHES = [
     ('active learning', 'start/questions'),
     ('importance sampling', 'methods/importance_sampling'),
     ('noisy labels', 'tutorials/noisy_labels'),
+    ('spurious correlation', 'tutorials/misled'),
+    ('JTT', 'methods/early_loss_sampling'),
     ('GPU', 'start/installation')]
 
 IS_DONE = """!document.querySelector('#search-progress')?.innerText.trim()

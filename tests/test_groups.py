@@ -68,10 +68,10 @@ def test_runs_are_ranked_by_it_where_that_is_asked_for(tmp_path):
 def test_a_race_by_groups_has_early_losses_in_its_field(monkeypatch):
     from selback.bench import race as module
     asked = []
-    def noted(get_learner, methods, shares, compute, path, **study):
-        asked.append((tuple(methods), study['measure']))
+    def noted(get_learner, methods, measure, **study):
+        asked.append((tuple(methods), measure))
         raise KeyboardInterrupt
-    monkeypatch.setattr(module, '_run_rounds', noted)
+    monkeypatch.setattr(module, 'compare', noted)
     for make in learner,lambda: table_learner(metrics=error_rate):
         with pytest.raises(KeyboardInterrupt): race(make, compute=2000)
     assert asked[0]==(by_group,'error')

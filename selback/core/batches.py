@@ -65,7 +65,8 @@ def as_tensors(
     "The batch as plain tensors"
     is_plain = type(batch) is Tensor or type(batch) is tuple and {*map(type, batch)}<={Tensor}
     if is_plain: return batch # as most are: each batch is asked a few times
-    return map_tensors(lambda t: t if type(t) is Tensor else t.as_subclass(Tensor), batch)
+    if isinstance(batch, Tensor): return batch.as_subclass(Tensor)
+    return map_tensors(as_tensors, batch)
 
 # %% ../../nbs/core/01_batches.ipynb #23f37ef9
 def take_rows(

@@ -11,6 +11,7 @@ import warnings, weakref
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -247,7 +248,7 @@ class ScoringPass:
             small = map_tensors(_channels_last, small)
 
         with traceless(model, modules, small) as inputs,autocast:
-            pred = counted(lambda: self._forward(model, inputs), model, inputs)
+            pred = counted(partial(self._forward, model, inputs), model, inputs)
 
         if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
         pred = map_tensors(_as_float, pred)

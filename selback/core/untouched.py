@@ -62,8 +62,11 @@ def all_modules(
 @contextmanager
 def _evaluating(modules):
     "Within the context, `modules` are in evaluation mode"
-    flags = [(own, own['training']) for m in modules if 'training' in (own := vars(m))]
-    others = [(m, m.training) for m in modules if 'training' not in vars(m)] # scripted ones
+    flags,others = [],[]
+    for m in modules:
+        own = vars(m)
+        if 'training' in own: flags.append((own, own['training']))
+        else: others.append((m, m.training)) # scripted ones
 
     def put_back():
         for own,training in flags: own['training'] = training

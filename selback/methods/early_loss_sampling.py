@@ -108,7 +108,7 @@ class EarlyLossSamplingCallback(EpochSelection):
 
     @delegates(EpochSelection.__init__, but=list(_refused))
     def __init__(self,
-        after:float=2, # Keep the losses of this epoch, counted over fits without frozen ones; below 1: a share of the fit
+        after:float=2, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
         alpha:float=1., # Exponent of the loss: 0 draws uniformly
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         **kwargs
@@ -160,7 +160,7 @@ class EarlyLossSamplingCallback(EpochSelection):
 @patch
 @delegates(EarlyLossSamplingCallback.__init__)
 def early_loss_sampling(self:Learner,
-    after:float=2, # Keep the losses of this epoch, counted over fits without frozen ones; below 1: a share of the fit
+    after:float=2, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
     alpha:float=1., # Exponent of the loss: 0 draws uniformly
     uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
     **kwargs
