@@ -242,8 +242,9 @@ class Part:
         compute:int, # Of each run, in items trained
         groups=None, # A function `(labels, marks)` of test items; None: label and mark
         make=learner_of, # Makes a learner of data for training, for validation, and the groups of these
+        seeds:int=5, # Runs of each method
     ):
-        self.data,self.compute = data,compute
+        self.data,self.compute,self.seeds = data,compute,seeds
         self.groups,self.make = groups,make
 
     def learner(self, is_tested=True, is_balanced=False):
@@ -260,10 +261,10 @@ def _digits():
 
 def _all_alike(labels, marks): return np.full(len(labels), 'all')
 
-border = {f'border_{name}': Part(partial(bordered, share), 120_000) for name,share in
-    {'95': .95, '98': .98, '99.5': .995}.items()}
-parts = border | dict(
-    border_98_wrong=Part(partial(bordered, .98, .05), 120_000),
+parts = dict(
+    border_95=Part(partial(bordered, .95), 120_000, seeds=3),
+    border_98=Part(partial(bordered, .98), 120_000),
+    border_98_wrong=Part(partial(bordered, .98, .05), 120_000, seeds=3),
     corrupted=Part(corrupted, 240_000, agreeing),
     digits=Part(_digits, 20*1437, _all_alike, digits_learner))
 rates = .0125,.025,.05,.1,.2 # of which plain training's best is taken, by ordinary validation
@@ -295,7 +296,8 @@ def best_rate(
     name:str, # One of `parts`
 )->float:
     "Plain training's best rate, by the error in ordinary validation, whose items have the mark as in training"
-    part = parts[{'border_98_wrong': 'border_98'}.get(name, name)]
+    if name.startswith('border'): name = 'border_98' # for all borders
+    part = parts[name]
     get_learner = partial(part.learner, is_tested=False)
     tried = rates if scale()!='tiny' else rates[-1:]
     errors = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in tried}
@@ -320,11 +322,11 @@ def search(name='border_98'):
 
 def run_part(
     name:str, # One of `parts`
-    seeds=5, # Runs of each method, or their seeds
     only=(), # Some of the methods; none: all
 )->pd.DataFrame: # A row for each epoch of each run
     "The field, in one situation"
     part,lr = parts[name],best_rate(name)
+    seeds = part.seeds
     unbalanced = {
         'none': 'none',
         'early_loss_sampling': early(),
@@ -339,7 +341,7 @@ def run_part(
 
 @call_parse
 def main(
-    name:str, # search, or a part: border_95, border_98, border_99.5, border_98_wrong, corrupted or digits
+    name:str, # search, or a part: border_95, border_98, border_98_wrong, corrupted or digits
     only:str='', # Methods, with commas between them; none: all
 ):
     "Run a part; what is stored is not run again"
