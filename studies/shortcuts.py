@@ -48,6 +48,12 @@ def marks_of(labels, n_marks, share, generator):
 
 def _any_marks(labels, n_marks, generator): return torch.randint(n_marks, labels.shape, generator=generator)
 
+def _with_marks(train, valid, test, n_marks, share, g):
+    "The parts with marks: mostly that of the class, in the test any"
+    def mostly(images, labels): return images,labels,marks_of(labels, n_marks, share, g)
+    def any_mark(images, labels): return images,labels,_any_marks(labels, n_marks, g)
+    return mostly(*train),mostly(*valid),any_mark(*test)
+
 def with_border(
     images, # Bytes, shape (n, 3, height, width)
     marks, # 1: it has one, shape (n,)
@@ -70,12 +76,11 @@ def bordered(
 ): # For training, ordinary validation and test: images, labels (1: a vehicle), and whether there is a border
     "Animals and vehicles, of which vehicles have a red border; in the test it says nothing"
     g = _generator(1)
-    train,valid,test = [(images,is_vehicle(kinds)) for images,kinds in small_cifar(20_000)]
-    parts = [(*part,marks_of(part[1], 2, share, g)) for part in (train,valid)]
-    parts.append((*test,_any_marks(test[1], 2, g)))
-    images,labels,marks = parts[0]
-    parts[0] = images,_flipped(labels, wrong, g),marks
-    return tuple((with_border(images, marks),labels,marks) for images,labels,marks in parts)
+    parts = [(images,is_vehicle(kinds)) for images,kinds in small_cifar(20_000)]
+    train,valid,test = _with_marks(*parts, 2, share, g)
+    images,labels,marks = train
+    train = images,_flipped(labels, wrong, g),marks
+    return tuple((with_border(images, marks),labels,marks) for images,labels,marks in (train,valid,test))
 
 # Ten corruptions in the manner of Hendrycks & Dietterich 2019; images are floats between 0 and 1, shape (n, 3, h, w)
 
@@ -140,9 +145,7 @@ def corrupted(
 ): # For training, ordinary validation and test: images, classes and corruptions
     "Each class mostly under one of ten corruptions (Nam et al. 2020); in the test each has all of them"
     g = _generator(2)
-    train,valid,test = small_cifar(40_000)
-    marked = [(*part,marks_of(part[1], 10, share, g)) for part in (train,valid)]
-    marked.append((*test,_any_marks(test[1], 10, g)))
+    marked = _with_marks(*small_cifar(40_000), 10, share, g)
     return tuple((corrupted_by(images, marks, g),labels,marks) for images,labels,marks in marked)
 
 # Learners
@@ -223,7 +226,7 @@ class Upsampled(EpochSelection):
         rows = torch.cat([torch.arange(len(idxs)), often.repeat(self.factor-1)])
         return Chosen(rows[torch.randperm(len(rows), generator=self.generator)])
 
-def jtt(get_learner, epochs, lr, learn):
+def jtt(get_learner, epochs, lr):
     "Just train twice: a second training from scratch, in which the first one's errors come often; all is counted"
     first = get_learner()
     with first.no_bar(),first.no_logging(): first.fit(epochs, lr)
@@ -300,9 +303,9 @@ def best_rate(
     part = parts[name]
     get_learner = partial(part.learner, is_tested=False)
     tried = rates if scale()!='tiny' else rates[-1:]
-    errors = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in tried}
-    ends = {lr: runs.groupby('seed').mean_error.last().mean() for lr,runs in errors.items()}
-    return min(ends, key=ends.get)
+    runs_at = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in tried}
+    error_at = {lr: runs.groupby('seed').mean_error.last().mean() for lr,runs in runs_at.items()}
+    return min(error_at, key=error_at.get)
 
 def searched()->dict: # Functions that make a callback, by name
     "Settings of early-loss sampling, and other ways to keep the losses"

@@ -416,7 +416,7 @@ def show_table(
     shown = _means_shown(means.drop(columns=found.columns))
     told = _differences_shown(found.reindex(means.index))
     first = [name for name in words.values() if name in shown.index]
-    compared = next(iter(found), '') # such as 'vs none, equal time'
+    compared = next(iter(found), '') # such as 'vs plain, equal time'
     _,comma,equal = compared.partition(', ')
     moment = f'{comma}{equal}' # at which `summarize` took the loss
     shown = pd.concat([shown.loc[first].rename(lambda name: name+moment), told, shown.drop(index=first)])
@@ -599,13 +599,13 @@ def plot_runs(
     import matplotlib.pyplot as plt
     budgeted = _budgeted(runs)
     first = 'compute' if budgeted=='compute' else 'seconds'
-    costs = {first: (first,'last'), 'backpropagated': ('backpropagated','last')}
-    ends = runs.groupby(['method','seed'], sort=False).agg(**costs, best=(measure,'min')).reset_index()
+    last_of = {first: (first,'last'), 'backpropagated': ('backpropagated','last')}
+    ends = runs.groupby(['method','seed'], sort=False).agg(**last_of, best=(measure,'min')).reset_index()
     means = table(ends)
     styles = _line_styles(runs.method.unique())
 
     fig,axes = plt.subplots(1, 2, figsize=(10,4.4), sharey=True, layout='constrained')
-    for ax,cost in zip(axes, costs):
+    for ax,cost in zip(axes, last_of):
         at_end = means[[cost,'best']]
         for method,of_method in runs.groupby('method', sort=False):
             curve = _curve(of_method, cost, measure, at_end.loc[[method]])

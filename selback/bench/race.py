@@ -164,7 +164,8 @@ def race(
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
 
     learn = get_learner()
-    dls,has_groups = learn.dls,isinstance(next(iter(learn.metrics), None), WorstGroup)
+    dls = learn.dls
+    has_groups = isinstance(next(iter(learn.metrics), None), WorstGroup)
     if has_groups and measure is None: measure = 'error'
     if has_groups and methods is None: chosen = methods_by_name(by_group)
     n = len(dls.train_ds)

@@ -48,13 +48,12 @@ class AttachedCallback(Callback):
 
     def __call__(self, event_name):
         if event_name in ('before_fit','after_fit'):
-            is_validation = self.learn and self.learn.lock.locked() # maybe within a fit
-            takes = not is_validation and self._at_fit(event_name)
+            if self.learn and self.learn.lock.locked(): return # a validation, maybe within a fit
+            if not self._at_fit(event_name): return
         else:
-            has_handler = event_name in self.__dict__ or hasattr(type(self), event_name)
-            if has_handler and event_name=='before_train': self.is_awake = self._is_active()
-            takes = has_handler and self.is_awake
-        if not takes: return
+            if event_name not in self.__dict__ and not hasattr(type(self), event_name): return
+            if event_name=='before_train': self.is_awake = self._is_active()
+            if not self.is_awake: return
 
         mark,enabled = len(changes.undos),torch.is_grad_enabled()
         try: super().__call__(event_name)

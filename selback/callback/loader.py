@@ -57,14 +57,13 @@ class Feed(GetAttr):
             while True:
                 self.is_new = not self.owes(self._is_exhausted)
                 self._is_taken = False
-                self.handed += 1
-                if self.is_new and self.pull() is None:
-                    if self.owes(True): continue # what still waits trains now
-                    return
-
-                # whoever prepares in place the one that was accepted has done so before
-                yield self._last if self.is_new else map_tensors(torch.clone, self._accepted)
-                if not self.is_new and not self._is_taken: return # it is cancelled each time
+                self.handed += 1 # also in a turn that finds the loader's end
+                if not self.is_new:
+                    # whoever prepares in place the one that was accepted has done so before
+                    yield map_tensors(torch.clone, self._accepted)
+                    if not self._is_taken: return # it is cancelled each time
+                elif self.pull() is not None: yield self._last
+                elif not self.owes(True): return # else what still waits trains in the next turn
         finally: self.close()
 
 # %% ../../nbs/callback/00_loader.ipynb #9785aa9c

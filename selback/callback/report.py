@@ -215,7 +215,7 @@ def more(self:SelectionReport,
     "Note a step after the loader's last batch, for items that still waited"
     last = self._steps[-1].counts[0]
     like = next((step.sums for step in reversed(self._steps) if step.is_scored), torch.zeros(5)) # on a GPU, if they are
-    self._steps.append(_Step(last+1, 0, 0, n, sums=torch.zeros_like(like)))
+    self._steps.append(_Step(last+1, seen=0, kept=0, trained=n, sums=torch.zeros_like(like)))
 
 @patch
 def left_out(self:SelectionReport,
@@ -234,7 +234,7 @@ def left_out(self:SelectionReport,
     kept_loss = torch.where(n_known>0, loss-total(out), float('nan'))
     none = torch.zeros_like(n_known)
     sums = torch.stack([loss, kept_loss, n_known, none, none]) # as in `_summed`
-    self._steps.append(_Step(_before_loading, len(out), 0, 0, sums=sums))
+    self._steps.append(_Step(_before_loading, seen=len(out), kept=0, trained=0, sums=sums))
 
 # %% ../../nbs/callback/02_report.ipynb #9ba08c99
 def _ratio(a, b): return float(a/b) if b else float('nan')
@@ -245,7 +245,7 @@ def _first_with_any(*masks):
 
 def _summary(of):
     "The columns of the training table, for the columns of some steps by name"
-    before = (of['step']<0) & (of['known']>0) # what was chosen before loading, by losses
+    before = (of['step']==_before_loading) & (of['known']>0) # what was chosen before loading, by losses
     scored,all_steps = of['scored']>0,np.ones(len(before), dtype=bool)
     shared = _first_with_any(before, all_steps)
     looked_at = _first_with_any(before, scored, all_steps)

@@ -258,7 +258,7 @@ def try_first(self:Selection,
     "Try out what later batches need, on the first one of a fit that has targets"
     if not len(batch.yb) or not len(batch): return
     self.is_tried = True
-    if not self.scored and not self.notes_losses: return
+    if not self.scored and not self.wants_losses: return
     context,output = autocast_of(self.learn),partial(true_output, self.learn)
     with muted_hooks(self.learn):
         self.first_scorer().try_first(self.model, base_loss(self.learn), batch, context, output, looks=self.looks)
@@ -283,24 +283,26 @@ def after_pred(self:Selection):
     else: self.learn.pred = map_tensors(lambda o: weighed if o is output else o, self.pred)
 
 @patch(as_prop=True)
-def notes_losses(self:Selection)->bool:
+def wants_losses(self:Selection)->bool:
     "Does it note the loss of each item that trains?"
     return self.tracker.notes
 
 @patch
 def after_loss(self:Selection):
     if not len(self.yb): return
-    notes = self.notes_losses and self.current.idx is not None
-    reports = self.report.lacks_loss
-    if not (notes or reports): return
+    notes = self.wants_losses and self.current.idx is not None
+    lacks_mean = self.report.lacks_loss
+    if not (notes or lacks_mean): return
 
     loss_func = base_loss(self.learn)
-    mean = self.losses.mean(self.loss, loss_func) if reports else None
-    if mean is not None: self.report.note_loss(mean)
-    if mean is not None and not notes: return
+    mean = self.losses.mean(self.loss, loss_func) if lacks_mean else None
+    if mean is not None:
+        self.report.note_loss(mean)
+        lacks_mean = False
+    if not (notes or lacks_mean): return # the batch's own loss has told it
 
     of_items = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
-    if reports and mean is None: self.report.note_loss(of_items.mean())
+    if lacks_mean: self.report.note_loss(of_items.mean())
     if notes: self.note_losses(of_items)
 
 @patch

@@ -44,10 +44,10 @@ class ItemTracker:
         self.memory = None # of all items
         self.dataset_id = None # whose items they are
         self.picks_by_epoch = () # pairs: epochs done, and how often each tracked item was picked
-        self.epoch = Plan()
+        self.loaded = Plan() # in this epoch: `idxs` by this rank, `rows` by all
 
     def __getstate__(self):
-        return self.__dict__ | dict(memory=None, picks_by_epoch=(), dataset_id=None, epoch=Plan())
+        return self.__dict__ | dict(memory=None, picks_by_epoch=(), dataset_id=None, loaded=Plan())
 
     def follow(self,
         notes:bool=True, # Are the losses of training remembered?
@@ -109,7 +109,7 @@ def meet(self:ItemTracker,
     ranks=Ranks(), # Who trains together
 ):
     "Have a memory of the training set where it trains, a new one if its length is another"
-    self.epoch = Plan()
+    self.loaded = Plan()
     self.ranks.merge(self.memory) # an epoch may have been interrupted
     self.ranks = ranks
     self.dataset_id = dataset_id
@@ -167,23 +167,23 @@ def begin_epoch(self:ItemTracker,
     idxs:Tensor, # Dataset indices of the rows that this rank loads, int64, shape (n,)
 ):
     "An epoch begins"
-    self.epoch = Plan(idxs.to(self.memory.loss.device), plan.rows, plan.weights)
+    self.loaded = plan._replace(idxs=idxs.to(self.memory.loss.device))
     self.ranks.remember(self.memory)
 
 @patch(as_prop=True)
 def has_chosen(self:ItemTracker)->bool:
     "Were this epoch's items chosen from those that were drawn?"
-    return self.epoch.rows is not None
+    return self.loaded.rows is not None
 
 @patch(as_prop=True)
 def idxs(self:ItemTracker)->Tensor|None: # int64, shape (n,); None: unknown
     "Dataset indices of this epoch's rows"
-    return self.epoch.idxs
+    return self.loaded.idxs
 
 @patch(as_prop=True)
 def weights(self:ItemTracker)->Tensor|None: # Shape (items,); None: 1
     "What the gradient of each item of the dataset is multiplied by in this epoch"
-    return self.epoch.weights
+    return self.loaded.weights
 
 # %% ../../nbs/callback/04_tracking.ipynb #98730b63
 @patch
@@ -193,7 +193,7 @@ def of_batch(self:ItemTracker,
     n:int, # Items in this one
 )->tuple: # Dataset indices, int64, shape (n,), and weights, shape (n,), None where these are not known, or 1
     "The items of a batch"
-    idxs,_,weights = self.epoch
+    idxs,_,weights = self.loaded
     if idxs is None: return None,None
     idxs = idxs[i*bs:(i+1)*bs]
     if len(idxs)!=n:

@@ -30,7 +30,8 @@ def _row_by_row(idx, losses, past, ema):
     is_new = past.isnan()
     begins = is_new & (row==first) # the smoothed loss of a new item is its first loss
 
-    weight = torch.where(begins, 1., 1-ema)*ema**(last-1-row) # a loss fades from its row to the one before the last
+    n_fades = last-1-row # from a row to the one before the last; -1 in the last, which is left out below
+    weight = torch.where(begins, 1., 1-ema)*ema**n_fades
     earlier = torch.where(row<last, weight*losses, 0.).to(sum_dtype(losses)) # in which sums of any order round alike
     of_rows = torch.zeros_like(earlier).index_add_(0, first, earlier)[first]
     of_past = torch.where(is_new & (n_earlier>0), 0., past*ema**n_earlier) # NaN stays where a new item has one row
@@ -76,7 +77,7 @@ class ItemMemory:
         again:bool=False, # Was the item noted in this epoch before? It is then neither counted nor smoothed again
     ):
         "Remember the losses of some items, row by row"
-        at,losses = idx,losses.detach().to(self.loss)
+        at,losses = idx,losses.detach().to(self.loss) # where to copy what; all rows of an item get one value
         one = self._one.expand(len(idx))
         may_repeat = _may_repeat(idx)
         past = self.ewma.index_select(0, idx) if may_repeat or not again else None

@@ -322,7 +322,8 @@ def include(
     prob[known] = _probabilities(inclusion, loss[known].float())
     if due is not None: prob[due] = 1.
 
-    # systematic sampling: the probabilities lie end to end in random order, and whose passes a whole number is in
+    # systematic sampling: the probabilities lie end to end in random order, from a random start;
+    # an item is in where its stretch reaches a whole number
     order = torch.randperm(len(loss), generator=generator, device=loss.device)
     start = torch.rand(1, generator=generator, device=loss.device)
     passed = torch.cat([start, prob[order]]).to(sum_dtype(prob)).cumsum(0).floor()
@@ -516,10 +517,10 @@ def at_least_two(
     return Chosen(rows, None if weight is None else weight[order])
 
 # %% ../../nbs/core/04_policies.ipynb #209ad8a8
-def _joined(rows, n_more, first, allowed):
-    "`rows` and others, which come by `first` (0 to 1, the highest first), those that are not allowed last"
-    first = (first+allowed).index_fill_(0, rows, -1.)
-    return torch.cat([rows, first.topk(n_more).indices]).sort().values
+def _joined(rows, n_more, priority, allowed):
+    "`rows` and others, those of the highest priority (0 to 1) first and those that are not allowed last"
+    priority = (priority+allowed).index_fill_(0, rows, -1.) # from 1 on where allowed; -1: it is there already
+    return torch.cat([rows, priority.topk(n_more).indices]).sort().values
 
 def avoid_singleton_batch(
     rows:Tensor, # Positions of the items to load, int64, in their order
@@ -544,9 +545,9 @@ def avoid_singleton_batch(
         n_others = int(allowed.index_fill(0, rows, False).sum())
         if n_others<n_more: return rows[:(each-1)*n_ranks] # too few may join: the one left over goes
 
-    first = torch.rand(n, generator=generator, device=allowed.device)
-    if are_few and losses is not None: first = losses.argsort().argsort()/n
-    return _joined(rows, n_more, first, allowed)
+    priority = torch.rand(n, generator=generator, device=allowed.device) # in any case, so that later draws are the same
+    if are_few and losses is not None: priority = losses.argsort().argsort()/n # the hardest first
+    return _joined(rows, n_more, priority, allowed)
 
 # %% ../../nbs/core/04_policies.ipynb #c0ffee42
 def whole_batches(

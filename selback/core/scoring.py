@@ -421,7 +421,10 @@ class ItemLosses:
         loss_func, # The learner's own
     )->Tensor|None: # A scalar; None: it takes the losses of the items
         "The mean loss of the items that train, in units of `of`, if the loss function tells it"
-        if self.are_averaged or self.how is None and not is_sum(loss_func): return loss.mean()
+        if self.are_averaged: return loss.mean()
+        is_known = self.how is not None
+        if not is_known and not is_sum(loss_func): return loss.mean() # it says of itself that it averages
+        return None
 
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
 class Scorer:
@@ -475,10 +478,10 @@ class Scorer:
         except torch.cuda.OutOfMemoryError: raise
         except ValueError as e:
             if looks or not is_of_derivatives(e): raise
-        except (RuntimeError,IndexError,AssertionError,AttributeError,TypeError) as e:
-            if not looks: return
-            if isinstance(e, TypeError): raise
-            raise ValueError(f'the model failed in the scoring pass ({e}): {self._cure(e)}.') from e
+        except TypeError: # says itself what is wrong
+            if looks: raise
+        except (RuntimeError,IndexError,AssertionError,AttributeError) as e:
+            if looks: raise ValueError(f'the model failed in the scoring pass ({e}): {self._cure(e)}.') from e
 
     def _cure(self, error):
         "What helps a model that failed in the scoring pass"

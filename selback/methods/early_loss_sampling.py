@@ -58,7 +58,7 @@ class EarlyLosses:
         self._now = None # an epoch may have been interrupted
         if not notes or self.loss is not None: return
         self._now = ItemMemory(n, device)
-        self._ranks = Ranks(ranks.n, ranks.device)
+        self._ranks = Ranks(ranks.n, ranks.device) # its own, as one remembers one memory
         self._ranks.remember(self._now)
 
     def note(self,
@@ -77,7 +77,8 @@ class EarlyLosses:
         if now is None: return
         self._ranks.merge(now)
         self.epochs += 1
-        is_time = self.epochs>=after if after>=1 else pct>=after-1e-6
+        counts_epochs = after>=1
+        is_time = self.epochs>=after if counts_epochs else pct>=after-1e-6
         if is_time: self.loss = now.loss
 
     def state_dict(self):
@@ -98,7 +99,8 @@ _refused = dict(
 
 def _check_after(after):
     "A share of the fit, or a whole number of epochs"
-    if 0<check_range('after', after, 0, above=True)<1: return after
+    check_range('after', after, 0, above=True)
+    if after<1: return after # a share of the fit
     return check_range('after', after, 1, whole=True)
 
 class EarlyLossSamplingCallback(EpochSelection):
@@ -126,7 +128,7 @@ class EarlyLossSamplingCallback(EpochSelection):
     def parts(self): return super().parts | dict(early=self.early)
 
     @property
-    def notes_losses(self): return super().notes_losses or self.early.is_open
+    def wants_losses(self): return super().wants_losses or self.early.is_open
 
     def drawn_items(self):
         idxs = super().drawn_items()

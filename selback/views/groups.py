@@ -19,12 +19,13 @@ def _decoded(learn):
     if not hasattr(loss_func, 'decodes'): return pred.argmax(1)
     return as_tensors(loss_func.decodes(loss_func.activation(pred)))
 
-def _wrong(learn):
+def _wrong_shares(learn):
     "The share of each item of a batch that is predicted wrongly: 0 or 1, if there is one label"
     decoded,target = _decoded(learn),as_tensors(learn.y)
     if decoded.is_floating_point():
         raise TypeError(refusal('WorstGroup', 'predictions that are numbers of a range', 'classes'))
-    return (decoded!=target).float().flatten(1).mean(1) if target.ndim>1 else (decoded!=target).float()
+    wrong = (decoded!=target).float()
+    return wrong.flatten(1).mean(1) if target.ndim>1 else wrong # several labels: a share of them
 
 def _order(dl):
     "The dataset index of each row of a loader"
@@ -55,7 +56,7 @@ class WorstGroup(Metric):
     ):
         "Note which items of a batch are wrong"
         if self._idxs is None: self._idxs = self._checked(learn.dl)
-        self._wrong.append(_wrong(learn).cpu())
+        self._wrong.append(_wrong_shares(learn).cpu())
 
     def _checked(self, dl):
         idxs,n = _order(dl),len(self.groups)
@@ -67,7 +68,7 @@ class WorstGroup(Metric):
     def errors(self)->pd.Series: # By the name of the group
         "The error of each group in the last validation"
         wrong = torch.cat(self._wrong).numpy()
-        groups = self.groups[self._idxs[:len(wrong)]]
+        groups = self.groups[self._idxs[:len(wrong)]] # a validation may have been cut short
         return pd.Series(wrong).groupby(self.names[groups]).mean()
 
     @property

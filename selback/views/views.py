@@ -26,9 +26,10 @@ def kept_share(
     smooth:int|None=None, # Batches of the running mean; None: a twentieth of all
 )->pd.DataFrame: # A row for each batch: fit, epoch, `share`, and `smooth`
     "The share that is kept of each batch's items; what an epoch left out before loading counts for all of them"
-    epoch,is_batch = [stats.fit, stats.epoch],stats.step>=0
-    left_out = stats.seen.where(~is_batch, 0).groupby(epoch).transform('sum')
-    n_batches = is_batch.groupby(epoch).transform('sum')
+    by_epoch = [stats.fit, stats.epoch]
+    is_batch = stats.step>=0
+    left_out = stats.seen.where(~is_batch, 0).groupby(by_epoch).transform('sum')
+    n_batches = is_batch.groupby(by_epoch).transform('sum')
     steps = stats.assign(seen=stats.seen+left_out/n_batches)[is_batch].reset_index(drop=True)
 
     n = max(1, len(steps)//20) if smooth is None else check_range('smooth', smooth, 1, whole=True)
@@ -164,8 +165,9 @@ def _options(cb):
     held,found = _held(cb),{}
     for name,parameter in inspect.signature(type(cb)).parameters.items():
         values = [o[name] for o in held if name in o and not isinstance(o[name], (Window,Scorer))]
-        if not values or values[0] is None: continue
-        if name in own or _option(values[0])!=_option(parameter.default): found[name] = values[0]
+        value = values[0] if values else None # of the first holder that has an attribute of that name
+        if value is None: continue
+        if name in own or _option(value)!=_option(parameter.default): found[name] = value
     return found
 
 @patch
