@@ -3,11 +3,9 @@ import copy, math, pickle, random
 from collections import Counter
 
 import pytest, torch
-from fastai.callback.core import CancelFitException, Callback
+from fastai.callback.core import CancelBatchException, CancelFitException, CancelTrainException, Callback
 from fastai.callback.data import WeightedDL
-from fastai.callback.schedule import LRFinder
 from helpers import *
-from selback.views.groups import WorstGroup
 from torch.nn import functional as F
 
 def learner(cb=None, net=None, **kwargs): # a hundred items
@@ -79,6 +77,60 @@ def test_an_interrupted_epoch_does_not_count():
     assert kept(learn) is None
     epochs = trained_only(learn, 2).diary.epochs
     torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
+
+class Cancel(Callback):
+    "Cancels training at a batch of the first epoch"
+    order = 30
+    def __init__(self, event, batch, exception):
+        self.batch,self.exception = batch,exception
+        setattr(self, event, self.cancel)
+
+    def cancel(self):
+        if self.training and self.epoch==0 and self.iter>=self.batch: raise self.exception
+
+@pytest.mark.parametrize('event,batch,exception', [
+    ('before_batch', 6, CancelTrainException), # the last one
+    ('after_pred', 0, CancelTrainException),
+    ('after_pred', 0, CancelBatchException),
+    ('before_batch', 0, CancelBatchException)])
+def test_an_epoch_that_another_callback_cancels_does_not_count(event, batch, exception):
+    learn = learner(EarlyLossSamplingCallback(1))
+    epochs = trained_only(learn, 2, cbs=Cancel(event, batch, exception)).diary.epochs
+    torch.testing.assert_close(kept(learn), losses_in(epochs[1]))
+
+def test_an_epoch_without_a_batch_does_not_count():
+    learn = learner(EarlyLossSamplingCallback(1), bs=200, drop_last=True)
+    trained_only(learn, 1)
+    assert kept(learn) is None
+
+def test_an_epoch_without_a_finite_loss_does_not_count():
+    learn = learner(EarlyLossSamplingCallback(1))
+    class Broken(Callback):
+        order = -60
+        def before_batch(self):
+            if self.training and self.epoch==0: self.learn.xb = (self.x*math.nan,)
+    learn.diary.after_loss = lambda: None
+    with pytest.warns(UserWarning, match='NaN or infinite'): trained_only(learn, 1, cbs=Broken())
+    assert kept(learn) is None
+
+def test_epochs_on_another_training_set_do_not_count():
+    learn = learner(EarlyLossSamplingCallback(2))
+    trained_only(learn, 1)
+    learn.dls = numbered_learner(n=112).dls
+    trained_only(learn, 1)
+    assert kept(learn) is None
+
+@pytest.mark.parametrize('begins', ['freeze','remember_anew'])
+def test_a_loss_that_mixes_items_is_refused_before_it_is_needed(begins):
+    def mixing(pred, y): return F.cross_entropy(pred-pred.mean(0), y)
+    learn = learner(EarlyLossSamplingCallback(1), net=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    learn.splitter = lambda model: [list(model.net[0].parameters()),list(model.net[1].parameters())]
+    if begins=='freeze': learn.freeze()
+    else:
+        trained_only(learn, 1)
+        learn.selection.remember_anew()
+    learn.loss_func = mixing
+    with pytest.raises(ValueError, match='gives no loss per item'): trained_only(learn, 1)
 
 def test_frozen_epochs_do_not_count():
     def parts(model): return [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
@@ -228,6 +280,7 @@ def test_the_report_tells_of_the_losses_that_were_chosen_by():
     (dict(after='1'), TypeError, "after: got '1'"),
     (dict(alpha=-1), ValueError, 'alpha: got -1'),
     (dict(uniform=2), ValueError, 'uniform: got 2'),
+    (dict(noise_quantile=0), ValueError, 'noise_quantile: got a value, wanted none'),
     (dict(warmup=1), ValueError, 'warmup: got a value, wanted none; after='),
     (dict(noise_quantile=.9), ValueError, 'noise_quantile: got a value, wanted none'),
     (dict(gather=True), TypeError, "unknown option 'gather'"),
@@ -283,9 +336,44 @@ def test_items_without_classes_are_shown_by_loss_alone(labels, monkeypatch):
     learn,idxs,_ = shown_early(monkeypatch, labels, None, 5)
     assert idxs==learn.selection.early_items(5).tolist()
 
-def test_a_class_without_items_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="show_early: got no items of class 7 with an early loss"):
-        shown_early(monkeypatch, [0,1]*50, [7])
+@pytest.mark.parametrize('classes,said', [([7],'got class 7, wanted some of'), ([],'got no classes')])
+def test_a_class_without_items_is_refused(classes, said, monkeypatch):
+    with pytest.raises(ValueError, match=f'show_early: {said}'): shown_early(monkeypatch, [0,1]*50, classes)
+
+def test_one_class_may_be_named(monkeypatch):
+    _,idxs,_ = shown_early(monkeypatch, ['cat','dog']*50, 'cat')
+    assert len(idxs)==2
+    assert all(i%2==0 for i in idxs)
+
+def test_a_class_without_early_losses_is_left_out(monkeypatch):
+    "Four items of a hundred were dropped with the last batch"
+    from selback.methods import early_loss_sampling as module
+    learn = trained_only(learner(EarlyLossSamplingCallback(1), drop_last=True), 1)
+    dropped = kept(learn).isnan()
+    labels = ['rare' if is_dropped else 'common' for is_dropped in dropped]
+    shown = []
+    monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
+    monkeypatch.setattr(module, 'show_items', lambda learn, asked, idxs, *args, **kwargs: shown.extend(idxs))
+    learn.selection.show_early(2)
+    assert shown==learn.selection.early_items(2).tolist()
+
+def test_items_of_another_training_set_or_without_a_learner_are_refused():
+    learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
+    selection = learn.selection
+    learn.dls = numbered_learner(n=112).dls
+    said = 'got a training set of 80 items, wanted the one with 100'
+    with pytest.raises(ValueError, match=said): selection.early_items()
+    learn.full_batches()
+    with pytest.raises(ValueError, match='it was taken off its learner'): selection.show_early()
+
+def test_rows_of_a_table_are_shown():
+    import pandas as pd
+    from fastai.tabular.all import CategoryBlock, Normalize, TabularDataLoaders, tabular_learner
+    df = pd.DataFrame(dict(a=torch.rand(40).tolist(), y=['yes','no']*20))
+    dls = TabularDataLoaders.from_df(df, procs=[Normalize], cont_names=['a'], y_names='y', y_block=CategoryBlock(),
+        valid_idx=list(range(8)), bs=8)
+    learn = quiet_fit(tabular_learner(dls, layers=[4]).early_loss_sampling(1), 1)
+    learn.selection.show_early(2)
 
 def test_items_are_shown_as_pictures():
     import matplotlib.pyplot as plt

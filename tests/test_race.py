@@ -234,7 +234,7 @@ def test_what_a_race_needs():
         race(learner, compute=100, lrs=3)
 
 NOT_AN_OPTION = ("race: got an unknown option 'plot', wanted one of get_learner, methods, compute, seeds, lr, path, "
-    'about, annealing, watch. A budget is compute alone; ')
+    'about, annealing, watch, measure. A budget is compute alone; ')
 
 @pytest.mark.parametrize('kwargs,error,match', [
     (dict(plot=False), TypeError, NOT_AN_OPTION),

@@ -562,7 +562,8 @@ def compare(
     _check_path(path)
     if watch is not None and not callable(watch):
         raise TypeError(refusal('watch', repr(watch), 'a function of the learner'))
-    if measure is not None: about = (about or {}) | dict(measure=check_measure(measure))
+    if measure is not None: about = (about or {}) | dict(measure=measure)
+    if isinstance(about, dict) and 'measure' in about: check_measure(about['measure'])
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
 
     runs,counts = study.runs,[]

@@ -8,7 +8,7 @@ __all__ = ['EarlyLosses', 'EarlyLossSamplingCallback']
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #77092acb
 import torch
 from fastai.learner import Learner
-from fastcore.basics import patch
+from fastcore.basics import listify, patch
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -43,6 +43,7 @@ class EarlyLosses:
     def forget(self):
         "Start again"
         self.epochs = 0 # how many were noted as a whole
+        self.n = None # items of the dataset, once they are known
         self.loss = None # of each item, shape (items,), NaN where it did not train; None: not kept yet
         self._now = None # `ItemMemory` of the epoch that trains
         self._ranks = Ranks()
@@ -54,12 +55,17 @@ class EarlyLosses:
         notes:bool, # Does this epoch count?
     ):
         "Note the losses of an epoch, if none are kept"
-        if self.loss is not None and len(self.loss)!=n: self.forget() # another dataset
-        self._now = None # an epoch may have been interrupted
+        if self.n not in (None, n): self.forget() # another dataset
+        self.n = n
+        self.give_up() # an epoch may have been interrupted
         if not notes or self.loss is not None: return
         self._now = ItemMemory(n, device)
         self._ranks = Ranks(ranks.n, ranks.device) # its own, as one remembers one memory
         self._ranks.remember(self._now)
+
+    def give_up(self):
+        "An epoch that is not whole does not count"
+        self._now = None
 
     def note(self,
         idx:Tensor, # Dataset indices, int64, shape (n,)
@@ -73,9 +79,11 @@ class EarlyLosses:
         pct:float, # Share of the fit that is done
     ):
         "A whole epoch is over; keep its losses if it was the one"
-        now,self._now = self._now,None
+        now = self._now
+        self.give_up()
         if now is None: return
         self._ranks.merge(now)
+        if not now.loss.isfinite().any(): return # nothing trained, or to nothing
         self.epochs += 1
         counts_epochs = after>=1
         is_time = self.epochs>=after if counts_epochs else pct>=after-1e-6
@@ -83,14 +91,14 @@ class EarlyLosses:
 
     def state_dict(self):
         "What to save"
-        return dict(epochs=self.epochs, loss=None if self.loss is None else self.loss.clone())
+        return dict(epochs=self.epochs, n=self.n, loss=None if self.loss is None else self.loss.clone())
 
     def load_state_dict(self,
         state:dict, # As `state_dict` returned it
     ):
         "Go on with what was saved"
         self.forget()
-        self.epochs,self.loss = state['epochs'],state['loss']
+        self.epochs,self.n,self.loss = state['epochs'],state['n'],state['loss']
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
 _refused = dict(
@@ -115,20 +123,21 @@ class EarlyLossSamplingCallback(EpochSelection):
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         **kwargs
     ):
+        if kwargs.get('warmup')==0: del kwargs['warmup'] # which says nothing
         for name,remedy in _refused.items():
-            if kwargs.pop(name, None): raise ValueError(refusal(name, 'a value', 'none', remedy))
+            if kwargs.pop(name, None) is not None: raise ValueError(refusal(name, 'a value', 'none', remedy))
         super().__init__(warmup=0, **kwargs)
         self.after = _check_after(after)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.uniform = check_schedule('uniform', uniform, 0, 1)
         self.early = EarlyLosses()
-        self.window.ask(f'once losses are kept, after={after:g}')
+        self.window.ask(f'once losses are kept, after={after}')
 
     @property
     def parts(self): return super().parts | dict(early=self.early)
 
     @property
-    def wants_losses(self): return super().wants_losses or self.early.is_open
+    def wants_losses(self): return super().wants_losses or self.early.loss is None
 
     def drawn_items(self):
         idxs = super().drawn_items()
@@ -150,6 +159,8 @@ class EarlyLossSamplingCallback(EpochSelection):
         if self.early.is_open: self.early.note(self.item_idx, losses)
         if self.tracker.notes: super().note_losses(losses)
 
+    def after_cancel_train(self): self.early.give_up()
+
     def after_train(self):
         if self.feed.is_done: self.early.end_epoch(self.after, self.pct_train)
         super().after_train()
@@ -157,6 +168,7 @@ class EarlyLossSamplingCallback(EpochSelection):
     def remember_anew(self):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"
         self.early.forget()
+        self.is_tried = False # does the loss treat each item by itself?
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #e01d2399
 @patch
@@ -173,10 +185,15 @@ def early_loss_sampling(self:Learner,
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #6ef94349
 def _known(selection, asked):
     "Dataset indices of items with an early loss, the highest first, and the losses"
-    loss = selection.early.loss
+    loss,learn = selection.early.loss,selection.learn
     if loss is None:
-        got,wanted = 'no early losses yet',f'{selection.window}'
-        raise ValueError(refusal(asked, got, wanted, 'call fit first'))
+        raise ValueError(refusal(asked, 'no early losses yet', f'{selection.window}', 'call fit first'))
+    if learn is None:
+        raise ValueError(f'{asked}: it was taken off its learner, and has no items without; attach it again.')
+
+    n = check_loader(learn.dls.train).n
+    if n!=len(loss):
+        raise ValueError(refusal(asked, f'a training set of {n} items', f'the one with {len(loss)}', 'call fit first'))
     loss = loss.cpu()
     order = loss.argsort(descending=True, stable=True)
     return order[loss[order].isfinite()],loss
@@ -185,15 +202,15 @@ def _classes(label): return label if isinstance(label, list) else [label]
 
 def _first_of_each(idxs, labels, n, classes):
     "The first `n` indices of each class, in which an item of several classes counts as one of each"
-    if classes is None: classes = sorted({c for label in labels for c in _classes(label)})[:10]
-    own = {c: [] for c in classes}
+    known = sorted({c for i in idxs for c in _classes(labels[i])})
+    wanted = known[:10] if classes is None else listify(classes)
+    for c in wanted:
+        if c not in known: raise ValueError(refusal('show_early', f'class {c!r}', f'some of {known}'))
+    own = {c: [] for c in wanted}
     for i in idxs:
         for c in _classes(labels[i]):
             if c in own and len(own[c])<n: own[c].append(i)
-    missing = [c for c in classes if not own[c]]
-    if missing:
-        raise ValueError(refusal('show_early', f'no items of class {missing[0]!r} with an early loss', 'labels'))
-    return [i for of_class in own.values() for i in of_class]
+    return list(own.values())
 
 @patch
 def early_items(self:EarlyLossSamplingCallback,
@@ -206,7 +223,7 @@ def early_items(self:EarlyLossSamplingCallback,
 @patch
 def show_early(self:EarlyLossSamplingCallback,
     n:int=3, # How many items of each class; of all where there are no classes
-    classes=None, # Labels; None: all, ten at most
+    classes=None, # Labels; None: all that have an early loss, ten at most
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` before losses are kept
     "Show, for each class, the training items that are drawn most: label, what is predicted now, early loss, index"
@@ -215,6 +232,10 @@ def show_early(self:EarlyLossSamplingCallback,
     idxs = idxs.tolist()
     labels = labels_of(check_loader(self.learn.dls.train).dataset)
     has_classes = labels is not None and not isinstance(labels[0], float)
-    idxs = _first_of_each(idxs, labels, n, classes) if has_classes else idxs[:n]
-    if has_classes and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n # a row for each class
+    by_class = _first_of_each(idxs, labels, n, classes) if has_classes else [idxs[:n]]
+    idxs = sum(by_class, [])
+    if not idxs: raise ValueError(refusal('show_early', 'no classes', 'one at least', 'use early_items()'))
+
+    are_rows = has_classes and all(len(of_class)==n for of_class in by_class)
+    if are_rows and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n
     show_items(self.learn, 'show_early', idxs, loss[idxs].tolist(), 'early loss', **kwargs)

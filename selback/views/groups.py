@@ -13,63 +13,90 @@ from ..core.batches import as_tensors
 from ..core.checks import refusal
 
 # %% ../../nbs/views/03_groups.ipynb #485ced33
-def _decoded(learn):
+def _decoded(learn, target):
     "What is predicted for a batch, as classes"
-    loss_func,pred = learn.loss_func,as_tensors(learn.pred.detach())
-    if not hasattr(loss_func, 'decodes'): return pred.argmax(1)
-    return as_tensors(loss_func.decodes(loss_func.activation(pred)))
+    loss_func,pred = learn.loss_func,learn.pred
+    if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
+        got = f'predictions that are a {type(pred).__name__}, and targets that are a {type(target).__name__}'
+        raise TypeError(refusal('WorstGroup', got, 'a tensor of each'))
+
+    pred = as_tensors(pred.detach())
+    if hasattr(loss_func, 'decodes'): decoded = as_tensors(loss_func.decodes(loss_func.activation(pred)))
+    elif not target.is_floating_point() and pred.ndim>1: decoded = pred.argmax(1)
+    else: decoded = pred
+    if not decoded.is_floating_point(): return decoded
+    raise TypeError(refusal('WorstGroup', 'predictions that are numbers of a range', 'classes',
+        "use a loss of fastai's, which says how predictions are decoded, such as BCEWithLogitsLossFlat"))
 
 def _wrong_shares(learn):
     "The share of each item of a batch that is predicted wrongly: 0 or 1, if there is one label"
-    decoded,target = _decoded(learn),as_tensors(learn.y)
-    if decoded.is_floating_point():
-        raise TypeError(refusal('WorstGroup', 'predictions that are numbers of a range', 'classes'))
-    wrong = (decoded!=target).float()
-    return wrong.flatten(1).mean(1) if target.ndim>1 else wrong # several labels: a share of them
+    target = as_tensors(learn.y)
+    decoded = _decoded(learn, target)
+    if decoded.numel()!=target.numel():
+        got = f'predictions of shape {tuple(decoded.shape)} for targets of shape {tuple(target.shape)}'
+        raise ValueError(refusal('WorstGroup', got, 'one for each'))
+    wrong = (decoded.reshape(target.shape)!=target).float()
+    return wrong.flatten(1).mean(1) if wrong.ndim>1 else wrong # several labels: a share of them
 
+# %% ../../nbs/views/03_groups.ipynb #f8f1c43d
 def _order(dl):
-    "The dataset index of each row of a loader"
-    if getattr(dl, 'shuffle', False):
-        raise ValueError(refusal('WorstGroup', 'a validation loader that shuffles', 'one in the order of its dataset'))
+    "The dataset index of each row of a loader; None if the order is unknown"
+    if getattr(dl, 'shuffle', False) or not hasattr(dl, 'get_idxs'): return
     return [int(i) for i in dl.get_idxs()]
+
+def _codes(groups):
+    "The number of each item's group, and the names of the groups"
+    values = np.asarray(groups)
+    if values.ndim!=1 or not len(values):
+        got = f'groups of shape {values.shape}'
+        raise ValueError(refusal('WorstGroup', got, 'one group for each item of the validation set'))
+    return pd.factorize(values, use_na_sentinel=False) # an unknown group is one, too
 
 class WorstGroup(Metric):
     "The error of the worst group of the validation set, as a metric; by group in `errors`"
-    name = 'worst_group'
+    name = 'worst_group_error'
 
     def __init__(self,
         groups, # The group of each item of the validation set, in its order: numbers or names, shape (n,)
     ):
-        self.names,self.groups = np.unique(np.asarray(groups), return_inverse=True)
-        if self.groups.ndim!=1 or not len(self.groups):
-            got = f'groups of shape {np.shape(groups)}'
-            raise ValueError(refusal('WorstGroup', got, 'one group for each item of the validation set'))
+        self.groups,self.names = _codes(groups)
         self.reset()
 
     def reset(self):
         "A validation begins"
         self._wrong = []
-        self._idxs = None # dataset index of each row
+        self._idxs = None # dataset index of each row, once it is known
+        self._is_known = True # are these the items whose groups are known?
 
     def accumulate(self,
         learn, # A `Learner`, after a batch of a validation
     ):
-        "Note which items of a batch are wrong"
-        if self._idxs is None: self._idxs = self._checked(learn.dl)
-        self._wrong.append(_wrong_shares(learn).cpu())
+        "Note which items of a batch are wrong; of other data than the validation set's, nothing"
+        if self._idxs is None and self._is_known: self._meet(learn)
+        if self._is_known: self._wrong.append(_wrong_shares(learn).cpu())
 
-    def _checked(self, dl):
-        idxs,n = _order(dl),len(self.groups)
-        if len(idxs)==n: return idxs
-        remedy = 'another set is validated, or the groups are those of the training set'
-        raise ValueError(refusal('WorstGroup', f'{n} groups for {len(idxs)} validation items', 'one for each', remedy))
+    def _meet(self, learn):
+        "The first batch of a validation"
+        dl,n = learn.dl,len(self.groups)
+        self._idxs = _order(dl)
+        self._is_known = self._idxs is not None and len(self._idxs)==n
+        is_own = getattr(dl, 'dataset', None) is learn.dls.valid.dataset
+        if self._is_known or not is_own: return
+        if self._idxs is None:
+            raise ValueError(refusal('WorstGroup', 'a validation loader that shuffles, or whose order is unknown',
+                "fastai's, in the order of its dataset"))
+        raise ValueError(refusal('WorstGroup', f'{n} groups for {len(self._idxs)} validation items', 'one for each',
+            'pass those of the validation set'))
 
     @property
-    def errors(self)->pd.Series: # By the name of the group
+    def errors(self)->pd.Series: # By the name of the group; raises a `ValueError` if there was none
         "The error of each group in the last validation"
+        if not self._wrong:
+            raise ValueError('errors: the validation set was not validated yet; call validate or fit first.')
         wrong = torch.cat(self._wrong).numpy()
         groups = self.groups[self._idxs[:len(wrong)]] # a validation may have been cut short
-        return pd.Series(wrong).groupby(self.names[groups]).mean()
+        by_group = pd.Series(wrong).groupby(groups).mean()
+        return by_group.set_axis(self.names[by_group.index])
 
     @property
     def value(self): return float(self.errors.max()) if self._wrong else None

@@ -162,6 +162,7 @@ def show_items(
     if samples is not None: samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
     is_image = samples is not None and isinstance(x, TensorImage)
     if is_image: kwargs = _grid(n, len(facts[0]), **kwargs)
+    else: kwargs = {k: o for k,o in kwargs.items() if k not in ('nrows','ncols')} # a table has no grid
     with plt.rc_context({'axes.titlesize': 9}): show_batch(x, y, samples, max_n=n, **kwargs)
     if is_image: plt.gcf().set_layout_engine('constrained')
     if samples is None: display_df(pd.DataFrame(facts))
