@@ -327,7 +327,7 @@ def _with_hidden_groups():
         kinds,valid_kinds = train[2],valid[2]
         weights = balanced(kinds) if is_balanced else None
         return image_learner(train, valid, weights, worst_of(valid_kinds))
-    methods = ['none',look_free,'prioritized_sampling','batch_loss_filter','early_loss_sampling']
+    methods = ['none',look_free,'prioritized_sampling','batch_loss_filter']
     known = {'kinds known and balanced': 'none'}
     parts = dict(all=(learner, methods), balanced=(partial(learner, is_balanced=True), known))
     return Regime(parts, 150_000)
@@ -388,7 +388,6 @@ def _with_little_time():
         'none': 'none',
         'hardest first': 'favor_hard(end=.5)',
         'hardest always': look_free,
-        'early_loss_sampling': 'early_loss_sampling',
         'easiest first': lambda: EasiestFirst(auto=False)}
     return Regime(dict(all=(few, methods)), 60_000)
 

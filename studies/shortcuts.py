@@ -234,9 +234,10 @@ def jtt(get_learner, epochs, lr):
     return Upsampled(pred.argmax(1)!=target, auto=False)
 
 off = dict(auto=False)
-chosen = dict(after=2) # by the search, for `EarlyLossSamplingCallback`
 
-def early(**options): return lambda: EarlyLossSamplingCallback(**chosen | options, **off)
+def early(**options): return lambda: EarlyLossSamplingCallback(**options, **off)
+
+rates = .0125,.025,.05,.1,.2
 
 class Part:
     "A situation: its data, how it is tested, and what each run computes"
@@ -246,8 +247,11 @@ class Part:
         groups=None, # A function `(labels, marks)` of test items; None: label and mark
         make=learner_of, # Makes a learner of data for training, for validation, and the groups of these
         seeds:int=5, # Runs of each method
+        rates=rates, # Of which plain training's best is taken
+        after:int=1, # The epoch whose losses are kept: the first one that ends after forty steps
     ):
-        self.data,self.compute,self.seeds = data,compute,seeds
+        self.data,self.compute = data,compute
+        self.seeds,self.rates,self.after = seeds,rates,after
         self.groups,self.make = groups,make
 
     def learner(self, is_tested=True, is_balanced=False):
@@ -269,8 +273,7 @@ parts = dict(
     border_98=Part(partial(bordered, .98), 120_000),
     border_98_wrong=Part(partial(bordered, .98, .05), 120_000, seeds=3),
     corrupted=Part(corrupted, 240_000, agreeing),
-    digits=Part(_digits, 20*1437, _all_alike, digits_learner))
-rates = .0125,.025,.05,.1,.2 # of which plain training's best is taken, by ordinary validation
+    digits=Part(_digits, 20*1437, _all_alike, digits_learner, rates=(.00625,*rates), after=2))
 
 def _about(name, learn):
     "What is written beside the runs"
@@ -302,7 +305,7 @@ def best_rate(
     if name.startswith('border'): name = 'border_98' # for all borders
     part = parts[name]
     get_learner = partial(part.learner, is_tested=False)
-    tried = rates if scale()!='tiny' else rates[-1:]
+    tried = part.rates if scale()!='tiny' else part.rates[-1:]
     runs_at = {lr: run(name, f'rate_{lr:g}', get_learner, ['none'], lr, [10,11]) for lr in tried}
     error_at = {lr: runs.groupby('seed').mean_error.last().mean() for lr,runs in runs_at.items()}
     return min(error_at, key=error_at.get)
@@ -332,11 +335,11 @@ def run_part(
     seeds = part.seeds
     unbalanced = {
         'none': 'none',
-        'early_loss_sampling': early(),
+        'early_loss_sampling': early(after=part.after),
         'favor_hard': 'favor_hard',
         'prioritized_sampling': 'prioritized_sampling',
-        'wrong items 50 times': lambda: WrongOften(chosen['after'], **off),
-        'JTT': partial(jtt, part.learner, chosen['after'], lr)}
+        'wrong items 50 times': lambda: WrongOften(part.after, **off),
+        'JTT': partial(jtt, part.learner, part.after, lr)}
     if only: unbalanced = {method: made for method,made in unbalanced.items() if method in only}
     runs = run(name, 'all', part.learner, unbalanced, lr, seeds)
     known = run(name, 'balanced', partial(part.learner, is_balanced=True), {'groups known': 'none'}, lr, seeds)

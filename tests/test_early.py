@@ -293,6 +293,15 @@ def test_a_fit_that_ends_too_early_says_so(capsys):
     said = 'It selects at the earliest from 0% to 100% of a fit, once losses are kept, after=3'
     assert f'this fit trained on all items. {said}' in capsys.readouterr().out
 
+@pytest.mark.parametrize('after,bs,says', [(1,16,'after=6'), (2,16,'after=6'), (1,2,None), (6,16,None), (8,20,None)])
+def test_losses_of_the_first_steps_are_told_of(after, bs, says, capsys):
+    "Of a hundred items: 40 steps are six epochs in batches of 16, and less than one in batches of 2"
+    trained_only(learner(EarlyLossSamplingCallback(after), linear(), bs=bs), 8)
+    said = capsys.readouterr().out
+    if says is None: assert 'are kept, by the end of which' not in said
+    else: assert f'the losses of epoch {after} are kept, by the end of which {7*after} steps were made' in said
+    if says: assert f'({says})' in said
+
 # what can be seen
 def test_early_items_come_by_their_early_loss():
     learn = learner(EarlyLossSamplingCallback(1), drop_last=True)

@@ -43,6 +43,7 @@ class EarlyLosses:
     def forget(self):
         "Start again"
         self.epochs = 0 # how many were noted as a whole
+        self.steps = 0 # how many were noted
         self.n = None # items of the dataset, once they are known
         self.loss = None # of each item, shape (items,), NaN where it did not train; None: not kept yet
         self._now = None # `ItemMemory` of the epoch that trains
@@ -73,6 +74,7 @@ class EarlyLosses:
     ):
         "Note the losses of a step"
         self._now.note(idx, losses)
+        self.steps += 1
 
     def end_epoch(self,
         after:float, # Whole epochs, or below 1 a share of the fit
@@ -91,14 +93,16 @@ class EarlyLosses:
 
     def state_dict(self):
         "What to save"
-        return dict(epochs=self.epochs, n=self.n, loss=None if self.loss is None else self.loss.clone())
+        loss = None if self.loss is None else self.loss.clone()
+        return dict(epochs=self.epochs, steps=self.steps, n=self.n, loss=loss)
 
     def load_state_dict(self,
         state:dict, # As `state_dict` returned it
     ):
         "Go on with what was saved"
         self.forget()
-        self.epochs,self.n,self.loss = state['epochs'],state['n'],state['loss']
+        self.epochs,self.steps = state['epochs'],state['steps']
+        self.n,self.loss = state['n'],state['loss']
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
 _refused = dict(
@@ -118,7 +122,7 @@ class EarlyLossSamplingCallback(EpochSelection):
 
     @delegates(EpochSelection.__init__, but=list(_refused))
     def __init__(self,
-        after:float=2, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
+        after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
         alpha:float=1., # Exponent of the loss: 0 draws uniformly
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         **kwargs
@@ -162,8 +166,19 @@ class EarlyLossSamplingCallback(EpochSelection):
     def after_cancel_train(self): self.early.give_up()
 
     def after_train(self):
+        was_kept = self.early.loss is not None
         if self.feed.is_done: self.early.end_epoch(self.after, self.pct_train)
+        if self.early.loss is not None and not was_kept: self.tell_once('early', self.too_early)
         super().after_train()
+
+    @property
+    def too_early(self):
+        "What to tell of losses that were kept after few steps, or None"
+        n = self.early.steps
+        if n>=40: return
+        return (f'the losses of epoch {self.early.epochs} are kept, by the end of which {n} steps were made: early on '
+            'they say mostly when an item came. A later epoch is better, such as the first that ends after 40 steps '
+            f'(after={-(-40*self.early.epochs//n)}).')
 
     def remember_anew(self):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"
@@ -174,7 +189,7 @@ class EarlyLossSamplingCallback(EpochSelection):
 @patch
 @delegates(EarlyLossSamplingCallback.__init__)
 def early_loss_sampling(self:Learner,
-    after:float=2, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
+    after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
     alpha:float=1., # Exponent of the loss: 0 draws uniformly
     uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
     **kwargs

@@ -24,7 +24,7 @@ def test_a_first_training_is_paid_from_the_budget():
     first = runs[runs.epoch==1].groupby('method')[['compute','backpropagated']].mean()
     beside_training = first.compute-first.backpropagated
     n = 300-300%64 # of each epoch
-    assert beside_training['JTT']>s.chosen['after']*n+300/4 # and a look at all items
+    assert beside_training['JTT']>s.parts['digits'].after*n+300/4 # and a look at all items
     assert beside_training['none']<1
 
 @pytest.mark.parametrize('share', [.95,.98])
