@@ -5,10 +5,8 @@ from functools import lru_cache, partial
 import numpy as np, pandas as pd, torch
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.vision.augment import Flip
 from fastcore.script import call_parse
 from PIL import Image
-from torch import nn
 from torch.nn import functional as F
 
 from selback.all import (as_tensors, Chosen, EarlyLossSamplingCallback, EpochSelection, ScoringPass, WorstGroup,
@@ -17,7 +15,6 @@ from selback.bench.compare import compare, describe
 from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tensor_dls
 from selback.callback.learner import autocast_of
 from selback.callback.loader import check_loader, loader_of, unaugmented
-from selback.core.checks import refusal
 from studies.experiments import in_bf16, results, scale, stored
 from studies.regimes import is_vehicle, balanced, cifar_parts, image_learner, sgd, weighted_dls
 
