@@ -16,7 +16,8 @@ from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tens
 from selback.callback.learner import autocast_of
 from selback.callback.loader import check_loader, loader_of, unaugmented
 from studies.experiments import in_bf16, results, scale, stored
-from studies.regimes import is_vehicle, balanced, cifar_parts, image_learner, sgd, weighted_dls
+from studies.regimes import (balanced, cifar_parts, image_learner, is_vehicle, rare_kinds as kinds_that_are_rare,
+    sgd, weighted_dls)
 
 # Data: images, labels, and the mark that goes with the label
 
@@ -78,6 +79,24 @@ def bordered(
     images,labels,marks = train
     train = images,_flipped(labels, wrong, g),marks
     return tuple((with_border(images, marks),labels,marks) for images,labels,marks in (train,valid,test))
+
+@lru_cache
+def rare_kinds(
+    share:float=.05, # Of horses and trucks, as a share of any other kind, but for the test
+): # For training, ordinary validation and test: images, labels (1: a vehicle), and kinds
+    "Animals and vehicles, of which some kinds are rare; nothing else tells them apart"
+    g = _generator(3)
+    def mostly_common(images, kinds):
+        is_rare = torch.isin(kinds, torch.tensor(kinds_that_are_rare))
+        stays = ~is_rare | (torch.rand(len(kinds), generator=g)<share)
+        return images[stays],kinds[stays]
+    train,valid,test = small_cifar(20_000)
+    parts = mostly_common(*train),mostly_common(*valid),test
+    return tuple((images,is_vehicle(kinds),kinds) for images,kinds in parts)
+
+def ordinary():
+    "Ten classes without any mark"
+    return tuple((images,labels,torch.zeros_like(labels)) for images,labels in small_cifar(20_000))
 
 # Ten corruptions in the manner of Hendrycks & Dietterich 2019; images are floats between 0 and 1, shape (n, 3, h, w)
 
@@ -266,9 +285,12 @@ def _digits():
 def _all_alike(labels, marks): return np.full(len(labels), 'all')
 
 parts = dict(
-    border_95=Part(partial(bordered, .95), 120_000, seeds=3),
+    border_95=Part(partial(bordered, .95), 120_000),
     border_98=Part(partial(bordered, .98), 120_000),
-    border_98_wrong=Part(partial(bordered, .98, .05), 120_000, seeds=3),
+    border_995=Part(partial(bordered, .995), 120_000),
+    border_98_wrong=Part(partial(bordered, .98, .05), 120_000),
+    rare_kinds=Part(rare_kinds, 120_000),
+    ordinary=Part(ordinary, 120_000, _all_alike),
     corrupted=Part(corrupted, 240_000, agreeing),
     digits=Part(_digits, 20*1437, _all_alike, digits_learner, rates=(.00625,*rates), after=2))
 
@@ -344,7 +366,7 @@ def run_part(
 
 @call_parse
 def main(
-    name:str, # search, or a part: border_95, border_98, border_98_wrong, corrupted or digits
+    name:str, # search, or one of `parts`
     only:str='', # Methods, with commas between them; none: all
 ):
     "Run a part; what is stored is not run again"
