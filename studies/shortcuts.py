@@ -265,10 +265,11 @@ class Part:
         seeds:int=5, # Runs of each method
         rates=rates, # Of which plain training's best is taken
         after:int=1, # The epoch whose losses are kept: the first one that ends after forty steps
+        rivals:bool=True, # Do methods that count errors run as well?
     ):
         self.data,self.compute = data,compute
         self.seeds,self.rates,self.after = seeds,rates,after
-        self.groups,self.make = groups,make
+        self.groups,self.make,self.rivals = groups,make,rivals
 
     def learner(self, is_tested=True, is_balanced=False):
         "A learner that is tested, or validated as its user would"
@@ -289,8 +290,8 @@ parts = dict(
     border_98=Part(partial(bordered, .98), 120_000),
     border_995=Part(partial(bordered, .995), 120_000),
     border_98_wrong=Part(partial(bordered, .98, .05), 120_000),
-    rare_kinds=Part(rare_kinds, 120_000),
-    ordinary=Part(ordinary, 120_000, _all_alike),
+    rare_kinds=Part(rare_kinds, 120_000, seeds=3, rivals=False),
+    ordinary=Part(ordinary, 120_000, _all_alike, seeds=3, rates=(.05,.1,.2), rivals=False),
     corrupted=Part(corrupted, 240_000, agreeing),
     digits=Part(_digits, 20*1437, _all_alike, digits_learner, rates=(.00625,*rates), after=2))
 
@@ -356,7 +357,8 @@ def run_part(
         'none': 'none',
         'early_loss_sampling': early(after=part.after),
         'favor_hard': 'favor_hard',
-        'prioritized_sampling': 'prioritized_sampling',
+        'prioritized_sampling': 'prioritized_sampling'}
+    if part.rivals: unbalanced |= {
         'wrong items 50 times': lambda: WrongOften(part.after, **off),
         'JTT': partial(jtt, part.learner, part.after, lr)}
     if only: unbalanced = {method: made for method,made in unbalanced.items() if method in only}

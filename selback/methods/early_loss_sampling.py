@@ -79,17 +79,18 @@ class EarlyLosses:
     def end_epoch(self,
         after:float, # Whole epochs, or below 1 a share of the fit
         pct:float, # Share of the fit that is done
-    ):
+    )->bool: # Was it?
         "A whole epoch is over; keep its losses if it was the one"
         now = self._now
         self.give_up()
-        if now is None: return
+        if now is None: return False
         self._ranks.merge(now)
-        if not now.loss.isfinite().any(): return # nothing trained, or to nothing
+        if not now.loss.isfinite().any(): return False # nothing trained, or to nothing
         self.epochs += 1
         counts_epochs = after>=1
         is_time = self.epochs>=after if counts_epochs else pct>=after-1e-6
         if is_time: self.loss = now.loss
+        return is_time
 
     def state_dict(self):
         "What to save"
@@ -166,9 +167,8 @@ class EarlyLossSamplingCallback(EpochSelection):
     def after_cancel_train(self): self.early.give_up()
 
     def after_train(self):
-        was_kept = self.early.loss is not None
-        if self.feed.is_done: self.early.end_epoch(self.after, self.pct_train)
-        if self.early.loss is not None and not was_kept: self.tell_once('early', self.too_early)
+        is_kept = self.feed.is_done and self.early.end_epoch(self.after, self.pct_train)
+        if is_kept: self.tell_once('early', self.too_early)
         super().after_train()
 
     @property
