@@ -31,7 +31,7 @@ sections = dict(
 # what comes first in a section, in this order
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','laws','questions','migrate'],
-    tutorials=['choosing','misled','demo','cost','saving','setups','targets','noisy_labels'],
+    tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
     called=['all','views','pictures','gradients','groups','batch','scoring','compare','race','command','findings',
         'datasets','functional'])
 
@@ -47,6 +47,7 @@ words = {
     'papers': 'Jiang 2019, Hu 2021, published results',
     'setups': 'mixed precision, distributed training, gradient accumulation',
     'targets': 'multi-label, segmentation, regression',
+    'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch',
     '02_prioritized_sampling': 'prioritized experience replay',
     '03_info_batch': 'InfoBatch, data pruning',

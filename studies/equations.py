@@ -246,7 +246,7 @@ class Part:
     ):
         self.equation,self.steps = equation,steps
 
-parts = dict(burgers=Part(Burgers(), 6000), advection=Part(Advection(), 4000), heat=Part(Heat(), 1000))
+parts = dict(burgers=Part(Burgers(), 6000), advection=Part(Advection(), 3000), heat=Part(Heat(), 1000))
 
 by_loss = ['none','favor_hard(beta=2)']
 pictured = 'fresh points','favor_hard(beta=2)'
@@ -285,28 +285,23 @@ def best_rate(
     residual_at = {lr: runs.groupby('seed').valid_loss.last().mean() for lr,runs in runs_at.items()}
     return min(residual_at, key=residual_at.get)
 
-def other_rate(name): # Half the best one
-    return best_rate(name)/2
-
-def run_part(
+def run_best(
     name:str, # One of `parts`
 )->pd.DataFrame: # A row for each epoch of each run
-    "All methods on an equation, at the best rate"
-    lr,get_learner = best_rate(name),partial(learner_of, parts[name].equation)
-    seeds,few = [0,1,2,3,4],[0,1,2]
-    pool = _run(name, 'best_pool', get_learner, by_loss, lr, seeds)
-    runs = [_run_other(name, method, 'best', lr, seeds) for method in others]
-    more = _run(name, 'best_settings', get_learner, settings, lr, few)
-    return pd.concat([pool,*runs,more], ignore_index=True)
+    "A pool, shuffled or chosen from, and its rivals, at the best rate"
+    lr,seeds = best_rate(name),[0,1,2,3,4]
+    pool = _run(name, 'best_pool', partial(learner_of, parts[name].equation), by_loss, lr, seeds)
+    return pd.concat([pool, *(_run_other(name, method, 'best', lr, seeds) for method in others)], ignore_index=True)
 
-def run_slower(
-    name:str, # One of `parts`
-)->pd.DataFrame: # A row for each epoch of each run
-    "A few methods, at half the rate"
-    lr,seeds = other_rate(name),[0,1,2]
-    fresh = _run_other(name, 'fresh points', 'half', lr, seeds)
+def run_settings(name)->pd.DataFrame:
+    "Other choices from the pool, on fewer seeds"
+    return _run(name, 'best_settings', partial(learner_of, parts[name].equation), settings, best_rate(name), [0,1,2])
+
+def run_slower(name)->pd.DataFrame:
+    "A few methods, at half the best rate"
+    lr,seeds = best_rate(name)/2,[0,1,2]
     pool = _run(name, 'half_pool', partial(learner_of, parts[name].equation), by_loss, lr, seeds)
-    return pd.concat([pool,fresh], ignore_index=True)
+    return pd.concat([pool, _run_other(name, 'fresh points', 'half', lr, seeds)], ignore_index=True)
 
 class Learned(NamedTuple):
     "What a run ended with"
@@ -351,9 +346,11 @@ def learned(
 @call_parse
 def main(
     name:str, # One of `parts`
+    what:str='best', # best, slower, settings or pictures
 ):
     "Run an equation; what is stored is not run again"
     torch.set_num_threads(1)
-    run_part(name)
-    run_slower(name)
-    for method in pictured: learned(name, method)
+    run = dict(best=run_best, slower=run_slower, settings=run_settings)
+    if what in run: run[what](name)
+    else:
+        for method in pictured: learned(name, method)

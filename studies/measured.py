@@ -17,6 +17,7 @@ class Study(NamedTuple):
     rivals:tuple=() # Plain trainings on other data, or with another loss
     given:tuple=() # Methods that got something for free, such as a reference that was there already
     error:str='error' # What the column of that name is, in words
+    plain:str='none' # The method that counts as plain training
 
 def _cifar(epochs, name):
     files = tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others'))
@@ -127,13 +128,30 @@ def _shortcut(where, name, error):
 _worst_group = 'error of the worst group'
 
 _shortcut_studies = [
+    _shortcut('a red border, 95 %', 'border_95', _worst_group),
     _shortcut('a red border, 98 %', 'border_98', _worst_group),
+    _shortcut('a red border, 99.5 %', 'border_995', _worst_group),
     _shortcut('a red border, 98 %, 5 % of the labels wrong', 'border_98_wrong', _worst_group),
     _shortcut('corruptions, 98 %', 'corrupted', 'error where class and corruption disagree'),
-    _shortcut('coloured digits, 95 %', 'digits', 'error at any colour')]
+    _shortcut('coloured digits, 95 %', 'digits', 'error at any colour'),
+    _shortcut('rare kinds, no shortcut', 'rare_kinds', _worst_kind),
+    _shortcut('CIFAR-10, 20,000 images at 16x16, no shortcut', 'ordinary', 'error')]
+
+_pool = 'a pool, shuffled'
+
+def _equation(where, name):
+    "New points in each step are the control; a pool that is shuffled is a rival"
+    files = tuple(f'an_equation/{name}_best_{kind}' for kind in ('pool','settings','fresh_points','RAD','R3'))
+    return Study(where, 'experiments/an_equation', files, rivals=(_pool,'RAD','R3'), error='error of the solution',
+        plain='fresh points')
+
+_equation_studies = [
+    _equation('Burgers, points', 'burgers'),
+    _equation('advection, points', 'advection'),
+    _equation('heat, points', 'heat')]
 
 studies = [*_cifar_studies, *_regression_studies, *_small_studies, *_few_images_studies, *_regime_studies,
-    *_shortcut_studies]
+    *_shortcut_studies, *_equation_studies]
 
 def _verdict(difference):
     if difference.seeds==1: return 'one seed'
@@ -152,7 +170,10 @@ def _outcome(ends, method, measure):
 def _runs_of(study, top):
     files = [top/f'{name}.csv' for name in study.files]
     there = [pd.read_csv(f) for f in files if f.exists()]
-    return pd.concat(there) if there else pd.DataFrame(columns=['method'])
+    if not there: return pd.DataFrame(columns=['method'])
+    runs = pd.concat(there)
+    if study.plain=='none': return runs
+    return runs.assign(method=runs.method.replace({'none': _pool, study.plain: 'none'}))
 
 def _idle_in(study, runs):
     "What chooses by losses and never did"
