@@ -31,6 +31,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
+from ..callback.loader import own_order
 from ..core.checks import check_range, refusal
 from ..core.untouched import untouched
 
@@ -43,7 +44,7 @@ def _n_classes(labels):
     return int(labels.max())+1 if len(labels) else 0
 
 class TensorItems:
-    "Images and labels in memory, as a fastai dataset; a list of numbers gives a batch"
+    "Images and labels in memory, as a fastai dataset; numbers, as a list or a tensor, give a batch"
     def __init__(self,
         images, # Shape (n, 3, height, width), bytes, or floats between 0 and 1
         # Class numbers, shape (n,); of several classes, 0 or 1, shape (n, classes);
@@ -133,9 +134,29 @@ def set_split_idx(self:TensorItems,
 
 # %% ../../nbs/bench/00_datasets.ipynb #0a3870ec
 class TensorDL(TfmdDL):
-    "Takes batches out of a dataset that a list of numbers gives one of, such as `TensorItems`"
+    "Takes batches out of a dataset that a tensor or a list of numbers gives one of, such as `TensorItems`"
+    by_tensor = True # `get_idxs` may return a tensor
+
+    def get_idxs(self): return own_order(self)
+
+    def sample(self):
+        "The items of this process: a tensor, of which a slice is a batch"
+        idxs = self._DataLoader__idxs # as fastai keeps them
+        if self.bs is None or not isinstance(idxs, (list,torch.Tensor)): return super().sample()
+        idxs = torch.as_tensor(idxs, dtype=torch.int64)
+        if self.num_workers==1: return idxs
+        return torch.cat([idxs[:0], *idxs.split(self.bs)[self.offs::self.num_workers]])
+
+    def create_batches(self, samps):
+        if not isinstance(samps, torch.Tensor): return super().create_batches(samps)
+        if self.after_item.fs or self.before_batch.fs: return super().create_batches(samps.tolist())
+        n = len(samps)
+        if self.drop_last: n -= n%self.bs
+        return map(self.do_batch, samps[:n].split(self.bs) if n else ())
+
     def create_item(self, s): return s or 0 # None asks for any one
     def create_batch(self, b): return self.dataset[b]
+    def retain(self, res, b): return super().retain(res, [0]) # a number has no type to keep
 
     def new(self, dataset=None, cls=None, **kwargs):
         "A loader like this one; `test_dl` and `predict` give it a list"
@@ -298,7 +319,7 @@ def _misleading_digits():
 
 # %% ../../nbs/bench/00_datasets.ipynb #4f4fc678
 class Pixels:
-    "The pixels of an image, as a fastai dataset of places and colours; a list of numbers gives a batch"
+    "The pixels of an image, as a fastai dataset of places and colours; numbers, as a list or a tensor, give a batch"
     loss_func = MSELossFlat() # what a learner takes if it is given none
     c = 3 # numbers to predict
 

@@ -46,7 +46,8 @@ class LossSample:
         self._n_shown += 1
         if not is_next: return
         chosen = torch.zeros_like(losses).index_fill_(0, rows.to(losses.device), 1.)
-        self.taken.append(torch.stack([losses, chosen])[:,::_n_parts(len(losses), self.size)])
+        every = _n_parts(len(losses), self.size)
+        self.taken.append(torch.stack([losses[::every], chosen[::every]]))
 
     def as_array(self): # Shape (2, items), None if there are none
         "Losses, and whether they were chosen"
