@@ -362,12 +362,13 @@ class Pixels:
         raise ValueError(refusal('show_batch', 'single pixels', 'items that can be shown',
             '`learned(learn)` is the image as the network knows it'))
 
-def _pixels(name, bs):
-    "`DataLoaders` of a sample image of scikit-learn, at 192x128"
+def _pixels(name, bs, full_size):
+    "`DataLoaders` of a sample image of scikit-learn, at 192x128 or at its own 640x427"
     from PIL import Image
     from sklearn.datasets import load_sample_image
     device = default_device()
-    image = Image.fromarray(load_sample_image(f'{name}.jpg')).resize((192,128), Image.Resampling.LANCZOS)
+    image = Image.fromarray(load_sample_image(f'{name}.jpg'))
+    if not full_size: image = image.resize((192,128), Image.Resampling.LANCZOS)
     ds = Pixels(torch.tensor(np.array(image), device=device).float()/255)
     return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
@@ -399,18 +400,20 @@ def _in_memory(data, bs, n_train, n_valid, part, cutout):
     if check_range('cutout', cutout, 0, whole=True): tfms = [*tfms, Cutout(cutout)]
     return tensor_dls(train, valid, bs, tfms, vocab=vocab)
 
-def _loaded(data, bs):
+def _loaded(data, bs, full_size):
     "`DataLoaders` of an image, of a dataset that is downloaded, or of a folder"
-    if data in pictures: return _pixels(data, bs)
+    if data in pictures: return _pixels(data, bs, full_size)
     return _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
 
-def _check_data(data, n_train, n_valid, part, cutout):
+def _check_data(data, n_train, n_valid, part, cutout, full_size):
     "Is there such data, and can it be cut like that?"
     known = *datasets,*folders,*pictures
     if data not in known and not Path(data).is_dir():
         raise ValueError(refusal('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
     if part and n_train is None:
         raise ValueError(refusal('part', f'{part} without n_train', 'how many items a part has'))
+    if full_size and data not in pictures:
+        raise ValueError(refusal('full_size', f'True with {data!r}', 'False', f"it is for {' and '.join(pictures)}"))
     if data in datasets: return
 
     in_memory = ', '.join(datasets)
@@ -431,11 +434,13 @@ def get_dls(
     part:int=0, # Which `n_train` items: those of part 1 are others than those of part 0
     # Side of the square that `Cutout` hides in each training image, of data that is kept in memory, in pixels; 0: none
     cutout:int=0,
+    full_size:bool=False, # 'china' or 'flower' as it is, with 273,280 pixels, in place of 192x128?
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    _check_data(data, n_train, n_valid, part, cutout)
-    dls = _in_memory(data, bs, n_train, n_valid, part, cutout) if data in datasets else _loaded(data, bs)
+    _check_data(data, n_train, n_valid, part, cutout, full_size)
+    if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part, cutout)
+    else: dls = _loaded(data, bs, full_size)
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
         raise ValueError(refusal('data', got, f'at least 2 classes and a batch of {bs}'))
