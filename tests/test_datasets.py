@@ -323,7 +323,6 @@ def batches_and_state(cls, ds, **options):
     batches = [b for _ in range(2) for b in dl]
     return batches,(dl.rng.getstate(), random.getstate(), torch.get_rng_state().tolist()),dl
 
-@pytest.mark.law(1)
 @pytest.mark.parametrize('n,bs', [(50,8), (48,8), (5,8), (6001,100), (1,1)])
 @pytest.mark.parametrize('options', [dict(shuffle=True), dict(shuffle=True, drop_last=True), dict(),
     dict(shuffle=True, num_workers=2), dict(shuffle=True, after_item=lambda i: i)],
@@ -345,7 +344,6 @@ def test_a_weighted_loader_draws_as_ever():
     assert states==wanted_states
     assert all(torch.equal(x, x2) and torch.equal(y, y2) for (x,y),(x2,y2) in zip(got, wanted, strict=True))
 
-@pytest.mark.law(8)
 @pytest.mark.parametrize('num_workers', [0, 2])
 def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
     ds = some_items(50)

@@ -141,7 +141,7 @@ class TensorDL(TfmdDL):
 
     def sample(self):
         "The items of this process: a tensor, of which a slice is a batch"
-        idxs = self._DataLoader__idxs # as fastai keeps them
+        idxs = vars(self)['_DataLoader__idxs'] # what `get_idxs` has returned; fastai hands it to `sample` only
         if self.bs is None or not isinstance(idxs, (list,torch.Tensor)): return super().sample()
         idxs = torch.as_tensor(idxs, dtype=torch.int64)
         if self.num_workers==1: return idxs
