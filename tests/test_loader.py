@@ -1,6 +1,6 @@
 "Which item is which: the dataset index of every row"
 
-import traceback
+import random, traceback
 
 import pytest, torch
 from fastai.callback.core import Callback
@@ -9,7 +9,7 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
 from fastai.text.data import LMDataLoader, SortedDL
 from helpers import *
-from selback.callback.loader import check_loader, drawn, load
+from selback.callback.loader import check_loader, drawn, load, own_order, shuffled
 
 class Numbered:
     "Each item says its own number; reads are noted"
@@ -271,3 +271,37 @@ def test_a_changed_number_of_items_is_refused(order):
     learn,_ = numbered_learner([FavorHardCallback(), doubles])
     where = 'after' if order==0 else 'before'
     with pytest.raises(ValueError, match=f'changes the number of items {where} the selection'): quiet_fit(learn, 2)
+
+# fastai's permutation, all at once
+SIZES = [1, 2, 4999, 5000, 8191, 8192, 8193, 16_383, 16_384, 16_385, 24_576, 65_535, 65_537]
+
+@pytest.mark.parametrize('n', SIZES)
+def test_a_permutation_is_pythons_and_so_is_the_state_behind_it(n):
+    for seed in range(5):
+        ours,pythons = random.Random(seed),random.Random(seed)
+        for _ in range(seed*100): assert ours.random()==pythons.random() # from anywhere in the generator's words
+        if seed: assert ours.gauss(0, 1)==pythons.gauss(0, 1) # which keeps a second number for later
+        assert shuffled(ours, n).tolist()==pythons.sample(range(n), n)
+        assert ours.getstate()==pythons.getstate()
+        assert shuffled(ours, n).tolist()==pythons.sample(list(range(n)), n)
+        assert ours.getstate()==pythons.getstate()
+
+class Own(random.Random):
+    "Another source of random numbers"
+    def sample(self, population, k): return super().sample(population, k)[::-1]
+
+def test_another_source_or_another_python_samples_by_itself(monkeypatch):
+    assert shuffled(Own(1), 6000).tolist()==random.Random(1).sample(range(6000), 6000)[::-1]
+    monkeypatch.setattr('selback.callback.loader._is_sample_known', lambda: False)
+    monkeypatch.setattr('selback.callback.loader._sampled', None)
+    assert shuffled(random.Random(1), 6000).tolist()==random.Random(1).sample(range(6000), 6000)
+
+@pytest.mark.parametrize('options', [{}, dict(shuffle_fn=lambda idxs: idxs[::-1])], ids=['fastais','own'])
+@pytest.mark.parametrize('shuffle', [True, False])
+def test_an_order_is_what_the_loader_draws(shuffle, options):
+    def dl(): return TfmdDL(Numbered(6000), bs=64, shuffle=shuffle, num_workers=0, **options)
+    a,b = dl(),dl()
+    b.rng.setstate(a.rng.getstate())
+    assert own_order(a).tolist()==b.get_idxs()
+    assert drawn(a).tolist()==(b.randomize(), b.get_idxs())[1]
+    assert a.rng.getstate()==b.rng.getstate()

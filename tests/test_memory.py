@@ -2,7 +2,7 @@
 import math
 
 import pytest, torch
-from selback.core.memory import ItemMemory
+from selback.core.memory import ItemMemory, may_repeat
 
 def nothing_known(): return dict(loss=math.nan, ewma=math.nan, age=0, seen=0, picked=0)
 
@@ -126,3 +126,14 @@ def test_the_guard_looks_at_repeated_rows_once():
     assert memory.suspects.nonzero()[:,0].tolist()==[8,9]
     assert memory.streak.max()==3
     assert not memory.looked.any()
+
+def test_what_is_known_to_have_no_repeats_is_noted_alike():
+    idx = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:20]
+    one,other = ItemMemory(50),ItemMemory(50)
+    for losses in torch.rand(3, 20, generator=torch.Generator().manual_seed(1)):
+        one.note(idx, losses, picked=True)
+        other.note(idx, losses, picked=True, repeats=False)
+    for name in one.fields: torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0,
+        equal_nan=True)
+    assert not may_repeat(idx, 50)
+    assert may_repeat(torch.cat([idx, idx[:1]]), 50)

@@ -348,3 +348,28 @@ def test_too_few_items_are_joined_by_others_that_are_drawn():
     assert {0,2,3}<set(for_two_processes.tolist()) # two for each: a fourth is needed
     assert avoid_singleton_batch(none, torch.ones(1).bool(), 4).tolist()==[0]
     assert not len(avoid_singleton_batch(none, torch.ones(0).bool(), 4))
+
+def by_search(losses):
+    "The mid-rank by its definition"
+    less,up_to = (losses[:,None]>losses).sum(1),(losses[:,None]>=losses).sum(1)
+    return (less+up_to)/(2*len(losses))
+
+@pytest.mark.parametrize('losses', [
+    torch.tensor([0., -0., 1., -1., 0., -0.]),
+    torch.tensor([-1e38, 1e38, -1e-42, 1e-42, 0.]),
+    torch.tensor([2.]),
+    torch.full((9,), -3.),
+    torch.randn(2000, generator=torch.Generator().manual_seed(0)).round(decimals=1),
+    torch.rand(2000, generator=torch.Generator().manual_seed(0))], ids=lambda losses: str(len(losses)))
+def test_ranks_among_the_losses_themselves_are_those_by_definition(losses):
+    assert torch.equal(mid_rank(losses, losses), by_search(losses))
+    assert torch.equal(mid_rank(losses, losses), mid_rank(losses, losses.clone()))
+    assert torch.equal(mid_rank(losses.double(), losses.double()), by_search(losses))
+
+def test_a_draw_in_order_finds_what_each_search_finds():
+    prob = priorities(torch.rand(500, generator=torch.Generator().manual_seed(0)))
+    rows = prioritized(torch.rand(500, generator=torch.Generator().manual_seed(0)), 3000,
+        generator=torch.Generator().manual_seed(1)).rows
+    sums = prob.cumsum(0)
+    at = torch.rand(3000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)*sums[-1]
+    assert torch.equal(rows, torch.searchsorted(sums, at, right=True).clamp(max=499))

@@ -414,7 +414,7 @@ def test_benchmarks_are_made_by_one_command():
     for script in scripts: compile(script.read_text(), script, 'exec')
 
 COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading',
-    'imports','lean'}
+    'imports','lean','epochs','drawing'}
 
 def test_measured_costs_say_where_they_come_from():
     files = sorted((root/'results/benchmarks').glob('*.csv'))

@@ -104,11 +104,11 @@ _old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','bac
     'valid_loss','error','lr','annealing','budget'}
 _own_columns = _old_columns | {'compute','selected'} # which older files lack
 
-def _looks(selection, stats):
+def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
-    if getattr(selection, 'passes', 2)==2: return stats.seen[stats.scored].sum()
-    loaded = stats[stats.step>=0]
-    return loaded.seen.sum()-loaded.trained.sum()
+    if getattr(selection, 'passes', 2)==2: return rows['seen'][rows['scored']>0].sum()
+    is_loaded = rows['step']>=0
+    return (rows['seen']-rows['trained'])[is_loaded].sum()
 
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
@@ -153,9 +153,10 @@ class CostLog(Callback):
     def _looks_and_kept(self):
         "How many items were looked at so far, and the share of those that were kept; (0, 1) without a selection"
         selection = self.learn.selection
-        stats = getattr(selection, 'stats', None)
-        if stats is None or not len(stats): return 0,1.
-        return _looks(selection, stats),stats.kept.sum()/stats.seen.sum()
+        if not selection: return 0,1.
+        rows = selection.report.rows
+        if not len(rows['seen']): return 0,1.
+        return _looks(selection, rows),rows['kept'].sum()/rows['seen'].sum()
 
     def _watched(self):
         "The columns of `watch`"

@@ -31,6 +31,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
+from ..callback.loader import own_order
 from ..core.checks import check_range, refusal
 from ..core.untouched import untouched
 
@@ -43,7 +44,7 @@ def _n_classes(labels):
     return int(labels.max())+1 if len(labels) else 0
 
 class TensorItems:
-    "Images and labels in memory, as a fastai dataset; a list of numbers gives a batch"
+    "Images and labels in memory, as a fastai dataset; numbers, as a list or a tensor, give a batch"
     def __init__(self,
         images, # Shape (n, 3, height, width), bytes, or floats between 0 and 1
         # Class numbers, shape (n,); of several classes, 0 or 1, shape (n, classes);
@@ -133,9 +134,29 @@ def set_split_idx(self:TensorItems,
 
 # %% ../../nbs/bench/00_datasets.ipynb #0a3870ec
 class TensorDL(TfmdDL):
-    "Takes batches out of a dataset that a list of numbers gives one of, such as `TensorItems`"
+    "Takes batches out of a dataset that a tensor or a list of numbers gives one of, such as `TensorItems`"
+    by_tensor = True # `get_idxs` may return a tensor
+
+    def get_idxs(self): return own_order(self)
+
+    def sample(self):
+        "The items of this process: a tensor, of which a slice is a batch"
+        idxs = vars(self)['_DataLoader__idxs'] # what `get_idxs` has returned; fastai hands it to `sample` only
+        if self.bs is None or not isinstance(idxs, (list,torch.Tensor)): return super().sample()
+        idxs = torch.as_tensor(idxs, dtype=torch.int64)
+        if self.num_workers==1: return idxs
+        return torch.cat([idxs[:0], *idxs.split(self.bs)[self.offs::self.num_workers]])
+
+    def create_batches(self, samps):
+        if not isinstance(samps, torch.Tensor): return super().create_batches(samps)
+        if self.after_item.fs or self.before_batch.fs: return super().create_batches(samps.tolist())
+        n = len(samps)
+        if self.drop_last: n -= n%self.bs
+        return map(self.do_batch, samps[:n].split(self.bs) if n else ())
+
     def create_item(self, s): return s or 0 # None asks for any one
     def create_batch(self, b): return self.dataset[b]
+    def retain(self, res, b): return super().retain(res, [0]) # a number has no type to keep
 
     def new(self, dataset=None, cls=None, **kwargs):
         "A loader like this one; `test_dl` and `predict` give it a list"
@@ -298,7 +319,7 @@ def _misleading_digits():
 
 # %% ../../nbs/bench/00_datasets.ipynb #4f4fc678
 class Pixels:
-    "The pixels of an image, as a fastai dataset of places and colours; a list of numbers gives a batch"
+    "The pixels of an image, as a fastai dataset of places and colours; numbers, as a list or a tensor, give a batch"
     loss_func = MSELossFlat() # what a learner takes if it is given none
     c = 3 # numbers to predict
 
@@ -341,12 +362,13 @@ class Pixels:
         raise ValueError(refusal('show_batch', 'single pixels', 'items that can be shown',
             '`learned(learn)` is the image as the network knows it'))
 
-def _pixels(name, bs):
-    "`DataLoaders` of a sample image of scikit-learn, at 192x128"
+def _pixels(name, bs, full_size):
+    "`DataLoaders` of a sample image of scikit-learn, at 192x128 or at its own 640x427"
     from PIL import Image
     from sklearn.datasets import load_sample_image
     device = default_device()
-    image = Image.fromarray(load_sample_image(f'{name}.jpg')).resize((192,128), Image.Resampling.LANCZOS)
+    image = Image.fromarray(load_sample_image(f'{name}.jpg'))
+    if not full_size: image = image.resize((192,128), Image.Resampling.LANCZOS)
     ds = Pixels(torch.tensor(np.array(image), device=device).float()/255)
     return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
@@ -378,18 +400,20 @@ def _in_memory(data, bs, n_train, n_valid, part, cutout):
     if check_range('cutout', cutout, 0, whole=True): tfms = [*tfms, Cutout(cutout)]
     return tensor_dls(train, valid, bs, tfms, vocab=vocab)
 
-def _loaded(data, bs):
+def _loaded(data, bs, full_size):
     "`DataLoaders` of an image, of a dataset that is downloaded, or of a folder"
-    if data in pictures: return _pixels(data, bs)
+    if data in pictures: return _pixels(data, bs, full_size)
     return _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
 
-def _check_data(data, n_train, n_valid, part, cutout):
+def _check_data(data, n_train, n_valid, part, cutout, full_size):
     "Is there such data, and can it be cut like that?"
     known = *datasets,*folders,*pictures
     if data not in known and not Path(data).is_dir():
         raise ValueError(refusal('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
     if part and n_train is None:
         raise ValueError(refusal('part', f'{part} without n_train', 'how many items a part has'))
+    if full_size and data not in pictures:
+        raise ValueError(refusal('full_size', f'True with {data!r}', 'False', f"it is for {' and '.join(pictures)}"))
     if data in datasets: return
 
     in_memory = ', '.join(datasets)
@@ -410,11 +434,13 @@ def get_dls(
     part:int=0, # Which `n_train` items: those of part 1 are others than those of part 0
     # Side of the square that `Cutout` hides in each training image, of data that is kept in memory, in pixels; 0: none
     cutout:int=0,
+    full_size:bool=False, # 'china' or 'flower' as it is, with 273,280 pixels, in place of 192x128?
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    _check_data(data, n_train, n_valid, part, cutout)
-    dls = _in_memory(data, bs, n_train, n_valid, part, cutout) if data in datasets else _loaded(data, bs)
+    _check_data(data, n_train, n_valid, part, cutout, full_size)
+    if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part, cutout)
+    else: dls = _loaded(data, bs, full_size)
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
         raise ValueError(refusal('data', got, f'at least 2 classes and a batch of {bs}'))

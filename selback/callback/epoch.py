@@ -52,7 +52,7 @@ def chosen_by(self:EpochSelection,
     idxs:Tensor, # Dataset indices that were drawn, int64, shape (n,)
 )->Tensor: # Shape (n,), NaN where unknown
     "The losses by which items are chosen, for the report"
-    return self.memory.loss[idxs]
+    return self.memory.loss.index_select(0, idxs)
 
 @patch
 def is_time(self:EpochSelection)->bool:

@@ -36,5 +36,5 @@ class InclusionSelection(EpochSelection):
             'probability for each loss.')
 
     def choose_items(self, idxs):
-        losses,due = self.tracker.losses[idxs],self.tracker.due(idxs)
+        losses,due = self.tracker.losses.index_select(0, idxs),self.tracker.due(idxs)
         return include(losses, self.inclusion, self.scheduled(self.correct), self.generator, due)

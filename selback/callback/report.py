@@ -46,7 +46,8 @@ class LossSample:
         self._n_shown += 1
         if not is_next: return
         chosen = torch.zeros_like(losses).index_fill_(0, rows.to(losses.device), 1.)
-        self.taken.append(torch.stack([losses, chosen])[:,::_n_parts(len(losses), self.size)])
+        every = _n_parts(len(losses), self.size)
+        self.taken.append(torch.stack([losses[::every], chosen[::every]]))
 
     def as_array(self): # Shape (2, items), None if there are none
         "Losses, and whether they were chosen"
@@ -149,12 +150,17 @@ def _sums_of_mean(mean, counts):
 
 # %% ../../nbs/callback/02_report.ipynb #8f239246
 @patch(as_prop=True)
-def stats(self:SelectionReport):
-    "A DataFrame with a row for each batch and each step since the selection was attached"
+def rows(self:SelectionReport):
+    "A dict of arrays, with an entry for each batch and each step since the selection was attached"
     if len(self._done)>1: self._done = [np.concatenate(self._done)] # joined once, however often it is asked for
     now = [_as_array(self._fit, self._epoch, self._steps)] if self._steps else []
     none = np.zeros((0, len(_columns+_summed)))
-    df = pd.DataFrame(np.concatenate([none, *self._done, *now]), columns=_columns+_summed)
+    return dict(zip(_columns+_summed, np.concatenate([none, *self._done, *now]).T))
+
+@patch(as_prop=True)
+def stats(self:SelectionReport):
+    "A DataFrame with a row for each batch and each step since the selection was attached"
+    df = pd.DataFrame(self.rows)
     df = df.astype({name: bool if name=='scored' else int for name in _columns})
     return df[_columns].assign(loss_share=df.kept_loss/df.loss, full_loss=df.loss/df.known)
 

@@ -311,7 +311,9 @@ def note_losses(self:Selection,
 ):
     "Remember the losses of a step"
     idx,_,is_chosen = self.current
-    self.tracker.note(idx, losses, fresh=not self.is_selecting, picked=True, again=is_chosen and self.scored)
+    repeats = None if is_chosen or self.tracker.repeats else False
+    self.tracker.note(idx, losses, fresh=not self.is_selecting, picked=True, again=is_chosen and self.scored,
+        repeats=repeats)
 
 @patch
 def after_backward(self:Selection):

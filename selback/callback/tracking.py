@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, refusal
 from ..core.policies import avoid_singleton_batch, check_chosen, whole_batches
-from ..core.memory import ItemMemory
+from ..core.memory import ItemMemory, may_repeat
 from .ranks import Ranks
 
 # %% ../../nbs/callback/04_tracking.ipynb #f9e95402
@@ -45,6 +45,7 @@ class ItemTracker:
         self.dataset_id = None # whose items they are
         self.picks_by_epoch = () # pairs: epochs done, and how often each tracked item was picked
         self.loaded = Plan() # in this epoch: `idxs` by this rank, `rows` by all
+        self.repeats = True # may an item be in it several times?
 
     def __getstate__(self):
         return self.__dict__ | dict(memory=None, picks_by_epoch=(), dataset_id=None, loaded=Plan())
@@ -141,7 +142,7 @@ def plan(self:ItemTracker,
     if rows is None: return Plan(idxs)
 
     rows = rows.to(idxs.device)
-    return Plan(idxs[rows], rows, None if weights is None else weights.to(idxs.device))
+    return Plan(idxs.index_select(0, rows), rows, None if weights is None else weights.to(idxs.device))
 
 @patch
 def _by_item(self:ItemTracker, idxs, weights):
@@ -152,9 +153,12 @@ def _by_item(self:ItemTracker, idxs, weights):
 @patch
 def _trainable(self:ItemTracker, idxs, rows, bs, drop_last, generator, keeps_suspects):
     "The chosen rows without suspects, in batches on which a model can train"
-    allowed,due = ~self.memory.suspects[idxs],self.due(idxs)
-    if self.noise_quantile is not None and not keeps_suspects: rows = rows[allowed[rows]]
-    rows = avoid_singleton_batch(rows, allowed, bs, self.ranks.n, drop_last, generator, self.losses[idxs])
+    allowed,due = self.allowed(idxs),self.due(idxs)
+    if allowed is None: allowed = torch.ones_like(idxs, dtype=torch.bool)
+    elif not keeps_suspects: rows = rows[allowed[rows]]
+    few = 2*self.ranks.n
+    losses = self.losses[idxs] if len(rows)<few else None # then the hardest join them
+    rows = avoid_singleton_batch(rows, allowed, bs, self.ranks.n, drop_last, generator, losses)
     is_short = len(rows)<len(idxs) or due is not None # of a full epoch the loader drops whatever comes last
     if drop_last and self.ranks.n==1 and bs<=len(rows) and is_short:
         rows = whole_batches(rows, allowed, bs, due, generator)
@@ -168,6 +172,7 @@ def begin_epoch(self:ItemTracker,
 ):
     "An epoch begins"
     self.loaded = plan._replace(idxs=idxs.to(self.memory.loss.device))
+    self.repeats = may_repeat(self.loaded.idxs, len(self.memory))
     self.ranks.remember(self.memory)
 
 @patch(as_prop=True)

@@ -40,7 +40,7 @@ class PrioritizedSamplingCallback(EpochSelection):
         alpha,uniform,correct = map(self.scheduled, (self.alpha, self.uniform, self.correct))
         if uniform>=1: return # the epoch's own order
 
-        losses,allowed = self.tracker.losses[idxs],self.tracker.allowed(idxs)
+        losses,allowed = self.tracker.losses.index_select(0, idxs),self.tracker.allowed(idxs)
         return prioritized_epoch(losses, alpha, uniform, correct, self.generator, allowed)
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #97c71d13
