@@ -246,6 +246,9 @@ class Part:
     ):
         self.equation,self.steps = equation,steps
 
+    @property
+    def compute(self): return bs*(self.steps if scale()!='tiny' else 8) # of each run, in points trained
+
 parts = dict(burgers=Part(Burgers(), 6000), advection=Part(Advection(), 3000), heat=Part(Heat(), 1000))
 
 by_loss = ['none','favor_hard(beta=2)']
@@ -263,9 +266,8 @@ def _run(name, kind, get_learner, methods, lr, seeds):
     if scale()=='tiny': seeds = seeds[:2]
     runs = stored(path, methods, seeds)
     if runs is not None: return runs
-    compute = bs*(parts[name].steps if scale()!='tiny' else 8)
-    return compare(get_learner, methods, seeds=seeds, lr=lr, compute=compute, path=path, plot=False, measure='error',
-        about=_about(name, get_learner()), tell_controls=False)
+    return compare(get_learner, methods, seeds=seeds, lr=lr, compute=parts[name].compute, path=path, plot=False,
+        measure='error', about=_about(name, get_learner()), tell_controls=False)
 
 def _run_other(name, method, kind, lr, seeds):
     "The runs of one of `others`"
@@ -326,7 +328,7 @@ def _learned(name, method):
     part = parts[name]
     controls = [others[method](part.equation)] if method in others else []
     compare(partial(learner_of, part.equation, *controls), ['none' if controls else method], seeds=[0],
-        compute=bs*(part.steps if scale()!='tiny' else 8), lr=best_rate(name), plot=False, watch=keep, tell_controls=False)
+        compute=part.compute, lr=best_rate(name), plot=False, watch=keep, tell_controls=False)
     learn = kept['learn']
     solution = learn.model.solution(grid_of(part.equation)).reshape(101, -1).numpy()
     return Learned(solution, _trained_where(learn))
