@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports,
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, without_a_look, where_it_pays, race, \
-	forum, noise_cifar10 or shortcuts
+	forum, noise_cifar10, shortcuts or pretrained
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
@@ -44,7 +44,7 @@ test-release: $(BIN)/.installed
 bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean; do $(BIN)/python benchmarks/$$b.py; done
 
-experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
+experiment: $(BIN)/.studies # on one core, as what is stored: two studies fit beside each other
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=$(PAGES))).ipynb
 	$(MAKE) comparisons
 
@@ -74,6 +74,10 @@ $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 		|| $(BIN)/pip install --quiet -e '.[dev]'
 	printf '%s\n' '$(CURDIR)' '$(CURDIR)/nbs' 'import os; os.environ.get("SELBACK_OFFLINE") and __import__("_offline")' \
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
+	touch $@
+
+$(BIN)/.studies: $(BIN)/.installed # what a study needs beside the package, such as pretrained weights
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[studies]' || $(BIN)/pip install --quiet -e '.[studies]'
 	touch $@
 
 $(BIN)/.docs: $(BIN)/.installed
