@@ -49,7 +49,8 @@ def count_flops(
     run, # A function without arguments
 ): # What it returns, its FLOPs, and whether all of its operations are counted
     "Run a function once and count its multiplications and additions"
-    with FlopCounterMode(display=False, custom_mapping=_counted_anew) as counter,_Operations() as operations: out = run()
+    counter = FlopCounterMode(display=False, custom_mapping=_counted_anew)
+    with counter,_Operations() as operations: out = run()
     is_complete = not any(map(_uncounted.search, operations.names))
     return out,counter.get_total_flops(),is_complete
 
