@@ -44,7 +44,7 @@ test-release: $(BIN)/.installed
 bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks governor imports lean epochs; do $(BIN)/python benchmarks/$$b.py; done
 
-experiment: $(BIN)/.installed # on one core, as what is stored: two studies fit beside each other
+experiment: $(BIN)/.studies # on one core, as what is stored: two studies fit beside each other
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=$(PAGES))).ipynb
 	$(MAKE) comparisons
 
@@ -74,6 +74,10 @@ $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 		|| $(BIN)/pip install --quiet -e '.[dev]'
 	printf '%s\n' '$(CURDIR)' '$(CURDIR)/nbs' 'import os; os.environ.get("SELBACK_OFFLINE") and __import__("_offline")' \
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
+	touch $@
+
+$(BIN)/.studies: $(BIN)/.installed # what a study needs beside the package, such as pretrained weights
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[studies]' || $(BIN)/pip install --quiet -e '.[studies]'
 	touch $@
 
 $(BIN)/.docs: $(BIN)/.installed

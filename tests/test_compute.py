@@ -96,6 +96,18 @@ def test_looks_of_methods(cls, options):
     assert (spy.looked>16)==cls.scored
     assert compute.spent==cost(spy)
 
+@pytest.mark.parametrize('transposed', [False,True])
+@pytest.mark.parametrize('groups', [1,2,8])
+def test_a_step_costs_three_passes_whatever_the_groups(groups, transposed):
+    "Of a convolution whose input wants a gradient, too"
+    layer = nn.ConvTranspose2d if transposed else nn.Conv2d
+    conv,x = layer(8, 8, 3, groups=groups),torch.randn(2, 8, 6, 6, requires_grad=True)
+    out,look,_ = count_flops(lambda: conv(x))
+    places = 6*6 if transposed else out.shape[2]*out.shape[3]
+    assert look==2*2*places*3*3*8*8//groups
+    _,step,_ = count_flops(lambda: conv(x).sum().backward())
+    assert step==3*look
+
 def test_a_frozen_body_makes_a_look_as_dear_as_training():
     compute,spy = counted_fit(frozen(table_learner(cbs=top())), 2)
     assert spy.looked==216

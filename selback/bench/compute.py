@@ -10,11 +10,12 @@ import re
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
+import torch
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from ..core.batches import as_tensors, map_tensors, n_items
 from ..core.losses import preserved
@@ -37,11 +38,19 @@ class _Operations(TorchDispatchMode):
 # what `FlopCounterMode` takes to cost nothing
 _uncounted = re.compile(r'rnn|lstm|gru|quantized|_trilinear\.|native_multi_head_attention|transformer_encoder_layer')
 
+def _conv_backward_flops(grad, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, wanted,
+        **kwargs):
+    "Each gradient costs what the convolution does; PyTorch's own count forgets the groups, as of depthwise ones"
+    return sum(wanted[:2])*conv_flop_count(x, w, grad, transposed)
+
+_counted_anew = {torch.ops.aten.convolution_backward: _conv_backward_flops}
+
 def count_flops(
     run, # A function without arguments
 ): # What it returns, its FLOPs, and whether all of its operations are counted
     "Run a function once and count its multiplications and additions"
-    with FlopCounterMode(display=False) as counter,_Operations() as operations: out = run()
+    counter = FlopCounterMode(display=False, custom_mapping=_counted_anew)
+    with counter,_Operations() as operations: out = run()
     is_complete = not any(map(_uncounted.search, operations.names))
     return out,counter.get_total_flops(),is_complete
 
