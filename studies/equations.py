@@ -296,7 +296,7 @@ def run_best(
     return pd.concat([pool, *(_run_other(name, method, 'best', lr, seeds) for method in others)], ignore_index=True)
 
 def run_settings(name)->pd.DataFrame:
-    "Other choices from the pool, on fewer seeds"
+    "Other choices from the pool, on three seeds"
     return _run(name, 'best_settings', partial(learner_of, parts[name].equation), settings, best_rate(name), [0,1,2])
 
 def run_slower(name)->pd.DataFrame:
@@ -304,6 +304,13 @@ def run_slower(name)->pd.DataFrame:
     lr,seeds = best_rate(name)/2,[0,1,2]
     pool = _run(name, 'half_pool', partial(learner_of, parts[name].equation), by_loss, lr, seeds)
     return pd.concat([pool, _run_other(name, 'fresh points', 'half', lr, seeds)], ignore_index=True)
+
+def is_stored(
+    name:str, # One of `parts`
+    kind:str, # 'settings' or 'half'
+)->bool: # At the tiny scale all are made anew
+    "Are these runs there?"
+    return scale()=='tiny' or any(results('an_equation').glob(f'{name}*_{kind}*.csv'))
 
 class Learned(NamedTuple):
     "What a run ended with"
@@ -313,7 +320,7 @@ class Learned(NamedTuple):
 
 def _trained_where(learn):
     "How often points of each part of the domain were trained"
-    if learn.selection is None: return np.zeros(0)
+    if not learn.selection: return np.zeros(0)
     x,t = learn.dls.train_ds.points.T.numpy()
     low,high = learn.model.equation.low,learn.model.equation.high
     area = (low[1],high[1]),(low[0],high[0])

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest, torch
 from fastai.callback.core import CancelBatchException, CancelFitException, CancelTrainException, Callback
 from fastai.callback.data import WeightedDL
+from fastai.test_utils import synth_learner
 from helpers import *
 from torch.nn import functional as F
 
@@ -393,3 +394,14 @@ def test_items_are_shown_as_pictures():
     assert len(titles)==6
     idx = learn.selection.early_items(1).item()
     assert any(f'early loss {kept(learn)[idx]:.3g}' in title and f'item {idx}' in title for title in titles)
+
+def test_a_fit_that_ends_when_losses_are_kept_says_what_is_next(capsys):
+    learn = synth_learner(n_trn=40).early_loss_sampling(after=2)
+    with learn.no_bar(),learn.no_logging():
+        learn.fit(1)
+        assert 'this fit trained on all items' in capsys.readouterr().out
+        learn = synth_learner(n_trn=40).early_loss_sampling(after=2)
+        learn.fit(2)
+    said = capsys.readouterr().out
+    assert 'the losses of epoch 2 are kept' in said
+    assert 'trained on all items' not in said

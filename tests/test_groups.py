@@ -107,12 +107,20 @@ def test_other_uses_of_a_learner_are_left_alone():
         assert learn.validate(dl=learn.dls.train.new(shuffle=False, drop_last=False))[1] is None
         assert learn.validate()[1] is not None
 
+def test_other_items_of_the_same_number_have_no_groups():
+    learn = learner()
+    x,y = learn.dls.valid.dataset.tensors
+    others = TfmdDL(TensorDataset(x.flip(0), y.flip(0)), bs=5, num_workers=0)
+    with learn.no_bar(): assert learn.validate(dl=others)[1] is None
+    with pytest.raises(ValueError, match='not what was validated last'): learn.metrics[0].errors
+
 def test_fewer_errors_are_better_for_callbacks_that_compare_epochs():
     saves = SaveModelCallback(monitor='worst_group_error')
     assert saves.comp is np.less
 
 def test_errors_before_a_validation_are_refused():
-    with pytest.raises(ValueError, match='errors: the validation set was not validated yet'): WorstGroup([0]).errors
+    with pytest.raises(ValueError, match='errors: the validation set was not what was validated last'):
+        WorstGroup([0]).errors
 
 METHODS = ['none','top_loss(keep=.5,warmup=0)','random_subset(keep=.5)']
 

@@ -237,7 +237,12 @@ def after_train(self:Selection):
     self.report.end_epoch(self.meter.saved_secs, self.feed.is_done)
     is_last = self.epoch==self.n_epoch-1
     if is_last and not self.report.has_chosen and not self.meter.is_aside:
-        self.tell_once('idle', f'this fit trained on all items. It selects at the earliest {self.window}.')
+        self.tell_once('idle', self.why_idle)
+
+@patch(as_prop=True)
+def why_idle(self:Selection)->str:
+    "What to tell of a fit that trained on all items"
+    return f'this fit trained on all items. It selects at the earliest {self.window}.'
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2011
 @patch

@@ -176,9 +176,14 @@ class EarlyLossSamplingCallback(EpochSelection):
         "What to tell of losses that were kept after few steps, or None"
         n = self.early.steps
         if n>=40: return
-        return (f'the losses of epoch {self.early.epochs} are kept, by the end of which {n} steps were made: early on '
-            'they say mostly when an item came. A later epoch is better, such as the first that ends after 40 steps '
+        return (f'the losses of epoch {self.early.epochs} are kept, by the end of which {n} steps were made: in so '
+            'few the loss still falls fast, and tells when an item came rather than what it is. A later epoch is better, such as the first that ends after 40 steps '
             f'(after={-(-40*self.early.epochs//n)}).')
+
+    @property
+    def why_idle(self):
+        if self.early.loss is None: return super().why_idle
+        return f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, the next fit draws by them.'
 
     def remember_anew(self):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"

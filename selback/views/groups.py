@@ -78,9 +78,9 @@ class WorstGroup(Metric):
     def _meet(self, learn):
         "The first batch of a validation"
         dl,n = learn.dl,len(self.groups)
-        self._idxs = _order(dl)
-        self._is_known = self._idxs is not None and len(self._idxs)==n
         is_own = getattr(dl, 'dataset', None) is learn.dls.valid.dataset
+        self._idxs = _order(dl)
+        self._is_known = is_own and self._idxs is not None and len(self._idxs)==n
         if self._is_known or not is_own: return
         if self._idxs is None:
             raise ValueError(refusal('WorstGroup', 'a validation loader that shuffles, or whose order is unknown',
@@ -92,7 +92,7 @@ class WorstGroup(Metric):
     def errors(self)->pd.Series: # By the name of the group; raises a `ValueError` if there was none
         "The error of each group in the last validation"
         if not self._wrong:
-            raise ValueError('errors: the validation set was not validated yet; call validate or fit first.')
+            raise ValueError('errors: the validation set was not what was validated last; call validate or fit first.')
         wrong = torch.cat(self._wrong).numpy()
         groups = self.groups[self._idxs[:len(wrong)]] # a validation may have been cut short
         by_group = pd.Series(wrong).groupby(groups).mean()
