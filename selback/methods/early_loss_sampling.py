@@ -177,7 +177,8 @@ class EarlyLossSamplingCallback(EpochSelection):
         n = self.early.steps
         if n>=40: return
         return (f'the losses of epoch {self.early.epochs} are kept, by the end of which {n} steps were made: in so '
-            'few the loss still falls fast, and tells when an item came rather than what it is. A later epoch is better, such as the first that ends after 40 steps '
+            'few the loss still falls fast, and tells when an item came rather than what it is. '
+            'A later epoch is better, such as the first that ends after 40 steps '
             f'(after={-(-40*self.early.epochs//n)}).')
 
     @property
