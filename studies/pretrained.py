@@ -24,6 +24,7 @@ from selback.bench.compare import compare, describe
 from selback.bench.compute import count_flops
 from selback.bench.datasets import PadCrop, TensorDL, TensorItems
 from selback.core.checks import refusal
+from studies import shortcuts
 from studies.experiments import results, scale, stored
 from studies.regimes import balanced, cifar_parts, human_labels, is_vehicle, weighted_dls
 from studies.shortcuts import groups_of, marks_of, mean_error
@@ -135,11 +136,7 @@ def with_border(
     marks, # 1: it has one, shape (n,)
 ): # The same images, some with a red border of a sixteenth of their width
     "A mark that has nothing to do with what is to be seen"
-    red = torch.tensor([255,0,0], dtype=torch.uint8)[:,None,None]
-    width = max(1, images.shape[-1]//16)
-    is_edge = torch.ones(images.shape[2:], dtype=torch.bool)
-    is_edge[width:-width,width:-width] = False
-    return torch.where((marks==1)[:,None,None,None] & is_edge, red, images)
+    return shortcuts.with_border(images, marks, max(1, images.shape[-1]//16))
 
 @lru_cache
 def bordered(

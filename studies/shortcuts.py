@@ -55,11 +55,12 @@ def _with_marks(train, valid, test, n_marks, share, g):
 def with_border(
     images, # Bytes, shape (n, 3, height, width)
     marks, # 1: it has one, shape (n,)
-): # The same images, some with a red border of one pixel
+    width:int=1, # Of the border, in pixels
+): # The same images, some with a red border
     "A mark that has nothing to do with what is to be seen"
     red = torch.tensor([255,0,0], dtype=torch.uint8)[:,None,None]
     is_edge = torch.ones(images.shape[2:], dtype=torch.bool)
-    is_edge[1:-1,1:-1] = False
+    is_edge[width:-width,width:-width] = False
     return torch.where((marks==1)[:,None,None,None] & is_edge, red, images)
 
 def _flipped(labels, share, generator):
