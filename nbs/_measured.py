@@ -2,10 +2,11 @@
 
 It is read from `results/comparisons.csv`, which `make comparisons` writes."""
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from IPython.display import Markdown
-from selback.bench.findings import Difference, signed
+from selback.bench.findings import Difference, min_seeds, signed
 from selback.core.checks import refusal
 
 results = Path(__file__).resolve().parents[1]/'results'
@@ -32,21 +33,44 @@ def comparisons(
     if where is not None: df = df[df['where']==where]
     return df.reset_index(drop=True)
 
-def _in_all(fair):
-    "What several comparisons of equal cost amount to"
-    count = fair.verdict.value_counts()
-    n,n_data = len(fair),fair.data.nunique()
-    n_won = fair.data[fair.verdict=='better'].nunique()
+_other_names = {'hardest first': 'favor_hard', 'hardest always': 'favor_hard'}
 
-    if 'better' in count:
-        said = f"clearly better than plain training of equal cost in {count['better']} of {n} comparisons"
-        if n_data>1: said += f', on {n_won} of {n_data} data sets'
-    else:
-        said = f'never clearly better than plain training of equal cost, in {n} comparisons'
-        if n_data>1: said += f' on {n_data} data sets'
-    if 'worse' in count: said += f"; clearly worse in {count['worse']}"
-    if 'diverged' in count: said += f"; diverged in {count['diverged']}"
-    return f'{said}.'
+def family(
+    method, # As a study has it
+)->str:
+    "The one-liner that a method is called by, whatever its options"
+    return _other_names.get(method, method.partition('(')[0])
+
+class Counts(NamedTuple):
+    "How many comparisons, or data sets, came out how; a data set with several comparisons may be both better and worse"
+    all:int
+    better:int # clearly
+    worse:int # clearly
+    diverged:int
+
+def counts(
+    fair, # Rows of `comparisons` of equal cost
+    by=None, # A column, such as 'data': count each of its values once; None: each comparison
+)->Counts:
+    "In how many comparisons or data sets methods were clearly better and worse than plain training"
+    names = fair.index.to_series() if by is None else fair[by]
+    return Counts(names.nunique(), *(names[fair.verdict==verdict].nunique() for verdict in Counts._fields[1:]))
+
+def fair(
+    df, # As `comparisons` returns it
+): # The same, without the others
+    "The comparisons of equal cost in which a method chose"
+    return df[df.equal_cost & (df.verdict!='never selected')]
+
+def _in_all(of):
+    "What several comparisons of equal cost amount to, data sets first"
+    data,runs = counts(of, 'data'),counts(of)
+    places = f'{data.all} data sets' if data.all>1 else 'one data set'
+    said = f"{'clearly' if data.better else 'never clearly'} better than plain training of equal cost"
+    said += f' on {data.better} of {places}' if data.better and data.all>1 else f' on {places}'
+    if data.worse: said += f', clearly worse on {data.worse}' if data.all>1 else ', clearly worse in some'
+    parts = [f'{n} {verdict}' for verdict,n in runs._asdict().items() if verdict!='all' and n]
+    return f"{said} ({runs.all} comparisons: {', '.join(parts) or 'none clear'})."
 
 def _in_one(verdict):
     "What a single comparison of equal cost amounts to"
@@ -60,19 +84,17 @@ def tally(
 )->Markdown:
     "In how many comparisons, and on how many data sets, a method was better than plain training, in a sentence"
     df = comparisons(*methods, top=top)
-    never = df.verdict=='never selected'
-    fair = df[df.equal_cost & ~never]
-
-    if len(fair)==1: said = _in_one(fair.verdict.iloc[0])
-    elif len(fair): said = _in_all(fair)
-    elif never.any(): said = 'it never found selecting worth its cost, and trained as plain training does.'
+    of = fair(df)
+    if len(of)==1: said = _in_one(of.verdict.iloc[0])
+    elif len(of): said = _in_all(of)
+    elif (df.verdict=='never selected').any(): said = 'it never found selecting worth its cost, and trained as plain training does.'
     else: return Markdown('**Not measured** against plain training of equal cost.')
     return Markdown(f'**Measured:** {said}')
 
 def _gained(d):
     "The mean of a `Difference`, with its interval where there is one"
     if d is None: return '-'
-    return f'{signed(d.mean)} ({d.span})' if d.seeds>1 else signed(d.mean)
+    return f'{signed(d.mean)} ({d.span})' if d.seeds>=min_seeds else signed(d.mean)
 
 def _row(study, up):
     "A study and a method in the table, from a row of `comparisons`"
@@ -118,9 +140,8 @@ def gain(
 def _in_words(d, measure):
     "A `Difference` of errors, or of a measure that is named"
     of = f' {measure}' if measure else ''
-    seeds = 'each' if d.seeds<3 else 'all'
-    if d.is_clear: return f'{d.size}{of} on {seeds} of {d.seeds} seeds ({d.span})'
-    if d.seeds>1: return f"no clear difference{' in' if of else ''}{of} ({d.span})"
+    if d.is_clear: return f'{d.size}{of} on all of {d.seeds} seeds ({d.span})'
+    if d.seeds>=min_seeds: return f"no clear difference{' in' if of else ''}{of} ({d.span})"
     return f'{signed(d.mean)}{of} {d.sure}'
 
 def published(

@@ -4,7 +4,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from _measured import comparisons, measured, tally
+from _measured import comparisons, counts, fair, family, measured, tally
+from selback.all import known_methods
 
 root = Path(__file__).parents[1]
 cards = sorted(file.stem for file in (root/'nbs/methods').glob('*.ipynb'))
@@ -163,6 +164,17 @@ def test_what_did_not_win_is_not_recommended_for_winning(card):
     assert named<=wins, f'recommended for {named-wins}, where it was not clearly better'
     if won: assert named, f'it won at {wins}, which its "When" names none of'
     elif named: assert 'looks not counted' in when or 'look is free' in when
+
+@each_card
+def test_cards_and_guide_count_alike(card):
+    "The guide sums by family, a card by the names that it gives"
+    if card in NO_METHOD: return
+    _,names = next(calls(card, 'tally'))
+    df = all_comparisons()
+    of_guide = df[df.method.map(family)==names[0]]
+    if names[0] not in known_methods(): return # a study's own name, which the guide leaves out
+    of_card = comparisons(*names)
+    for by in (None,'data'): assert counts(fair(of_card), by)==counts(fair(of_guide), by)
 
 @each_card
 def test_what_is_shown_is_what_was_measured(card):

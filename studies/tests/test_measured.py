@@ -85,14 +85,14 @@ def test_looks_that_were_not_counted_win_nothing(top):
     assert 'Not measured' in told(folder, 'favor_hard')
     assert ', in validation loss, looks not counted' in carded(folder, 'favor_hard')
 
-    store(runs_of({'none': [.2,.2], 'info_batch': [.1,.11]}), folder, 'multi_label/items')
+    store(runs_of({'none': [.2]*3, 'info_batch': [.1,.11,.1]}), folder, 'multi_label/items')
     assert 'clearly better than' in told(folder, 'info_batch')
 
 def test_a_gift_wins_nothing(top):
     "A reference that was there already is told apart from one that was paid for"
     folder,free = top(),'reducible loss, a clean reference for free'
-    store(runs_of({'none': [.2,.2], 'reducible loss': [.3,.31]}), folder, 'where_it_pays/noise_40_all')
-    store(runs_of({free: [.1,.11]}), folder, 'where_it_pays/noise_40_clean')
+    store(runs_of({'none': [.2]*3, 'reducible loss': [.3,.31,.3]}), folder, 'where_it_pays/noise_40_all')
+    store(runs_of({free: [.1,.11,.1]}), folder, 'where_it_pays/noise_40_clean')
     assert 'Not measured' in told(folder, free)
     assert 'what it was given not counted' in carded(folder, free)
     assert 'clearly worse than' in told(folder, 'reducible loss', free)
@@ -137,9 +137,15 @@ def test_data_sets_are_counted_apart_from_comparisons(top):
     "Twenty and forty epochs are of the same data"
     folder = top()
     shutil.copy(folder/f'{HALF}.csv', folder/'without_a_look/plain_once.csv')
-    assert 'in 2 of 2 comparisons.' in told(folder, 'favor_hard')
+    assert 'on one data set (2 comparisons: 2 better).' in told(folder, 'favor_hard')
     store(runs_of({'none': [.2]*3, 'favor_hard': [.2,.21,.19]}), folder, 'forum/full_batches')
-    assert 'in 2 of 3 comparisons, on 1 of 2 data sets.' in told(folder, 'favor_hard')
+    assert 'on 1 of 2 data sets (3 comparisons: 2 better).' in told(folder, 'favor_hard')
+
+def test_two_seeds_make_nothing_clear(top):
+    folder = top()
+    store(runs_of({'none': [.2]*2, 'favor_hard': [.1,.11]}), folder, HALF)
+    assert set(comparisons(folder).verdict)=={'no clear difference'}
+    assert ' to ' not in carded(folder, 'favor_hard') # no interval
 
 def holds_runs(file): return {'method','seed','epoch'}<=set(pd.read_csv(file, nrows=0))
 
@@ -169,8 +175,8 @@ def test_what_diverged_on_any_seed_has_no_difference_and_is_no_win(top, errors):
     alone = 'diverged, unlike plain training of equal cost, in the one comparison made.'
     assert told(folder, 'drop_easy')==f'**Measured:** {alone}'
     together = told(folder, 'drop_easy', 'favor_hard', 'favor_harder')
-    better = 'clearly better than plain training of equal cost in 1 of 3 comparisons'
-    assert together==f'**Measured:** {better}; clearly worse in 1; diverged in 1.'
+    better = 'clearly better than plain training of equal cost on one data set, clearly worse in some'
+    assert together==f'**Measured:** {better} (3 comparisons: 1 better, 1 worse, 1 diverged).'
     assert '| `drop_easy` | - | - | diverged |' in carded(folder, 'drop_easy')
     assert gain('CIFAR-10, 20 epochs', 'drop_easy', written(folder))=='diverged'
 
