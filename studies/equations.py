@@ -276,7 +276,7 @@ def _run_other(name, method, kind, lr, seeds):
     in_words = method.replace(' ', '_')
     return _run(name, f'{kind}_{in_words}', get_learner, {method: 'none'}, lr, seeds)
 
-rates = .002,.004,.008
+rates = .002,.004,.008,.016,.032,.064,.128
 
 def best_rate(
     name:str, # One of `parts`

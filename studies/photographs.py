@@ -16,7 +16,7 @@ METHODS = 'none','favor_hard(beta=2)','prioritized_sampling(alpha=0.5,uniform=0.
 ITEMS = 427*640
 plan = dict(
     tiny=dict(images=['china'], compute=.1*ITEMS, seconds=.1, rates=[.008], searched_on=[5], seeds=[0]),
-    small=dict(images=['china','flower'], compute=24*ITEMS, seconds=30, rates=[.008,.016,.03], searched_on=[5],
+    small=dict(images=['china','flower'], compute=24*ITEMS, seconds=30, rates=[.002,.004,.008,.016], searched_on=[5],
         seeds=[0,1,2]))
 plan['paper'] = plan['small']|dict(compute=96*ITEMS, seconds=120)
 

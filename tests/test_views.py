@@ -299,7 +299,7 @@ def test_no_selection_is_false():
     assert hasattr(learn, 'selection')
     assert not learn.selection
     assert not hasattr(learn.selection, 'card')
-    assert 'learn.selective_backprop()' in repr(learn.selection)
+    assert 'learn.favor_hard()' in repr(learn.selection)
     assert not quiet_fit(table_learner().top_loss(), 1).full_batches().selection
 
 def test_nothing_to_plot():

@@ -221,10 +221,10 @@ def load_state_dict(self:AttachedCallback,
 class NoSelection:
     "What `learn.selection` is without a selection: false, and what is asked of it says how to attach one"
     def __bool__(self): return False
-    def __repr__(self): return 'No selection; attach one with learn.selective_backprop() or another method.'
+    def __repr__(self): return 'No selection; attach one with learn.favor_hard() or another method.'
     def __getattr__(self, name):
         raise AttributeError(refusal(f'learn.selection.{name}', 'a learner without a selection', 'one with',
-            'attach it with learn.selective_backprop(), learn.top_loss() or another method. '
+            'attach it with learn.favor_hard(), learn.prioritized_sampling() or another method. '
             'After full_batches() it is gone'))
 
 @patch(as_prop=True)

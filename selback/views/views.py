@@ -229,7 +229,7 @@ def plot_selection(self:Recorder, **kwargs)->list: # As `selection.plot`
     "What the learner's selection keeps, the losses at a few epochs, and which of them are chosen"
     if self.learn.selection: return self.learn.selection.plot(**kwargs)
 
-    remedy = 'attach it with learn.selective_backprop() or another method. After full_batches() it is gone'
+    remedy = 'attach it with learn.favor_hard() or another method. After full_batches() it is gone'
     raise ValueError(refusal('plot_selection', 'a learner without a selection', 'one with', remedy))
 
 # %% ../../nbs/views/00_views.ipynb #8356a10a
