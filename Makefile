@@ -1,4 +1,4 @@
-# make demo: plain and selective training race twice, on an image learned pixel by pixel and on digits.
+# make demo: plain training beside two methods, on a photograph and on digits whose colours mislead; one page.
 # make test: the package and its notebooks, without a network and without data.
 # make test-studies: the studies, at a tiny scale.
 # make test-release: the wheel, in an empty folder; it needs the package index.
@@ -26,9 +26,7 @@ setup: $(BIN)/.installed
 # small networks lose much from two threads beside other work
 demo: export OMP_NUM_THREADS = 1
 demo: $(BIN)/.installed
-	$(BIN)/selback-compare --data china --bs 1024 --lr .004 --compute 1200000 --seeds 2 --out runs/china \
-		--methods "none,favor_hard(beta=2),prioritized_sampling(uniform=.25),selective_backprop"
-	$(BIN)/selback-compare --data digits --compute 10000 --out runs/digits
+	$(BIN)/python -m studies.demo
 
 test: $(BIN)/.installed
 	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^$(STUDIES)$$'
