@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports,
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, without_a_look, where_it_pays, race, \
-	forum, noise_cifar10 or shortcuts
+	forum, noise_cifar10, shortcuts or pretrained
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 

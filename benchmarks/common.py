@@ -49,7 +49,8 @@ def save(rows, name, args, repeats=None, keep=()):
         torch=torch.__version__,
         fastai=fastai.__version__,
         malloc=' '.join(f'{k}={v}' for k,v in MALLOC.items()))
-    df = pd.DataFrame(rows).assign(**about)
+    df = pd.DataFrame(rows)
+    df = df.assign(**{name: value for name,value in about.items() if name not in df}) # rows may have their own repeats
     if keep: df = pd.concat([pd.read_csv(path).query('learner in @keep'), df])
     df.to_csv(path, index=False, float_format='%.6g')
     print(f'wrote {path}', flush=True)

@@ -61,7 +61,8 @@ def pairs(args):
         n = len(plain.dls.train_ds)
         names = METHODS if size else LARGE
         learners = {name: pixel_learner(size, METHODS[name]()) for name in names}
-        for repeat in range(-1, args.repeats if size else args.repeats//4): # the first is slow
+        n_repeats = args.repeats if size else args.repeats//4
+        for repeat in range(-1, n_repeats): # the first is slow
             for name,learn in learners.items():
                 turns = [plain,learn] if repeat%2 else [learn,plain]
                 took = {id(o): epoch_of(o) for o in turns}
@@ -73,6 +74,7 @@ def pairs(args):
                     items=n,
                     method=name,
                     repeat=repeat,
+                    repeats=n_repeats,
                     plain_cpu_seconds=plain_cpu,
                     of_plain=cpu/plain_cpu,
                     steps=share,
@@ -106,13 +108,14 @@ def drawing(args):
     for n in (100_000, 1_000_000, 10_000_000):
         dl = TensorDL(Nothing(n), bs=1024, shuffle=True, num_workers=0)
         losses,numbers,generator = torch.rand(n),np.random.rand(n),torch.Generator().manual_seed(0)
-        for repeat in range(-1, args.repeats if n<10_000_000 else 3):
+        n_repeats = args.repeats if n<10_000_000 else 3
+        for repeat in range(-1, n_repeats):
             _,argsort = timed(lambda: np.argsort(numbers))
             parts = draw_of(dl, losses, generator)
             draw = sum(parts.values())
             if repeat<0: continue
-            rows.append(dict(items=n, repeat=repeat, argsort=argsort, **parts, draw=draw, draw_of_argsort=draw/argsort,
-                choice_of_argsort=parts['choice']/argsort))
+            rows.append(dict(items=n, repeat=repeat, repeats=n_repeats, argsort=argsort, **parts, draw=draw,
+                draw_of_argsort=draw/argsort, choice_of_argsort=parts['choice']/argsort))
     return rows
 
 def main():

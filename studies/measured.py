@@ -60,7 +60,9 @@ _image_fits = {
     'less compute': 'less',
     'half the rate': 'lr_0.002',
     'twice the rate': 'lr_0.008',
-    'above the best rate': 'lr_0.03'}
+    'above the best rate': 'lr_0.03',
+    'at 640x427': 'own_compute',
+    'at 640x427, equal seconds': 'own_seconds'}
 
 _functions = 'friedman1','friedman2'
 
@@ -137,13 +139,21 @@ _shortcut_studies = [
     _shortcut('rare kinds, no shortcut', 'rare_kinds', _worst_kind),
     _shortcut('CIFAR-10, 20,000 images at 16x16, no shortcut', 'ordinary', 'error')]
 
+def _pretrained(where, name, *parts, **kwargs):
+    files = tuple(f'pretrained/{name}_{part}' for part in ('all',*parts))
+    return Study(f'CIFAR-10, a pretrained network{where}', 'experiments/pretrained', files, **kwargs)
+
+_pretrained_studies = [
+    _pretrained('', 'clean', 'others'),
+    _pretrained(', a red border, 98 %', 'border', 'balanced', rivals=('groups known',), error=_worst_group),
+    _pretrained(', 40 % wrong labels, from people', 'noisy'),
+    _pretrained(', its body frozen', 'frozen')]
+
 _pool = 'a pool, shuffled'
 
 def _equation(where, name):
     "New points in each step are the control; a pool that is shuffled is a rival"
-    kinds = ['pool','fresh_points','RAD','R3']
-    if name=='heat': kinds.append('settings') # of the others they are not run yet
-    files = tuple(f'an_equation/{name}_best_{kind}' for kind in kinds)
+    files = tuple(f'an_equation/{name}_best_{kind}' for kind in ('pool','fresh_points','RAD','R3','settings'))
     return Study(where, 'experiments/an_equation', files, rivals=(_pool,'RAD','R3'), error='error of the solution',
         plain='fresh points')
 
@@ -153,7 +163,7 @@ _equation_studies = [
     _equation('heat, points', 'heat')]
 
 studies = [*_cifar_studies, *_regression_studies, *_small_studies, *_few_images_studies, *_regime_studies,
-    *_shortcut_studies, *_equation_studies]
+    *_shortcut_studies, *_pretrained_studies, *_equation_studies]
 
 def _verdict(difference):
     if difference.seeds==1: return 'one seed'

@@ -36,7 +36,7 @@ def least_seeds(study):
     return 2 if has_own_seeds else 3
 
 with_runs = ['cifar10','imagenette','label_noise','multi_label','an_image','without_a_look','where_it_pays','race',
-    'forum','noise_cifar10','shortcuts','an_equation']
+    'forum','noise_cifar10','shortcuts','an_equation','pretrained']
 
 @pytest.mark.parametrize('name', with_runs)
 def test_stored_runs_are_whole(name):
