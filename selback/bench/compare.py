@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'compare', 'refuse_option', 'check_measure', 'measure_of',
-           'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'TensorItems', 'get_dls', 'get_model', 'small_resnet',
-           'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'check_measure',
+           'measure_of', 'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'Pace', 'pace_of', 'in_time',
+           'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown',
+           'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -481,6 +482,25 @@ def describe(
     sizes = dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds))
     return sizes | environment(dls.device or 'cpu')
 
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77c1
+def check_budget(
+    methods:dict, # As `methods_by_name` returns it
+    unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
+    amount:float, # How many a run has
+    epoch:float, # How many an epoch takes
+    share:float=1., # Of the amount, that the first round of a race has
+): # Raises a `ValueError`
+    "Check that a method chooses within the budget; one that a function of one's own makes may at once"
+    choosing = [o for name,o in methods.items() if not is_control(name)]
+    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
+    least = warmup*epoch/share
+    if unit=='seconds' or amount>least: return
+    where = ' in the first round' if share<1 else ''
+    raise ValueError(refusal(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
+        f'more than {least:.0f}, or no method chooses anything',
+        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
+
+
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
 @contextmanager
 def _cudnn_kept():
@@ -736,7 +756,7 @@ _constants = dict(error='constant_error', valid_loss='constant_loss')
 
 def nothing_learned(
     runs:pd.DataFrame, # As `compare` returns it
-    measure:str='valid_loss', # What is compared: 'valid_loss' or 'error'; where that of a constant is not known, the loss
+    measure:str='valid_loss', # What is compared: 'valid_loss' or 'error'; if a constant's error is unknown, the loss
 )->str: # A sentence; empty if a run is better, or if nothing is known of a constant
     "What to say where no run is better than a constant prediction"
     for name in (measure,'valid_loss'):
@@ -779,4 +799,70 @@ class Runs(pd.DataFrame):
         shown = brief(show_table(summarize(runs, measure, equal=comparable(runs))), measure)
         rows = f'{len(self):,} rows, one for each epoch of each run: a DataFrame, such as <code>runs.tail()</code>.'
         return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
+
+
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
+class _StepTimes(Callback):
+    "Ends a fit after a few steps, and times them and the start of the loader; the first step is not among them"
+    order = CostLog.order+1
+
+    def __init__(self, n):
+        self.n = n
+        self.start,self.steps = None,[] # seconds
+        self._last = None
+
+    def _lap(self):
+        "Seconds since the last call"
+        last,self._last = self._last,_now()
+        return self._last-last if last else 0.
+
+    def before_train(self): self._lap()
+
+    def before_batch(self):
+        if self.iter: return # what it waited for belongs to the step
+        waited = self._lap()
+        if self.start is None: self.start = waited
+
+    def after_batch(self):
+        self.steps.append(self._lap())
+        if len(self.steps)>self.n: raise CancelFitException
+
+class Pace(NamedTuple):
+    "What plain training takes on some data, in seconds"
+    make:float # A learner
+    start:float # Until a loader gives its first batch
+    step:float # A step
+    n_steps:int # In an epoch
+    n_valid_steps:int # In a validation
+
+    @property
+    def epoch(self)->float:
+        "The training of an epoch"
+        return self.start+self.n_steps*self.step
+
+    def run(self,
+        epochs:float, # How many
+    )->float:
+        "A run, with a validation after each epoch, whose steps take a third"
+        return self.make + epochs*self.epoch + math.ceil(epochs)*(self.start+self.n_valid_steps*self.step/3)
+
+def pace_of(
+    get_learner, # A function without arguments that returns a new `Learner`
+    n:int=3, # Steps to time
+)->Pace:
+    "Time a few plain steps"
+    began = _now()
+    learn = get_learner()
+    make = _now()-began
+    times = _StepTimes(n)
+    with learn.no_bar(),learn.no_logging(): learn.fit(n+1, cbs=times)
+    return Pace(make, times.start, sorted(times.steps[1:])[n//2], len(learn.dls.train), len(learn.dls.valid))
+
+def in_time(
+    seconds:float, # How long something takes
+)->str: # Such as 'about 4 minutes'
+    "In words"
+    if seconds<90: return f'about {max(seconds, 1):.0f} seconds'
+    if seconds<5400: return f'about {seconds/60:.0f} minutes'
+    return f'about {seconds/3600:.1f} hours'
 
