@@ -1,5 +1,5 @@
 "What every method has: warm-up, columns, precision, neighbours, errors"
-import functools, math, pickle, re, warnings
+import functools, math, pickle, re, subprocess, sys, warnings
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
@@ -681,6 +681,41 @@ def test_pickle_and_export(cls, tmp_path, capsys):
         loaded = load_learner(tmp_path/'x.pkl')
     x,_ = learn.dls.valid.one_batch()
     torch.testing.assert_close(loaded.model.eval()(x), learn.model.eval()(x))
+
+WITHOUT_SELBACK = """
+import pickle, sys, warnings
+sys.modules['selback'] = None
+warnings.simplefilter('ignore')
+from fastai.learner import load_learner
+for name in sys.argv[1:]:
+    learn = load_learner(name)
+    with learn.no_bar(): print(*learn.predict(3)[2].tolist())
+"""
+
+@pytest.mark.filterwarnings('ignore')
+def test_an_exported_learner_needs_no_selback(tmp_path):
+    "And is as another one: it takes a selection again, by the line that attached it"
+    def items_of(i): return torch.full((4,), i/64) # by value in the file, since they are local
+    def label_of(i): return i%3
+    items = Datasets(list(range(64)), [[items_of], [label_of]], splits=[range(48), range(48, 64)])
+    names,wanted = [],[]
+    for cls in methods():
+        name = one_liner(cls)
+        learn = Learner(items.dataloaders(bs=16, num_workers=0), mlp(), CrossEntropyLossFlat(), path=tmp_path)
+        quiet_fit(learn.add_cbs([cls(warmup=0), ScaleLR()]), 2)
+        before = learn.selection
+        learn.export(f'{name}.pkl')
+        assert learn.selection is before
+        names.append(tmp_path/f'{name}.pkl')
+        with learn.no_bar(): wanted.append(learn.predict(3)[2])
+
+    done = subprocess.run([sys.executable, '-c', WITHOUT_SELBACK, *names], capture_output=True, text=True, check=True)
+    got = [[float(o) for o in line.split()] for line in done.stdout.splitlines()]
+    torch.testing.assert_close(torch.tensor(got), torch.stack(wanted))
+
+    loaded = load_learner(names[0])
+    assert not loaded.selection
+    assert type(loaded.top_loss().selection) is TopLossCallback
 
 def test_pytorch_loaders():
     from torch.utils.data import DataLoader

@@ -1,9 +1,11 @@
-"The command's help: quick, and with all that can be written in a line"
-import inspect, re, shlex, subprocess, sys
+"The command: its help, and what it says first"
+import inspect, itertools, re, shlex, subprocess, sys
 
 import pytest
 from helpers import *
 from selback.bench.command import help_parser, main, methods_written, run_study
+from selback.bench.compare import Pace, in_time
+from selback.bench.datasets import get_dls
 
 HELP = help_parser(run_study).format_help()
 
@@ -24,7 +26,7 @@ def test_help_lists_every_method_with_its_own_options():
 
 def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
-    assert defaults==['digits','3','64','0.001','1.2x','runs']
+    assert defaults==['digits','3','64','128','0.001','1.2x','runs']
 
     examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
     args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
@@ -73,3 +75,124 @@ def test_a_table_is_no_wider_than_the_terminal(is_terminal, monkeypatch, tmp_pat
     is_narrow = max(map(len, table.split('\n')))<=80
     assert is_narrow==is_terminal
     for method in methods[1:]: assert method in table
+
+# what is said before anything trains
+def said_before(capsys, refused=False, **kwargs):
+    "What a command says first; it is not to train"
+    if refused:
+        with pytest.raises(SystemExit): main(**kwargs)
+        return capsys.readouterr().err
+    with pytest.raises(RuntimeError, match='it trains'): main(**kwargs)
+    return capsys.readouterr().out
+
+@pytest.fixture
+def trains_not(monkeypatch):
+    "A step takes two seconds, a loader and a learner one; then nothing trains"
+    import selback.bench.compare, selback.bench.race
+    def trains(*args, **kwargs): raise RuntimeError('it trains')
+    monkeypatch.setattr(selback.bench.compare, 'pace_of', lambda get_learner: Pace(1., 1., 2., 10, 3))
+    monkeypatch.setattr(selback.bench.compare, 'compare', trains)
+    monkeypatch.setattr(selback.bench.race, 'compare', trains)
+
+TINY = dict(data='digits', n_train=200, n_valid=100, bs=20)
+PLANS = [
+    (dict(epochs=3, methods='none,top_loss', seeds=2),
+        '4 runs (2 methods, 2 seeds), 3 epochs each. That is about 5 minutes,', 4*(1+3*21+3*3)),
+    (dict(compute=500, methods='none,top_loss', seeds=1),
+        '2 runs (2 methods, 1 seed), compute of 500 items each. That is about 2 minutes,', 2*(1+2.5*21+3*3)),
+    (dict(seconds=42, methods='none,top_loss', seeds=1, lr='.1,.2'),
+        '2 runs (2 methods, 1 seed), 42 seconds each, and before them 2 to find the learning rate. '
+        'That is about 3 minutes,', 4*(1+2*21+2*3)),
+    (dict(race=True, compute=1600, seeds=3, lr='.1,.2,.3'),
+        'Like 35 trainings of 8 epochs: 51 runs in 3 rounds, and before them 9 to find the learning rate. That is about',
+        24*(1+2*21+2*3) + 15*(1+4*21+4*3) + 21*(1+8*21+8*3))]
+
+@pytest.mark.parametrize('kwargs,says,seconds', PLANS)
+def test_how_many_runs_and_how_long_is_said_first(kwargs, says, seconds, trains_not, tmp_path, capsys):
+    "An epoch here takes 21 seconds, and a validation three"
+    first = said_before(capsys, **TINY, **kwargs, out=str(tmp_path)).splitlines()[0]
+    assert first.startswith(says)
+    assert f'That is {in_time(seconds)}, by three plain steps' in first
+
+def test_a_few_steps_are_timed(monkeypatch):
+    "Of a learner that is made; the first step is not among them, and nothing is validated"
+    import selback.bench.compare as c
+    class Counts(Callback):
+        steps = 0
+        def before_validate(self): raise AssertionError('it validates')
+        def after_step(self): Counts.steps += 1
+    clock = itertools.count()
+    monkeypatch.setattr(c, '_now', lambda: float(next(clock)))
+    assert c.pace_of(lambda: table_learner(cbs=Counts()))==Pace(1., 1., 1., 7, 2)
+    assert Counts.steps==4
+
+TOO_SHORT = [
+    (dict(compute=200), 'compute: got 200, which is 1 epoch(s), wanted more than 200, or no method chooses anything'),
+    (dict(epochs=1), 'epochs: got 1, which is 1 epoch(s), wanted more than 1'),
+    (dict(race=True, compute=300), 'compute: got 300, which is 0.38 epoch(s) in the first round, wanted more than 800, '
+        'or no method chooses anything; each trains on all items for 1 epoch(s) first, so take 1600')]
+
+@pytest.mark.parametrize('kwargs,says', TOO_SHORT)
+def test_a_budget_in_which_no_method_chooses_is_refused(kwargs, says, trains_not, tmp_path, capsys):
+    assert says in said_before(capsys, refused=True, **TINY, **kwargs, out=str(tmp_path))
+
+def test_a_budget_is_enough_where_a_method_chooses_at_once(trains_not, tmp_path, capsys):
+    said = said_before(capsys, **TINY, compute=100, methods='none,top_loss(warmup=0)', out=str(tmp_path))
+    assert said.startswith('6 runs (2 methods, 3 seeds), compute of 100 items each')
+
+def test_runs_that_are_there_are_not_announced(tmp_path, capsys, tiny_network, monkeypatch):
+    args = dict(methods='none,top_loss', compute=256, n_train=64, n_valid=32, bs=32, out=str(tmp_path))
+    main(**args, seeds=1)
+    main(**args, seeds=2)
+    assert '2 runs (2 methods, 2 seeds; 2 are there), compute' in capsys.readouterr().out
+    monkeypatch.setattr('selback.bench.compare.pace_of', None)
+    main(**args, seeds=2)
+    assert capsys.readouterr().out.startswith('All runs are there.')
+
+# a folder of images
+def images_in(folder, *parts, n=10):
+    "Tiny images of three classes, in each of these folders"
+    from PIL import Image
+    for part,name in itertools.product(parts, ('red','green','blue')):
+        (folder/part/name).mkdir(parents=True)
+        for i in range(n): Image.new('RGB', (20,16), name).save(folder/part/name/f'{i}.png')
+    return str(folder)
+
+LAYOUTS = {
+    ('.',): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)',
+    ('.','test'): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)',
+    ('train','valid','test'): '30 images to train on, 30 to validate on (its folder valid)',
+    ('train','val'): '30 images to train on, 30 to validate on (its folder val)',
+    ('train','test'): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)'}
+
+@pytest.mark.parametrize('parts', LAYOUTS, ids=' '.join)
+def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path, capsys):
+    data = images_in(tmp_path/'data', *parts)
+    args = dict(data=data, bs=8, size=24)
+    lines = said_before(capsys, **args, out=str(tmp_path/'out')).splitlines()
+    assert lines[0]==f'{data}: 3 classes; {LAYOUTS[parts]}.'
+    assert lines[1].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
+    assert lines[2].startswith('Its folder test is left out')==('test' in parts)
+    assert lines[-1].startswith('15 runs (5 methods, 3 seeds), 16 epochs each')
+
+    dls = get_dls(**args)
+    assert f'{len(dls.train_ds)} images to train on, {len(dls.valid_ds)} to validate on' in lines[0]
+    files = [*dls.train_ds.items, *dls.valid_ds.items]
+    assert len(set(files))==len(files)
+    assert not any('test' in f.parts for f in files)
+    assert dls.one_batch()[0].shape[2:]==(24,24)
+    assert get_dls(**args).valid_ds.items==dls.valid_ds.items
+
+def test_a_class_may_be_called_train(tmp_path):
+    from PIL import Image
+    for name in ('train','bus'):
+        (tmp_path/name).mkdir()
+        for i in range(10): Image.new('RGB', (20,16)).save(tmp_path/name/f'{i}.png')
+    dls = get_dls(str(tmp_path), 8)
+    assert list(dls.vocab)==['bus','train']
+
+def test_a_size_is_for_folders_and_one_of_its_own(trains_not, tmp_path, capsys):
+    args = dict(out=str(tmp_path), refused=True)
+    assert "size: got 64 with 'digits', wanted 128; it is for folders" in said_before(capsys, data='digits', size=64, **args)
+    data = images_in(tmp_path/'data', '.')
+    assert 'size: got 8, wanted a whole number of at least 16' in said_before(capsys, data=data, size=8, **args)

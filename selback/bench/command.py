@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from fastcore.basics import camel2snake
 from fastcore.meta import delegates
@@ -90,15 +91,16 @@ def _refused():
         print(f'selback-compare: error: {e}', file=sys.stderr)
         sys.exit(2)
 
-def _prepare(data, arch, bs, cut):
-    "A function that makes learners, and what tells the study from others"
-    from selback.bench.datasets import get_dls, get_model, pictures # first, since it imports fastai quietly
+def _prepare(data, arch, bs, size, cut):
+    "A function that makes learners, what tells the study from others, and what is done with the images of a folder"
+    from selback.bench.datasets import datasets, folder_in_words, folders, get_dls, get_model, pictures # first: quietly
     from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
     from fastai.metrics import error_rate, mse
     from selback.bench.compare import describe
     is_picture = data in pictures
     arch = arch or ('coordinate_net' if is_picture else 'small_resnet')
+    cut = cut | dict(size=size)
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c) # checks it
 
@@ -107,7 +109,9 @@ def _prepare(data, arch, bs, cut):
         if is_picture: return Learner(dls_of_run, model, metrics=mse)
         return Learner(dls_of_run, model, CrossEntropyLossFlat(), metrics=error_rate)
 
-    return get_learner,dict(data=Path(data).name, arch=arch, **describe(dls))
+    about = dict(data=Path(data).name, arch=arch, **describe(dls))
+    if data in (*datasets,*pictures): return get_learner,about,''
+    return get_learner,about | dict(size=size),'' if data in folders else folder_in_words(data, dls, size)
 
 # %% ../../nbs/bench/05_command.ipynb #8533bfd2
 def _keep_picture(folder, learn):
@@ -147,10 +151,11 @@ def _show_pictures(data, methods, runs, folder):
 
 def _report(runs, summary, measure, target, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
-    from selback.bench.findings import brief, plot_runs, show_table, to_markdown, verdict
+    from selback.bench.compare import verdict_of
+    from selback.bench.findings import brief, plot_runs, show_table, to_markdown
     summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown = show_table(summary, target)
-    said = verdict(summary, measure, target)
+    said = verdict_of(runs, target)
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
     fig = plot_runs(runs, title, measure)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)
@@ -160,7 +165,8 @@ def _report(runs, summary, measure, target, title, out):
 # %% ../../nbs/bench/05_command.ipynb #86c537e0
 def run_study(
     # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or
-    # imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid
+    # imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid;
+    # its folder test is left out
     data:str='digits',
     # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)";
     # none is plain training; five of those below, or a race's field, if left out
@@ -174,6 +180,7 @@ def run_study(
     # one that suits the data if left out
     arch:str=None,
     bs:int=64, # Batch size
+    size:int=128, # Side to which the images of a folder are resized, in pixels
     n_train:int=None, # Train on so many items only, chosen at random; all if left out
     n_valid:int=None, # Validate on so many items only; all if left out
     # The highest learning rate, or several with commas between them, of which the one is taken
@@ -195,16 +202,18 @@ def run_study(
     plan = dict(epochs=epochs, seeds=seeds, seconds=seconds, items=items, compute=compute, annealing=annealing)
     with _refused():
         factor = _factor(target_error)
-        get_learner,about = _prepare(data, arch, bs, dict(n_train=n_train, n_valid=n_valid))
+        get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
         from selback.bench.compare import check_study, split_methods
         from selback.bench.race import best_rate, check_race, check_rates
         if race and (epochs or seconds or items or annealing): raise ValueError(_not_in_a_race())
         names = list(dict.fromkeys(split_methods(methods or _default)))
         if race and not methods: names = None # the race's own field
         rates = check_rates(_rates(lr))
-        if race: check_race(names, compute, seeds, rates, about)
-        else: check_study(names, **plan, lr=rates[0], about=about)
+        if race: ahead = _race_ahead(check_race(names, compute, seeds, rates), compute, seeds, rates, out, about)
+        else: ahead = _study_ahead(names, plan, rates, out, about)
         out.mkdir(parents=True, exist_ok=True)
+    if told: print(told)
+    _tell_ahead(get_learner, ahead, about)
 
     if race: return _race(get_learner, names, compute, seeds, rates, out, about)
     rate = best_rate(get_learner, rates, out, about=about, **plan)
@@ -217,6 +226,64 @@ def _not_in_a_race():
     from selback.core.checks import refusal
     return refusal('race', '--epochs, --seconds, --items or --annealing', '--compute alone',
         'a race has a learning rate that ends with each round')
+
+# %% ../../nbs/bench/05_command.ipynb #5c1e77e1
+class _Ahead(NamedTuple):
+    "The runs that are to come"
+    said:str # How many, in words
+    unit:str # Of their budgets
+    runs:list # Pairs: how many, and the budget of each
+
+def _counted(n, what): return f"{n} {what}{'s' if n!=1 else ''}"
+
+def _search_ahead(rates, n_seeds):
+    "The runs of a search of the learning rate, in words, and how many"
+    if len(rates)==1: return '',0
+    return f', and before them {len(rates)*n_seeds} to find the learning rate',len(rates)*n_seeds
+
+def _study_ahead(names, plan, rates, out, about):
+    "The runs of a study that are not there yet; it checks what the study gets"
+    from selback.bench.compare import check_budget, check_study, methods_by_name
+    from selback.bench.findings import in_words
+    path = out/'runs.csv' if len(rates)==1 else None # those of which rate it will be is not known
+    study = check_study(names, **plan, lr=rates[0], about=about, path=path)
+    amount,unit = study.about['budget'].split()
+    check_budget(methods_by_name(names), unit, float(amount), 1 if unit=='epochs' else about['n_train'])
+
+    words,n_search = _search_ahead(rates, plan['seeds'])
+    n,n_all = len(study.todo),len(names)*plan['seeds']
+    there = f'; {n_all-n} are there' if n<n_all else ''
+    of = f"{_counted(len(names), 'method')}, {_counted(plan['seeds'], 'seed')}{there}"
+    said = f"{_counted(n, 'run')} ({of}), {in_words(study.about['budget'])} each{words}"
+    return _Ahead(said, unit, [(n+n_search, float(amount))])
+
+def _race_ahead(methods, compute, n_seeds, rates, out, about):
+    "The runs of a race"
+    from selback.bench.compare import check_budget
+    from selback.bench.race import sizes_of, trainings_of
+    epoch = about['n_train']
+    compute = compute or 10*epoch
+    rounds = sizes_of(methods)
+    check_budget(methods, 'compute', compute, epoch, rounds[0][0])
+
+    words,n_search = _search_ahead(rates, n_seeds)
+    trainings = math.ceil(trainings_of(methods, n_seeds, len(rates)))
+    n = n_seeds*sum(of_round for _,of_round in rounds)
+    there = ', less those that are there' if (out/'round_1.csv').exists() else ''
+    said = (f"Like {_counted(trainings, 'training')} of {compute/epoch:.3g} epochs: {_counted(n, 'run')} in "
+        f"{_counted(len(rounds), 'round')}{words}{there}")
+    runs = [(n_seeds*of_round, share*compute) for share,of_round in rounds]
+    return _Ahead(said, 'compute', [*runs, (n_search, compute)])
+
+def _tell_ahead(get_learner, ahead, about):
+    "Say how many runs there will be, and how long they will take here"
+    from selback.bench.compare import in_time, pace_of
+    if not any(n for n,_ in ahead.runs): return print('All runs are there.')
+    pace = pace_of(get_learner)
+    epoch = dict(epochs=1, seconds=pace.epoch).get(ahead.unit, about['n_train'])
+    seconds = sum(n*pace.run(amount/epoch) for n,amount in ahead.runs)
+    print(f'{ahead.said}. That is {in_time(seconds)}, by three plain steps that were timed.')
+
 
 # %% ../../nbs/bench/05_command.ipynb #96037a56
 def _race(get_learner, methods, compute, seeds, lr, out, about):

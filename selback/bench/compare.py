@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'compare', 'refuse_option', 'check_measure', 'measure_of',
-           'comparable', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize',
-           'to_markdown', 'verdict']
+           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'check_measure',
+           'measure_of', 'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'Pace', 'pace_of', 'in_time',
+           'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown',
+           'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
-import inspect, platform, random, re, sys, time
+import inspect, math, platform, random, re, sys, time
 from contextlib import contextmanager
+from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +22,19 @@ import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
-from fastai.learner import Learner, Recorder
-from fastai.torch_core import set_seed
+from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
+from fastai.metrics import AccumMetric
+from fastai.torch_core import set_seed, to_detach, to_device
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar
+from torch import nn
+from torch.nn import functional as F
 
 from ..core.checks import check_range, refusal, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
-from .findings import is_control, is_random, never_selected, parse_method
+from .findings import brief, is_control, is_random, never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
@@ -102,7 +107,7 @@ class _Stopwatch:
 # %% ../../nbs/bench/03_compare.ipynb #b7c5ede3
 _old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept',
     'valid_loss','error','lr','annealing','budget'}
-_own_columns = _old_columns | {'compute','selected'} # which older files lack
+_own_columns = _old_columns | {'compute','selected','constant_loss','constant_error'} # which older files lack
 
 def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
@@ -406,6 +411,9 @@ class _Study(NamedTuple):
     about:dict # Columns of the file, with their values
     runs:pd.DataFrame # Those that are there
 
+    @property
+    def todo(self): return _missing(self.runs, self.makers, self.seeds)
+
 def check_study(
     methods, # As `compare` takes them
     epochs:int|None=None, # Epochs of each run
@@ -474,6 +482,25 @@ def describe(
     sizes = dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds))
     return sizes | environment(dls.device or 'cpu')
 
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77c1
+def check_budget(
+    methods:dict, # As `methods_by_name` returns it
+    unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
+    amount:float, # How many a run has
+    epoch:float, # How many an epoch takes
+    share:float=1., # Of the amount, that the first round of a race has
+): # Raises a `ValueError`
+    "Check that a method chooses within the budget; one that a function of one's own makes may at once"
+    choosing = [o for name,o in methods.items() if not is_control(name)]
+    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
+    least = warmup*epoch/share
+    if unit=='seconds' or amount>least: return
+    where = ' in the first round' if share<1 else ''
+    raise ValueError(refusal(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
+        f'more than {least:.0f}, or no method chooses anything',
+        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
+
+
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
 @contextmanager
 def _cudnn_kept():
@@ -514,11 +541,6 @@ def _train(learn, study, lr, log, *cbs):
     epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
-def _wake_up(learn, study, lr, watch):
-    "An untimed piece of a run, for the machine"
-    piece = 'items',20*n_items(learn.dls.one_batch())
-    _train(learn, study._replace(budget=piece), lr, CostLog(watch))
-
 def _check_end(log, budget):
     "Did a run end as it had to?"
     run = f'{log.method}, seed {log.seed}'
@@ -538,6 +560,80 @@ def _and_those_of(log, about, runs):
     new = pd.DataFrame([dict(method=log.method, seed=log.seed, **row, **about) for row in log.rows])
     return pd.concat([runs, new], ignore_index=True) if len(runs) else new
 
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77a1
+class _Targets(Callback):
+    "The targets of the last validation, and the shape of what was predicted for each batch"
+    run_train = False
+    def __init__(self): self.of_batches = []
+    def before_validate(self): self.of_batches = []
+    def after_batch(self): self.of_batches.append((getattr(self.pred, 'shape', None), to_detach(self.yb)))
+
+def _class_shares(loss_func, shapes, targets):
+    "The best logits for cross-entropy; None for targets that are shares themselves"
+    if targets.is_floating_point(): return
+    func,axis = getattr(loss_func, 'func', loss_func),getattr(loss_func, 'axis', 1)
+    n = shapes[0][axis]
+    known = targets[targets!=getattr(func, 'ignore_index', -100)]
+    counts = torch.bincount(known.long(), minlength=n).float()
+    weight,smoothing = getattr(func, 'weight', None),getattr(func, 'label_smoothing', 0.)
+    if weight is not None: counts *= weight.cpu()
+    shares = counts/counts.sum()*(1-smoothing) + smoothing/n
+    along_axis = [1]*len(shapes[0])
+    along_axis[axis] = n
+    return shares.clamp(min=1e-9).log().view(along_axis)
+
+def _mean(loss_func, shapes, targets):
+    "The best prediction for the squared error; None if there is not one target for each number"
+    of_item = {shape[1:] for shape in shapes}
+    if len(of_item)>1 or targets.numel()!=sum(shape.numel() for shape in shapes): return
+    return targets.view(-1, *of_item.pop()).float().mean(0, keepdim=True)
+
+def _logit_of_mean(loss_func, shapes, targets):
+    "The best logits for binary cross-entropy"
+    mean = _mean(loss_func, shapes, targets)
+    return None if mean is None else mean.clamp(1e-6, 1-1e-6).logit()
+
+_best_constants = {nn.CrossEntropyLoss: _class_shares, F.cross_entropy: _class_shares,
+    nn.BCEWithLogitsLoss: _logit_of_mean, F.binary_cross_entropy_with_logits: _logit_of_mean,
+    nn.MSELoss: _mean, F.mse_loss: _mean}
+
+def _best_constant(loss_func, of_batches):
+    "The one prediction for all items that has the lowest loss; None if it is not known"
+    func = getattr(loss_func, 'func', loss_func)
+    best = _best_constants.get(func if inspect.isfunction(func) else type(func))
+    if best is None or not of_batches: return
+    shapes,ybs = zip(*of_batches)
+    if None in shapes or any(len(yb)!=1 or not isinstance(yb[0], torch.Tensor) for yb in ybs): return
+    targets = torch.cat([y.flatten() for y, in ybs])
+    if (targets==targets[0]).all(): return # of such targets there is nothing to learn
+    return best(loss_func, shapes, targets)
+
+def _judge_constant(learn, of_batches):
+    "Loss and error of the best constant prediction; NaN where they are not known"
+    found = dict(constant_loss=math.nan, constant_error=math.nan)
+    constant = _best_constant(learn.loss_func, of_batches)
+    if constant is None: return found
+
+    metric = learn.metrics[0]
+    judges = dict(constant_loss=AvgLoss())
+    if isinstance(metric, (AvgMetric,AccumMetric)): judges['constant_error'] = metric
+    device = learn.dls.device or 'cpu'
+    for o in judges.values(): o.reset()
+    for shape,yb in of_batches:
+        learn.pred,learn.yb = constant.expand(shape).contiguous().to(device),to_device(yb, device)
+        learn.loss = learn.loss_func(learn.pred, *learn.yb)
+        for o in judges.values(): o.accumulate(learn)
+    return found | {name: float(o.value) for name,o in judges.items()}
+
+def _wake_up(learn, study, lr, watch):
+    "An untimed piece of a run, an epoch at most, for the machine; what a constant prediction comes to"
+    n_steps = min(20, len(learn.dls.train))
+    piece = 'items',n_steps*n_items(learn.dls.one_batch())
+    targets = _Targets()
+    _train(learn, study._replace(budget=piece), lr, CostLog(watch), targets)
+    return _judge_constant(learn, targets.of_batches)
+
+
 # %% ../../nbs/bench/03_compare.ipynb #b189b15c
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
@@ -556,7 +652,7 @@ def compare(
     tell_controls:bool=True, # Say which control is missing, before training?
     measure:str|None=None, # What runs are ranked by, 'valid_loss' or 'error'; None: as `measure_of` says
     **kwargs # Refused: an unknown option is an error
-)->pd.DataFrame: # A row for each epoch of each run
+)->pd.DataFrame: # `Runs`: a row for each epoch of each run
     "Train with each method and seed, one after the other"
     for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
     check_maker(get_learner)
@@ -568,12 +664,12 @@ def compare(
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
 
     runs,counts = study.runs,[]
-    todo = _missing(runs, study.makers, study.seeds)
+    todo = study.todo
     if todo:
         learn = get_learner()
         _check_learner(learn)
         if tell_controls: _tell_controls(study.makers)
-        _wake_up(learn, study, lr, watch)
+        constant = _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
 
     with _cudnn_kept():
@@ -586,7 +682,7 @@ def compare(
             _check_end(log, study.budget)
 
             counts.append(log.compute)
-            runs = _and_those_of(log, study.about, runs)
+            runs = _and_those_of(log, study.about | constant, runs)
             if path is not None: _write(runs, path)
             progress.end_run(log.rows[-1]['valid_loss'])
 
@@ -594,7 +690,7 @@ def compare(
     _tell_inexact(counts)
     _tell_idle(runs, methods)
     if plot: plot_runs(runs, measure=measure or 'valid_loss')
-    return runs.reset_index(drop=True)
+    return Runs(runs.reset_index(drop=True))
 
 # %% ../../nbs/bench/03_compare.ipynb #e3ccd63f
 def refuse_option(
@@ -639,10 +735,11 @@ def check_measure(
     raise ValueError(refusal('measure', repr(measure), "'valid_loss' or 'error', which is the learner's metric"))
 
 def measure_of(
-    runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`
-)->str: # As was asked for, else 'error', or 'valid_loss' where a few items would decide
+    runs:pd.DataFrame, # As `compare` returns it
+)->str: # As was asked for, else 'error', or 'valid_loss' where a few items would decide, or their number is not told
     "What runs are compared by"
     if 'measure' in runs: return runs.measure.iloc[0]
+    if 'n_valid' not in runs: return 'valid_loss'
     return 'error' if runs.n_valid.iloc[0]>=2000 else 'valid_loss'
 
 def comparable(
@@ -653,3 +750,119 @@ def comparable(
     given = dict(seconds=('time',), items=('items',), compute=('compute',)).get(unit, ())
     if runs.annealing.iloc[0]!='constant': return given
     return tuple(dict.fromkeys((*given,'time','items')))
+
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77b1
+_constants = dict(error='constant_error', valid_loss='constant_loss')
+
+def nothing_learned(
+    runs:pd.DataFrame, # As `compare` returns it
+    measure:str='valid_loss', # What is compared: 'valid_loss' or 'error'; if a constant's error is unknown, the loss
+)->str: # A sentence; empty if a run is better, or if nothing is known of a constant
+    "What to say where no run is better than a constant prediction"
+    for name in (measure,'valid_loss'):
+        if _constants[name] not in runs or runs[_constants[name]].isna().any(): continue
+        if (runs[name]<runs[_constants[name]]).any(): return ''
+        return (f'Nothing was learned: no run is better than a constant prediction, whose {word_of(name)} is '
+            f'{runs[_constants[name]].min():.4g}. It takes more compute, or another learning rate.')
+    return ''
+
+def verdict_of(
+    runs:pd.DataFrame, # As `compare` returns it
+    target:float=1.2, # The target, as a multiple of plain training's best
+)->str: # A few sentences
+    "The verdict on some runs: which method is best at equal cost, by how much, and how sure is that?"
+    measure = measure_of(runs)
+    summary = summarize(runs, measure, target, comparable(runs))
+    return nothing_learned(runs, measure) or verdict(summary, measure, target)
+
+
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77b3
+class Runs(pd.DataFrame):
+    "A row for each epoch of each run; a notebook shows the verdict and a table of means. Parts of it are plain"
+    @property
+    def _constructor(self): return pd.DataFrame
+
+    @property
+    def verdict(self)->str:
+        "Which method is best, by how much, and how sure that is"
+        return verdict_of(self)
+
+    @property
+    def compared(self)->pd.DataFrame:
+        "The rows that the table is of"
+        return self
+
+    def _repr_html_(self):
+        if not len(self) or not _old_columns<=set(self): return super()._repr_html_() # no runs any more
+        runs = self.compared
+        measure = measure_of(runs)
+        shown = brief(show_table(summarize(runs, measure, equal=comparable(runs))), measure)
+        rows = f'{len(self):,} rows, one for each epoch of each run: a DataFrame, such as <code>runs.tail()</code>.'
+        return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
+
+
+# %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
+class _StepTimes(Callback):
+    "Ends a fit after a few steps, and times them and the start of the loader; the first step is not among them"
+    order = CostLog.order+1
+
+    def __init__(self, n):
+        self.n = n
+        self.start,self.steps = None,[] # seconds
+        self._last = None
+
+    def _lap(self):
+        "Seconds since the last call"
+        last,self._last = self._last,_now()
+        return self._last-last if last else 0.
+
+    def before_train(self): self._lap()
+
+    def before_batch(self):
+        if self.iter: return # what it waited for belongs to the step
+        waited = self._lap()
+        if self.start is None: self.start = waited
+
+    def after_batch(self):
+        self.steps.append(self._lap())
+        if len(self.steps)>self.n: raise CancelFitException
+
+class Pace(NamedTuple):
+    "What plain training takes on some data, in seconds"
+    make:float # A learner
+    start:float # Until a loader gives its first batch
+    step:float # A step
+    n_steps:int # In an epoch
+    n_valid_steps:int # In a validation
+
+    @property
+    def epoch(self)->float:
+        "The training of an epoch"
+        return self.start+self.n_steps*self.step
+
+    def run(self,
+        epochs:float, # How many
+    )->float:
+        "A run, with a validation after each epoch, whose steps take a third"
+        return self.make + epochs*self.epoch + math.ceil(epochs)*(self.start+self.n_valid_steps*self.step/3)
+
+def pace_of(
+    get_learner, # A function without arguments that returns a new `Learner`
+    n:int=3, # Steps to time
+)->Pace:
+    "Time a few plain steps"
+    began = _now()
+    learn = get_learner()
+    make = _now()-began
+    times = _StepTimes(n)
+    with learn.no_bar(),learn.no_logging(): learn.fit(n+1, cbs=times)
+    return Pace(make, times.start, sorted(times.steps[1:])[n//2], len(learn.dls.train), len(learn.dls.valid))
+
+def in_time(
+    seconds:float, # How long something takes
+)->str: # Such as 'about 4 minutes'
+    "In words"
+    if seconds<90: return f'about {max(seconds, 1):.0f} seconds'
+    if seconds<5400: return f'about {seconds/60:.0f} minutes'
+    return f'about {seconds/3600:.1f} hours'
+

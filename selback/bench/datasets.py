@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'damages', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'Cutout',
-           'coloured_digits', 'Pixels', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet',
-           'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
+           'coloured_digits', 'Pixels', 'folder_in_words', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18',
+           'small_convnet', 'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import warnings
@@ -19,7 +19,8 @@ with warnings.catch_warnings(): # of PyTorch's, about fastai's code
 import numpy as np, torch
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, fastai_path, untar_data
-from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize, get_image_files, image_extensions
+from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize
+from fastai.data.transforms import get_image_files, parent_label
 from fastai.learner import replacing_yield
 from fastai.losses import MSELossFlat
 from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_device
@@ -373,16 +374,39 @@ def _pixels(name, bs, full_size):
     return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873de
-def _folder(path, bs):
-    "`DataLoaders` for a folder of class folders, with its own split if it has one"
-    if not any(f.suffix.lower() in image_extensions for f in path.rglob('*')):
-        raise ValueError(f'data: got {str(path)!r}, a folder without images.')
+def _split_of(path):
+    "The folders of the class folders to train on and to validate on; the second is None if it is to be split off"
+    train = path/'train'
+    if not train.is_dir() or not any(o.is_dir() for o in train.iterdir()): return path,None
+    return train,next((path/o for o in ('valid','val') if (path/o).is_dir()), None)
 
-    valid = next((o for o in ('valid','val','test') if (path/o).is_dir()), None)
-    has_split = valid and (path/'train').is_dir()
-    split = dict(train='train', valid=valid) if has_split else dict(valid_pct=.2, seed=0)
+def _folder(path, bs, size):
+    "`DataLoaders` for a folder of class folders, with its own split if it has one; its folder `test` is left out"
+    check_range('size', size, 16, whole=True)
+    train,valid = _split_of(path)
+    files = sorted(f for f in get_image_files(train) if path/'test' not in f.parents)
+    if not files: raise ValueError(f'data: got {str(train)!r}, a folder without images.')
+
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
-    return ImageDataLoaders.from_folder(path, bs=bs, item_tfms=Resize(128), batch_tfms=tfms, **split)
+    options = dict(bs=bs, item_tfms=Resize(size), batch_tfms=tfms)
+    if valid: return ImageDataLoaders.from_folder(path, valid=valid.name, **options)
+    return ImageDataLoaders.from_path_func(path, files, parent_label, seed=0, **options)
+
+def folder_in_words(
+    data:str, # A folder of class folders
+    dls:DataLoaders, # As `get_dls` returns it
+    size:int=128, # Side of the images, in pixels
+)->str: # Lines
+    "What is done with the images of a folder"
+    path = Path(data)
+    _,valid = _split_of(path)
+    split = f'its folder {valid.name}' if valid else 'a fifth, drawn at random with seed 0'
+    lines = [f'{data}: {dls.c} classes; {len(dls.train_ds):,} images to train on, '
+        f'{len(dls.valid_ds):,} to validate on ({split}).',
+        f'Each image is resized to {size}x{size} pixels, cropped where it is no square; '
+        'those to train on are mirrored, turned, zoomed, warped and lit at random.']
+    if (path/'test').is_dir(): lines.append('Its folder test is left out: it is neither trained on nor chosen by.')
+    return '\n'.join(lines)
 
 datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
     cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100),
@@ -400,12 +424,12 @@ def _in_memory(data, bs, n_train, n_valid, part, cutout):
     if check_range('cutout', cutout, 0, whole=True): tfms = [*tfms, Cutout(cutout)]
     return tensor_dls(train, valid, bs, tfms, vocab=vocab)
 
-def _loaded(data, bs, full_size):
+def _loaded(data, bs, full_size, size):
     "`DataLoaders` of an image, of a dataset that is downloaded, or of a folder"
     if data in pictures: return _pixels(data, bs, full_size)
-    return _folder(untar_data(folders[data]) if data in folders else Path(data), bs)
+    return _folder(untar_data(folders[data]) if data in folders else Path(data), bs, size)
 
-def _check_data(data, n_train, n_valid, part, cutout, full_size):
+def _check_data(data, n_train, n_valid, part, cutout, full_size, size):
     "Is there such data, and can it be cut like that?"
     known = *datasets,*folders,*pictures
     if data not in known and not Path(data).is_dir():
@@ -414,6 +438,8 @@ def _check_data(data, n_train, n_valid, part, cutout, full_size):
         raise ValueError(refusal('part', f'{part} without n_train', 'how many items a part has'))
     if full_size and data not in pictures:
         raise ValueError(refusal('full_size', f'True with {data!r}', 'False', f"it is for {' and '.join(pictures)}"))
+    if size!=128 and data in (*datasets,*pictures):
+        raise ValueError(refusal('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
     if data in datasets: return
 
     in_memory = ', '.join(datasets)
@@ -435,12 +461,13 @@ def get_dls(
     # Side of the square that `Cutout` hides in each training image, of data that is kept in memory, in pixels; 0: none
     cutout:int=0,
     full_size:bool=False, # 'china' or 'flower' as it is, with 273,280 pixels, in place of 192x128?
+    size:int=128, # Side of the images of a folder, in pixels
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    _check_data(data, n_train, n_valid, part, cutout, full_size)
+    _check_data(data, n_train, n_valid, part, cutout, full_size, size)
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part, cutout)
-    else: dls = _loaded(data, bs, full_size)
+    else: dls = _loaded(data, bs, full_size, size)
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
         raise ValueError(refusal('data', got, f'at least 2 classes and a batch of {bs}'))

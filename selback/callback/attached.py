@@ -10,17 +10,17 @@ import weakref
 from copy import deepcopy
 
 import torch
-from fastai.callback.core import Callback, TrainEvalCallback
+from fastai.callback.core import TrainEvalCallback
 from fastai.callback.schedule import LRFinder
 from fastai.learner import Learner
 from fastcore.basics import camel2snake, patch
 
 from ..core.checks import refusal, unknown_option
 from ..core.losses import changes, undo_since
-from .report import SelectionColumns, SelectionReport, callback_of
+from .report import SelectionColumns, SelectionReport, TrainingOnly, callback_of
 
 # %% ../../nbs/callback/06_attached.ipynb #bc15fcca
-class AttachedCallback(Callback):
+class AttachedCallback(TrainingOnly):
     "A callback of one learner, at rest in its other uses; of several the one acts that was attached last"
     order = TrainEvalCallback.order+5
     run_valid = False

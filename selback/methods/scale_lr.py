@@ -6,15 +6,14 @@
 __all__ = ['ScaleLR']
 
 # %% ../../nbs/methods/13_scale_lr.ipynb #62d6cb1a
-from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation, GradientClip
 
 from ..core.batches import n_items
 from ..callback.loader import size_of_batch
-from ..callback.report import callback_of
+from ..callback.report import TrainingOnly, callback_of
 
 # %% ../../nbs/methods/13_scale_lr.ipynb #e4834977
-class ScaleLR(Callback):
+class ScaleLR(TrainingOnly):
     "Scale the learning rate of a step by the share of a full batch that it trains"
     order,run_valid = GradientClip.order+1,False
 
