@@ -122,6 +122,7 @@ def gain(
     where, # A study, as the file names it
     method, # As the study has it
     top=None, # The folder `results`; None: that of the checkout
+    short=False, # In signs rather than in words?
 )->str: # Raises a `ValueError` if it was not run
     "What a method was worth in a study, in words"
     df = comparisons(top=top, where=where)
@@ -133,9 +134,16 @@ def gain(
     study = found.iloc[0]
     d,loss = study.difference,study.loss
     if d is None: return study.verdict
-    said = _in_words(d, '' if study.measure=='error' else study.measure)
+    measure = '' if study.measure=='error' else study.measure
+    said = _in_signs(d, measure) if short else _in_words(d, measure)
     differs = loss and loss.is_clear and not (d.is_clear and (loss.mean<0)==(d.mean<0))
-    return f'{said}; validation loss {loss.size}' if differs else said
+    if not differs: return said
+    return f'{said}; validation loss {signed(loss.mean) if short else loss.size}'
+
+def _in_signs(d, measure):
+    "Such as '-11.4% (-19.0% to -3.2%), error of the worst kind'"
+    said = f'{signed(d.mean)} ({d.span})' if d.is_clear else f'no clear difference ({d.span})'
+    return f'{said}, {measure}' if measure else said
 
 def _in_words(d, measure):
     "A `Difference` of errors, or of a measure that is named"
