@@ -164,6 +164,19 @@ def test_plain_modules_import_no_fastai():
     program = '\n'.join(['import sys', *imports, f'assert not {of_fastai}'])
     subprocess.run([sys.executable, '-c', program], check=True, cwd='/')
 
+def test_all_has_compare_and_race_without_importing_them():
+    program = """
+import sys
+from selback.all import *
+assert not [m for m in sys.modules if m.startswith(('selback.bench','fastai.vision.data'))]
+try: compare(None, 'none')
+except TypeError as e: print(e)
+try: race(None)
+except TypeError as e: print(e)
+"""
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert done.stdout=='get_learner: got NoneType, wanted a function that returns a new learner.\n'*2
+
 # The first page, and what is measured on pages
 def test_readme_is_made_from_the_index():
     text,pictures = readme()

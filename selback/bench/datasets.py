@@ -338,7 +338,7 @@ class Pixels:
         if self.colours is None: return (self.places[i],)
         return self.places[i],self.colours[i]
 
-    def new_empty(self): return Pixels(torch.zeros(1, 1, 3)) # as `Learner.export` wants it
+    def new_empty(self): return Pixels(torch.zeros(0, 0, 3)) # as `Learner.export` wants it
 
     def test_set(self,
         items, # Places, each a row and a column between -1 and 1
