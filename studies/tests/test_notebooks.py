@@ -31,7 +31,6 @@ def least_seeds(study):
     "How many runs of each method a study has at least, by its name"
     if study.startswith(('search_','fit_')): return 1 # settings are chosen, and why a gain ends is looked at, on one
     if study.endswith('_once'): return 1 # long runs say how few they are
-    if '_rate_' in study and study.endswith('_fresh_points'): return 1 # of an equation
     has_own_seeds = study.endswith(('_settings','_search')) or '_rate_' in study # that no result is of
     return 2 if has_own_seeds else 3
 
