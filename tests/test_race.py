@@ -1,4 +1,6 @@
 "Races: who goes on, what each round costs, and which words a result gets"
+from html import escape
+
 import matplotlib
 matplotlib.use('agg')
 import numpy as np, pandas as pd, pytest
@@ -6,7 +8,7 @@ from helpers import *
 from scipy.stats import t
 from selback.bench.findings import paired, signed
 from selback.bench.compare import describe
-from selback.bench.race import best_rate, better_half, field, race, race_verdict, rounds_of
+from selback.bench.race import best_rate, better_half, field, race, race_verdict, rounds_of, sizes_of, trainings_of
 from selback.bench.command import main
 
 NAN = float('nan')
@@ -189,6 +191,7 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
 
     said = capsys.readouterr().out
     assert race_verdict(runs) in said
+    assert escape(race_verdict(runs)) in runs._repr_html_()
     assert 'without' not in said
     assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said
     assert 'Round 2 of 2: 4 methods' in said
@@ -258,12 +261,42 @@ def test_a_race_hands_on_what_it_takes():
     assert set(runs.steps)=={7}
 
 def test_a_missing_control_is_said_once(capsys):
-    race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=100, seeds=1)
+    race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=400, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
 
 def test_six_methods_and_two_controls_take_three_rounds():
     assert 'none' in field
     assert len(rounds_of(6))==3
+    assert sizes_of(field)==[(.25,8),(.5,5),(1,4)]
+
+@pytest.mark.parametrize('n', range(1, 12))
+def test_the_rounds_ahead_are_those_that_come(n):
+    left = ['none', *(f'm{i}' for i in range(n))]
+    cost = 0
+    for share,size in sizes_of(left):
+        assert len(left)==size
+        cost += share*size
+        left = better_half(ends_of(**{m: [float(i)] for i,m in enumerate(left)}))
+    assert len(left)==1+min(n, 2)
+    names = ['none', *map(str, range(n))]
+    assert trainings_of(names, 3)==3*cost
+    assert trainings_of(names, 3, n_rates=2)==3*cost+6
+
+def test_a_race_in_whose_first_round_no_method_chooses_is_refused(monkeypatch):
+    monkeypatch.setattr('selback.bench.race.compare', None)
+    methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter']
+    said = r'compute: got 200, which is 1 epoch\(s\) in the first round, wanted more than 200.* so take 400'
+    with pytest.raises(ValueError, match=said): race(learner, methods, compute=200, seeds=1)
+
+@pytest.mark.parametrize('n_valid,constant', [(5000,dict(constant_error=.2, constant_loss=2.)),
+    (100,dict(constant_error=.9, constant_loss=1.))])
+def test_where_nothing_was_learned_nobody_is_ranked(n_valid, constant):
+    "By what is compared: the error, or with few validation items the loss, which is 1 here"
+    runs = runs_of(dict(none=[.3,.31], a=[.2,.21], b=[.5,.5]), dict(none=[.3,.31], a=[.2,.21]), n_valid=n_valid)
+    said = race_verdict(runs.assign(**constant))
+    assert said.startswith('Nothing was learned: no run is better than a constant prediction, whose ')
+    assert 'Dropped' not in said
+    assert 'compute a won' in race_verdict(runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22])).assign(constant_error=.4))
 
 def test_a_budget_too_small_for_any_choice_decides_nothing():
     said = race_verdict(runs_of(dict(none=[.3,.31], a=[.3,.31])).assign(selected=0))
@@ -286,7 +319,7 @@ def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     monkeypatch.setattr(r, 'race', fails)
     cut = dict(n_train=64, n_valid=32)
     with pytest.raises(TypeError, match='deep inside a training'):
-        main(race=True, compute=200, seeds=1, out=tmp_path, **cut)
+        main(race=True, compute=600, seeds=1, out=tmp_path, **cut)
     with pytest.raises(SystemExit): main(race=True, methods='none', out=tmp_path/'no', **cut)
     assert not (tmp_path/'no').exists()
 

@@ -236,10 +236,15 @@ class _Ahead(NamedTuple):
 
 def _counted(n, what): return f"{n} {what}{'s' if n!=1 else ''}"
 
-def _search_ahead(rates, n_seeds):
+def _less_those(out, files):
+    "What to say if there are such files of runs"
+    return ' (less those that are there)' if any(out.glob(files)) else ''
+
+def _search_ahead(rates, n_seeds, out):
     "The runs of a search of the learning rate, in words, and how many"
     if len(rates)==1: return '',0
-    return f', and before them {len(rates)*n_seeds} to find the learning rate',len(rates)*n_seeds
+    n = len(rates)*n_seeds
+    return f", and before them {n} to find the learning rate{_less_those(out, 'lr_*.csv')}",n
 
 def _study_ahead(names, plan, rates, out, about):
     "The runs of a study that are not there yet; it checks what the study gets"
@@ -250,7 +255,7 @@ def _study_ahead(names, plan, rates, out, about):
     amount,unit = study.about['budget'].split()
     check_budget(methods_by_name(names), unit, float(amount), 1 if unit=='epochs' else about['n_train'])
 
-    words,n_search = _search_ahead(rates, plan['seeds'])
+    words,n_search = _search_ahead(rates, plan['seeds'], out)
     n,n_all = len(study.todo),len(names)*plan['seeds']
     there = f'; {n_all-n} are there' if n<n_all else ''
     of = f"{_counted(len(names), 'method')}, {_counted(plan['seeds'], 'seed')}{there}"
@@ -266,12 +271,11 @@ def _race_ahead(methods, compute, n_seeds, rates, out, about):
     rounds = sizes_of(methods)
     check_budget(methods, 'compute', compute, epoch, rounds[0][0])
 
-    words,n_search = _search_ahead(rates, n_seeds)
+    words,n_search = _search_ahead(rates, n_seeds, out)
     trainings = math.ceil(trainings_of(methods, n_seeds, len(rates)))
     n = n_seeds*sum(of_round for _,of_round in rounds)
-    there = ', less those that are there' if (out/'round_1.csv').exists() else ''
     said = (f"Like {_counted(trainings, 'training')} of {compute/epoch:.3g} epochs: {_counted(n, 'run')} in "
-        f"{_counted(len(rounds), 'round')}{words}{there}")
+        f"{_counted(len(rounds), 'round')}{_less_those(out, 'round_*.csv')}{words}")
     runs = [(n_seeds*of_round, share*compute) for share,of_round in rounds]
     return _Ahead(said, 'compute', [*runs, (n_search, compute)])
 
