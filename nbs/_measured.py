@@ -87,7 +87,8 @@ def tally(
     of = fair(df)
     if len(of)==1: said = _in_one(of.verdict.iloc[0])
     elif len(of): said = _in_all(of)
-    elif (df.verdict=='never selected').any(): said = 'it never found selecting worth its cost, and trained as plain training does.'
+    elif (df.verdict=='never selected').any():
+        said = 'it never found selecting worth its cost, and trained as plain training does.'
     else: return Markdown('**Not measured** against plain training of equal cost.')
     return Markdown(f'**Measured:** {said}')
 

@@ -104,7 +104,8 @@ PLANS = [
         '2 runs (2 methods, 1 seed), 42 seconds each, and before them 2 to find the learning rate. '
         'That is about 3 minutes,', 4*(1+2*21+2*3)),
     (dict(race=True, compute=1600, seeds=3, lr='.1,.2,.3'),
-        'Like 35 trainings of 8 epochs: 51 runs in 3 rounds, and before them 9 to find the learning rate. That is about',
+        'Like 35 trainings of 8 epochs: 51 runs in 3 rounds, and before them 9 to find the learning rate. '
+        'That is about',
         24*(1+2*21+2*3) + 15*(1+4*21+4*3) + 21*(1+8*21+8*3))]
 
 @pytest.mark.parametrize('kwargs,says,seconds', PLANS)
@@ -122,7 +123,7 @@ def test_a_few_steps_are_timed(monkeypatch):
         def before_validate(self): raise AssertionError('it validates')
         def after_step(self): Counts.steps += 1
     clock = itertools.count()
-    monkeypatch.setattr(c, '_now', lambda: float(next(clock)))
+    monkeypatch.setattr(c.time, 'perf_counter', lambda: float(next(clock)))
     assert c.pace_of(lambda: table_learner(cbs=Counts()))==Pace(1., 1., 1., 7, 2)
     assert Counts.steps==4
 
@@ -193,6 +194,7 @@ def test_a_class_may_be_called_train(tmp_path):
 
 def test_a_size_is_for_folders_and_one_of_its_own(trains_not, tmp_path, capsys):
     args = dict(out=str(tmp_path), refused=True)
-    assert "size: got 64 with 'digits', wanted 128; it is for folders" in said_before(capsys, data='digits', size=64, **args)
+    said = said_before(capsys, data='digits', size=64, **args)
+    assert "size: got 64 with 'digits', wanted 128; it is for folders" in said
     data = images_in(tmp_path/'data', '.')
     assert 'size: got 8, wanted a whole number of at least 16' in said_before(capsys, data=data, size=8, **args)

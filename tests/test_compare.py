@@ -30,7 +30,7 @@ PLAIN = run([2.,4,6,8], [1.,.6,.5,.55])
 FAST = run([1.,2,3,4], [1.,.8,.58,.57], kept=.5)
 CONTROL = run([1.,2,3,4], [1.,.9,.8,.8], kept=.5)
 BY_METHOD = {'none': PLAIN, 'top_loss': FAST, RANDOM: CONTROL}
-RUNS = pd.concat([runs.assign(method=m, seed=seed) for seed in (0,1) for m,runs in BY_METHOD.items()])
+RUNS = pd.concat([runs.assign(method=m, seed=seed) for seed in range(3) for m,runs in BY_METHOD.items()])
 
 def rescaled(runs, of_those, factor):
     "Runs, the validation losses of some of which are multiplied"
@@ -89,9 +89,9 @@ IS_CONTROL = RUNS.method==RANDOM
 
 @pytest.mark.law(9)
 def test_verdict_says_who_won():
-    plain = '5.0% lower than with plain training (95 % interval -5.0% to -5.0%, better on 2 of 2 seeds)'
+    plain = '5.0% lower than with plain training (95 % interval -5.0% to -5.0%, better on 3 of 3 seeds)'
     random = '28.8% lower than with a random choice (95 % interval -28.8% to -28.8%, '
-    won = f'At equal seconds top_loss won: its validation loss is {plain} and {random}'
+    won = f'At equal seconds top_loss won: its validation loss (best so far) is {plain} and {random}'
     assert verdict_at(RUNS).startswith(won)
 
     slower = RUNS.assign(seconds=RUNS.seconds.where(RUNS.seed==0, RUNS.seconds*1.01))
@@ -99,14 +99,15 @@ def test_verdict_says_who_won():
     assert f'{reached} in 0.75 of its time (95 % interval 0.75 to 0.75).' in verdict_at(slower)
 
     assert verdict_at(RUNS, equal=('items',)).startswith('At equal back-propagated items top_loss won')
-    assert 'error is' in verdict_at(RUNS, 'error')
+    assert 'error (best so far) is' in verdict_at(RUNS, 'error')
 
 @pytest.mark.law(9)
 def test_verdict_says_that_none_won():
     worse = rescaled(RUNS, RUNS.method=='top_loss', 3)
-    best = 'At equal seconds plain training has the lowest validation loss.'
-    nearest = 'Of the methods that choose by loss top_loss came closest; against plain training, its validation loss is'
-    interval = '(95 % interval +185.0% to +185.0%, better on 0 of 2 seeds)'
+    best = 'At equal seconds plain training has the lowest validation loss (best so far).'
+    nearest = ('Of the methods that choose by loss top_loss came closest; against plain training, '
+        'its validation loss (best so far) is')
+    interval = '(95 % interval +185.0% to +185.0%, better on 0 of 3 seeds)'
     assert verdict_at(worse)==f'{best} {nearest} 185.0% higher {interval}.'
 
     none_is = 'At equal seconds no method that chooses by loss is the best'
@@ -132,7 +133,7 @@ UNCLEAR = dict(
 def test_what_is_not_clear_is_no_win(name):
     summary = summarize(UNCLEAR[name](RUNS))
     said = verdict(summary)
-    lowest = 'top_loss has the lowest validation loss on average'
+    lowest = 'top_loss has the lowest validation loss (best so far) on average'
     assert said.startswith(f'At equal seconds there is no clear difference from plain training: {lowest}')
     assert 'won' not in said
     assert 'beat' not in said
@@ -262,7 +263,8 @@ def check_refused(capsys, match, out, data='digits', **kwargs):
 # tables and pictures
 def test_plots_and_tables_for_any_order_of_methods():
     axes = plot_runs(RUNS[RUNS.method=='top_loss'], measure='error')
-    assert axes[0].lines[0].get_xydata().tolist()==[[1,.5],[2,.4],[3,.29],[4,.285]]
+    wanted = [[1,.5],[2,.4],[3,.29],[4,.285]]
+    assert axes[0].lines[0].get_xydata()==pytest.approx(np.array(wanted))
 
     shown = show_table(summarize(RUNS).assign(forwarded=22528))
     assert shown.loc['forwarded','none']=='22,528'
@@ -923,12 +925,12 @@ def test_verdicts_say_when_there_is_nothing_to_say():
     without_plain_losses = RUNS.assign(valid_loss=RUNS.valid_loss.where(RUNS.method!='none'))
     assert 'no finite validation loss' in verdict_at(without_plain_losses)
 
-    lost = RUNS[~(IS_CONTROL & (RUNS.seed==1))]
+    lost = RUNS[~(IS_CONTROL & (RUNS.seed>0))]
     assert verdict_at(lost)==verdict_at(RUNS[RUNS.seed==0])
 
     diverged = RUNS.assign(valid_loss=RUNS.valid_loss.where((RUNS.method!='top_loss') | (RUNS.seconds<4)))
     said = verdict_at(diverged)
-    assert diverged.valid_loss.isna().sum()==2
+    assert diverged.valid_loss.isna().sum()==3
     assert 'nan' not in said
     assert '0.58' not in said
 

@@ -17,6 +17,7 @@ def code_in(*patterns):
 
 # No module reads or writes a private name of another, but for these
 FOREIGN = dict(
+    _repr_html_='IPython: what a notebook shows',
     _split='fastai: a batch becomes xb and yb',
     _set_device='fastai: a batch goes to where the model is',
     _do_epoch_validate='fastai: validation, by itself or replaced',

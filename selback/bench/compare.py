@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from html import escape
 from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
@@ -620,9 +621,9 @@ def _judge_constant(learn, of_batches):
     device = learn.dls.device or 'cpu'
     for o in judges.values(): o.reset()
     for shape,yb in of_batches:
-        learn.pred,learn.yb = constant.expand(shape).contiguous().to(device),to_device(yb, device)
-        learn.loss = learn.loss_func(learn.pred, *learn.yb)
-        for o in judges.values(): o.accumulate(learn)
+        pred,(y,) = constant.expand(shape).contiguous().to(device),to_device(yb, device)
+        judged = SimpleNamespace(pred=pred, y=y, yb=(y,), loss=learn.loss_func(pred, y), to_detach=to_detach)
+        for o in judges.values(): o.accumulate(judged)
     return found | {name: float(o.value) for name,o in judges.items()}
 
 def _wake_up(learn, study, lr, watch):
