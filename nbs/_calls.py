@@ -139,6 +139,9 @@ def command_options():
         has_default = p.default is not None and p.default is not False
         yield f"--{p.name}{f' {p.default}' if has_default else ''}",' '.join(comments[p.name].split())
 
+# Read before notebooks run, which define names of the package again
+GROUPS,OPTIONS = groups(),list(shared_options())
+
 # The page
 def row(*cells):
     "A row of a table; a comment of several lines becomes one"
@@ -162,13 +165,13 @@ def page(link, in_order):
 
     yield '*Every call, with its options and their defaults*'
     yield INTRO
-    for heading,calls in groups().items():
+    for heading,calls in GROUPS.items():
         if heading=='Methods': calls = sorted(calls, key=place)
         yield f'## {heading}'
         yield table(['call','what it does','page'], [(f'`{c.written}`', c.does, link(c)) for c in calls], 'calls')
         if heading=='Methods':
             yield '### Options of methods'
-            options = [(f'`{option}`', about, who) for option,about,who in shared_options()]
+            options = [(f'`{option}`', about, who) for option,about,who in OPTIONS]
             yield table(['option','what it is','taken by'], options, 'calls')
     yield '## The command'
     command = Call('selback-compare', run_study.__doc__, 'selback.bench.command', 'main')
