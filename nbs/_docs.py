@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo. `nbdev-docs` would do that with Quarto,
 which no package index has."""
-import json, re, shutil, sys, textwrap
+import ast, json, re, shutil, sys, textwrap
 from inspect import Parameter, formatannotation
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from nbdev.showdoc import BasicMarkdownRenderer
 from sphinx.cmd.build import main as sphinx
 
 import selback.all
+import _calls
+from _calls import row, table
+from _measured import comparisons
 from conf import cfg, repository
 
 nbs = Path(__file__).parent
@@ -24,20 +27,30 @@ sections = dict(
     tutorials='Guides',
     methods='Methods',
     experiments='Experiments',
-    called='API: what you call',
-    inside='API: inside',
+    api='API',
     project='Project')
+
+# parts of the API, each folded under a page: its name, and its title; that of `selback.all` has all calls
+parts = dict(called=('all','What you call'), inside=('inside','Inside'))
+
+floors = 'core','callback','views','methods','bench' # folders of modules, from the ground up
+
+# pages that stand elsewhere than in the section of their folder
+elsewhere = dict(laws='project')
 
 # what comes first in a section, in this order
 first = dict(
-    start=['installation','get_started','how_it_works','what_it_takes','laws','questions','migrate'],
+    start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
-    called=['all','views','pictures','gradients','groups','batch','scoring','compare','race','command','findings',
-        'datasets','functional'])
+    experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','cifar10','forum','multi_label',
+        'label_noise','noise_cifar10','imagenette','race'],
+    called=['views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch','scoring',
+        'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
 words = {
     'what_it_takes': 'requirements, options, supported tasks, loss functions',
+    'all': 'signature, cheat sheet, all options',
     'installation': 'installation, GPU, CUDA, CPU',
     'saving': 'checkpoint, resume, export, save, load',
     'questions': 'FAQ, warnings, error messages, active learning',
@@ -46,7 +59,8 @@ words = {
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'setups': 'mixed precision, distributed training, gradient accumulation',
-    'targets': 'multi-label, segmentation, regression',
+    'targets': 'multi-label, multilabel, segmentation, regression',
+    'multi_label': 'multi-label, multilabel',
     'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch',
     '02_prioritized_sampling': 'prioritized experience replay',
@@ -83,11 +97,6 @@ def link_line(self:NbdevLookup, line):
     return line[:own]+self._orig_link_line(line[own:])
 
 # What a page says of a symbol
-def row(*cells):
-    "A row of a table; a comment of several lines becomes one"
-    texts = [' '.join(cell.split()).replace('|', '\\|') for cell in cells]
-    return f"| {' | '.join(texts)} |"
-
 def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
 
 def anchor(name): return f'def-{name.lower()}'
@@ -161,6 +170,16 @@ def converted(cell, tables, folded=False):
     cell.metadata = tags_for(marks, folded)
     return cell
 
+def in_one_fold(cells):
+    "Code that shows nothing joins the code that follows it"
+    joined_cells = []
+    for cell in cells:
+        last = joined_cells[-1] if joined_cells else None
+        goes_on = last is not None and last.cell_type==cell.cell_type=='code' and not last.outputs
+        if goes_on: cell.source = f'{joined_cells.pop().source}\n\n{cell.source}'
+        joined_cells.append(cell)
+    return joined_cells
+
 def tags_for(marks, folded):
     "Metadata that hide a cell's code, or fold it"
     if marks.get('echo')=='false' or 'hide_input' in marks: return dict(tags=['remove-input'])
@@ -191,8 +210,8 @@ def page(fn, path):
 
     tables = {} # of parameters, with the symbol that shows each
     folded = path.parent.name=='experiments'
-    cells = [converted(cell, tables, folded) for cell in nb.cells]
-    nb.cells = [head, *filter(None, cells)]
+    cells = list(filter(None, [converted(cell, tables, folded) for cell in nb.cells]))
+    nb.cells = [head, *(in_one_fold(cells) if folded else cells)]
     return nb,Path(front.get('output-file', fn.name)).stem
 
 def linked(md, names, labels):
@@ -205,7 +224,9 @@ def linked(md, names, labels):
 
     def to_project(m): return f'](/project/{m[1].lower()}.md)'
     def to_test(m): return f'[{m[1]}]({repository}/blob/{cfg.branch}/{m[2]})' if repository else m[1]
-    def to_page(m): return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
+    def to_page(m):
+        if m[2]=='00_all': return f'{m[1]}all.md'
+        return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
 
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md)
@@ -214,24 +235,40 @@ def linked(md, names, labels):
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
 
-def folder_of(path):
-    "The section of a notebook"
-    folder = path.parent.as_posix()
-    if folder in sections: return folder
-    return 'called' if path.stem[3:] in first['called'] else 'inside'
+cards = {cls.__module__.rpartition('.')[2] for cls in _calls.methods().values()} # the modules with a one-liner
 
-def in_order(folder, names):
+def folder_of(path):
+    "The section of a notebook, or its part of the API; a helper is no method"
+    folder,name = path.parent.as_posix(),path.stem[3:]
+    if path.stem in elsewhere: return elsewhere[path.stem]
+    if folder=='methods': return folder if name in cards else 'called'
+    if folder in sections: return folder
+    return 'called' if name in first['called'] else 'inside'
+
+def evidence(nb):
+    "On how many data sets a card's method was clearly better at equal cost, and on how many worse"
+    tallies = [re.search(r'^tally\((.*?)\)$', cell.source, re.M|re.S) for cell in nb.cells]
+    names = [name for found in filter(None, tallies) for name in ast.literal_eval(f'[{found[1]}]')]
+    df = comparisons(*names)
+    fair = df[df.equal_cost]
+    return [fair.data[fair.verdict==verdict].nunique() for verdict in ('better','worse')]
+
+def by_evidence(found):
+    "Names of methods' pages, those that were better on the most data sets first"
+    return sorted(found, key=lambda name: (-found[name][0], found[name][1]))
+
+def in_order(names, wanted):
     "The pages of a section, with those that come first at its beginning"
-    wanted = first.get(folder, [])
     def place(page):
         name = Path(page).name
         return wanted.index(name) if name in wanted else len(wanted)
     return sorted(names, key=place)
 
-def toctree(caption, pages):
-    "A section of the sidebar"
+def toctree(pages, caption=None):
+    "A section of the sidebar, or what is folded under a page"
     lines = '\n'.join(pages)
-    return mk_cell(f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```', 'markdown')
+    named = f':caption: {caption}\n' if caption else ''
+    return f'```{{toctree}}\n:hidden:\n{named}\n{lines}\n```'
 
 # The site
 class Site:
@@ -239,13 +276,13 @@ class Site:
     def __init__(self,
         proc:Path, # The folder of the processed notebooks
     ):
-        paths = [fn.relative_to(proc) for fn in sorted(proc.rglob('*.ipynb'))]
+        paths = [fn.relative_to(proc) for fn in sorted(proc.rglob('*.ipynb')) if fn.stem!='00_all']
         self.pages = {path: page(proc/path, path) for path in paths} # each with its notebook and its name
         self.names = {path.stem: name for path,(_,name) in self.pages.items()}
         texts = [cell.source for nb,_ in self.pages.values() for cell in nb.cells]
         self.labels = {label for text in texts for label in re.findall(r'^\((\S+)\)=$', text, re.M)}
 
-        self.inside = {folder: [] for folder in sections} # the pages of each section
+        self.inside = {folder: [] for folder in [*sections,*parts]} # the pages of each section
         self.made_from = {} # the file that each page is made from
 
     def linked(self, md): return linked(md, self.names, self.labels)
@@ -270,8 +307,50 @@ class Site:
             self.enter('project', at, f'{name}.md')
         if repository: self.inside['project'].append(f'Repository <{repository}>')
 
+    def title(self, path): return re.match('# (.+)', self.head(path))[1]
+    def caption(self, path): return re.search(r'^\*(.+)\*$', self.head(path), re.M)[1]
+    def head(self, path): return self.pages[path][0].cells[0].source
+
+    def ordered(self, folder):
+        "The pages of a section in their order"
+        wanted = first.get(folder, [])
+        if folder=='methods':
+            on_cards = [self.pages[path] for path in self.pages if folder_of(path)==folder]
+            wanted = by_evidence({name: evidence(nb) for nb,name in on_cards})
+        pages = self.inside[folder]
+        if folder=='inside': pages = sorted(pages, key=lambda page: floors.index(page.partition('/')[0]))
+        return in_order(pages, wanted)
+
     def toctrees(self):
-        for folder,caption in sections.items(): yield toctree(caption, in_order(folder, self.inside[folder]))
+        for folder,caption in sections.items(): yield mk_cell(toctree(self.ordered(folder), caption), 'markdown')
+
+    def link_to(self, call):
+        "A link to where a call is explained"
+        at = call.module.removeprefix('selback.').replace('.', '/')
+        path = next(path for path,(_,name) in self.pages.items() if (path.parent/name).as_posix()==at)
+        label = anchor(call.name)
+        target = f'#{label}' if label in self.labels else f'{at}.ipynb'
+        return f'[{self.title(path)}]({target})'
+
+    def calls(self):
+        "The page of all that a user calls"
+        return [index_entry('all'), *_calls.page(self.link_to, [Path(page).name for page in self.ordered('methods')])]
+
+    def modules(self):
+        "The page of the modules that a user does not call"
+        paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()}
+        inside = [(page, paths[page]) for page in self.ordered('inside')]
+        rows = [(f'[{self.title(path)}]({page}.ipynb)', self.caption(path)) for page,path in inside]
+        about = '*The modules that the others stand on, from the ground up*'
+        return [about, table(['module','what it is'], rows, 'modules')]
+
+    def write_api(self, src):
+        "The pages that the parts of the API are folded under"
+        for part,texts in dict(called=self.calls(), inside=self.modules()).items():
+            name,title = parts[part]
+            folded = toctree([f'/{page}' for page in self.ordered(part)])
+            (src/f'{name}.md').write_text(joined([f'# {title}', *texts, folded]), encoding='utf-8')
+            self.enter('api', name, 'nbs/_calls.py' if part=='called' else 'nbs/_docs.py')
 
     def link(self, cell):
         "Have the links of a cell, and of what it shows, lead to pages"
@@ -293,6 +372,7 @@ def stage(src):
 
     site.enter_notebooks()
     site.write_project(src)
+    site.write_api(src)
     (src/'made_from.json').write_text(json.dumps(site.made_from), encoding='utf-8')
     site.write_notebooks(src)
 

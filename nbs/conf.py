@@ -17,12 +17,22 @@ nb_render_markdown_format = 'myst'
 
 html_title = f'{project} {release}'
 html_theme = 'furo'
-html_static_path,html_css_files = ['_static'],['site.css']
+html_static_path,html_css_files,html_js_files = ['_static'],['site.css'],['site.js']
+html_use_index = False # its entries are what search finds
 html_favicon = '_static/icon.svg'
 html_copy_source = False
 html_show_copyright = False
 html_math_renderer = 'mathml' # formulas that browsers show without a script from elsewhere
 pygments_dark_style = 'monokai'
+
+def _colours(link, hover):
+    "Links have a colour that says nothing: blue is for what is better"
+    names = dict.fromkeys(('brand-primary','brand-content','brand-visited'), link) | {'link--hover': hover}
+    return {f'color-{name}': colour for name,colour in names.items()}
+
+html_theme_options = dict(
+    light_css_variables=_colours('#6b3a87', '#4d2563'),
+    dark_css_variables=_colours('#c9a2e0', '#e3c9f2'))
 
 def published(url, owner, name):
     "The repository's address, or None while it is a placeholder: the project's own name stands for its owner"
@@ -40,9 +50,12 @@ def _edit(app, page, template, context, doctree):
 def _breaks(app, page, template, context, doctree):
     "A call in a table breaks between its words, where it must"
     if 'body' not in context: return
-    def in_code(m): return m[1]+re.sub(r'([_(,])(?=[^)])', r'\1<wbr>', m[2])
+    def between(text): return re.sub(r'([_(,]|\bback(?=prop))(?=[^)\s])', r'\1<wbr>', text)
+    def in_code(m): return m[1]+between(m[2])
     def in_cell(m): return re.sub('(<span class="pre">)([^<]+)', in_code, m[0])
-    context['body'] = re.sub('<td>.*?</td>', in_cell, context['body'], flags=re.S)
+    def in_frame(m): return m[1]+between(m[2])
+    body = re.sub('<td>.*?</td>', in_cell, context['body'], flags=re.S)
+    context['body'] = re.sub(r'(<t[hd][^>]*>)([^<]*(?:\w[_(,]\w|backprop)[^<]*)(?=</t[hd]>)', in_frame, body)
 
 def _visit(block):
     "What Sphinx does at a formula: in a paragraph of its own if `block`"

@@ -87,6 +87,11 @@ def test_parts_come_in_their_order(card):
     assert 'measured(' in measured_part
 
 @each_card
+def test_titles_are_in_sentence_case(card):
+    title = re.match('# (.+)', markdown(card))[1]
+    assert title in ('InfoBatch','SeTa') or re.fullmatch('[A-Z][a-z-]+( [a-z]+)*', title), title
+
+@each_card
 def test_a_card_is_read_in_two_minutes(card):
     "At 280 words a minute, code and results aside"
     assert len(prose(markdown(card)).split())<=560

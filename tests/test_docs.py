@@ -124,6 +124,8 @@ SEARCHES = [
     ('noisy labels', 'tutorials/noisy_labels'),
     ('spurious correlation', 'tutorials/misled'),
     ('JTT', 'methods/early_loss_sampling'),
+    ('multilabel', 'experiments/multi_label'),
+    ('multi-label', 'tutorials/targets'),
     ('GPU', 'start/installation')]
 
 IS_DONE = """!document.querySelector('#search-progress')?.innerText.trim()
@@ -144,15 +146,62 @@ def test_search_finds(tab, word, wanted):
 CAPTIONS = """() => [...document.querySelectorAll('.sidebar-tree .caption')].map(o =>
   [o.innerText.trim(), [...o.nextElementSibling.querySelectorAll('a')].map(a => a.getAttribute('href'))])"""
 
-def test_the_api_begins_with_what_is_called(tab):
-    parts = {name.lower(): pages for name,pages in tab.go('index.html').evaluate(CAPTIONS)}
-    order = list(parts)
-    called,inside = parts['api: what you call'],parts['api: inside']
-    assert order.index('api: what you call')<order.index('api: inside')
+@pytest.fixture
+def parts(tab):
+    "The sections of the sidebar, each with the pages that it has, folded or not"
+    return {name.lower(): listed for name,listed in tab.go('index.html').evaluate(CAPTIONS)}
+
+def test_the_api_begins_with_what_is_called(parts):
+    assert parts['start here'][0]=='start/installation.html'
+    api = parts['api']
+    middle = api.index('inside.html')
+    called,inside = api[:middle],api[middle:]
     assert called[0]=='all.html'
     assert {'views/views.html','callback/batch.html','bench/compare.html','bench/command.html'}<=set(called)
     assert {'callback/loader.html','callback/meter.html','callback/selection.html'}<=set(inside)
-    assert parts['start here'][0]=='start/installation.html'
+
+ON_SIGHT = "[...document.querySelectorAll('.sidebar-tree a')].filter(o => o.offsetHeight).length"
+
+def test_the_api_is_folded(tab): assert tab.go('index.html').evaluate(ON_SIGHT)<55
+
+def test_methods_come_by_evidence(parts):
+    "And what only helps a method is none"
+    _,_docs = builders()
+    assert _docs.by_evidence({'a': [0,1], 'b': [2,5], 'c': [2,0]})==['c','b','a']
+    methods = parts['methods']
+    assert methods[0]=='methods/favor_hard.html'
+    assert not {'methods/scale_lr.html','methods/proxy.html','methods/reducible_loss.html'} & set(methods)
+
+def test_all_calls_are_on_one_page(tab):
+    "One-liners with their own options, what `selback.all` exports, and the command"
+    import selback.all as selback
+    from selback.bench.command import run_study
+    page = tab.go('all.html')
+    text = page.locator('article').inner_text()
+    for name,cls in selback.known_methods().items():
+        if cls.__module__.startswith('selback.methods.'): assert f'learn.{name}(' in text
+    assert 'learn.favor_hard(beta=1, ...)' in text
+    for name in selback.__all__:
+        o = getattr(selback, name)
+        if inspect.isfunction(o) or inspect.isclass(o): assert re.search(rf'\b{name}\(', text), name
+    for name in inspect.signature(run_study).parameters: assert f'--{name}' in text
+
+    rows = page.locator('table.calls:not(.options) tbody tr').count()
+    assert page.locator('table.calls:not(.options) tbody td:last-child a').count()>rows-25 # options have no page
+
+BOXES = "[...document.querySelectorAll('article table, article .table-wrapper')]"
+TOO_WIDE = f'{BOXES}.filter(o => o.scrollWidth>o.clientWidth+1).length'
+SAID = "document.querySelectorAll('article .scrolls').length"
+
+def test_tables_fit_a_screen(tab):
+    wide = {name: tab.go(name).evaluate(TOO_WIDE) for name in pages}
+    assert not {name: n for name,n in wide.items() if n}
+
+@narrow
+def test_a_table_that_scrolls_says_so(tab):
+    page = tab.go('tutorials/choosing.html')
+    page.wait_for_function(SAID)
+    assert page.evaluate(SAID)==page.evaluate(TOO_WIDE)
 
 def test_version_and_repository(tab):
     "Without a repository there are no links to one"
