@@ -291,7 +291,7 @@ def test_epochs_of_several_fits_are_told_apart():
 @pytest.mark.parametrize('name', ['card','plot','stats','show_hardest'])
 def test_a_learner_without_a_selection_says_how_to_get_one(name):
     learn = table_learner()
-    how = rf'learn.selection.{name}: got a learner without.*learn.selective_backprop\(\)'
+    how = rf'learn.selection.{name}: got a learner without.*learn.favor_hard\(\)'
     with pytest.raises(AttributeError, match=how): getattr(learn.selection, name)
 
 def test_no_selection_is_false():
