@@ -14,6 +14,7 @@ from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFl
 from fastai.torch_core import TensorCategory, TensorImage, default_device, set_seed
 from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
+from IPython.core.formatters import HTMLFormatter
 from selback.core.batches import as_tensors, map_tensors
 from selback.callback.attached import known_methods
 from selback.all import *
@@ -88,6 +89,10 @@ def class_data(n=132, classes=3):
     x = torch.randn(n, 4)
     noisy = x[:,0]+.5*torch.randn(n)
     return x,noisy.mul(2).round().long().clamp(-1, classes-2)+1
+
+def in_notebook(o):
+    "The HTML that a notebook shows of it"
+    return HTMLFormatter()(o)
 
 def mlp(n_out=3, n_in=4):
     return nn.Sequential(nn.Linear(n_in, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(.3), nn.Linear(8, n_out))

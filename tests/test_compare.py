@@ -1024,7 +1024,7 @@ def test_a_run_that_was_better_on_its_way_has_learned():
 # in a notebook
 def test_runs_show_their_verdict_and_are_a_table():
     runs = compare(learner_of, ['none','top_loss(keep=.5)'], epochs=2, seeds=2, plot=False, tell_controls=False)
-    shown = runs._repr_html_()
+    shown = in_notebook(runs)
     assert escape(runs.verdict) in shown
     assert runs.verdict==verdict_of(runs)
     assert all(f'<th>{m}</th>' in shown for m in ('none','top_loss(keep=.5)'))
@@ -1034,4 +1034,4 @@ def test_runs_show_their_verdict_and_are_a_table():
     assert isinstance(runs, pd.DataFrame)
     assert type(pickle.loads(pickle.dumps(runs))) is type(runs)
     runs.drop(columns='budget', inplace=True)
-    assert '<td>none</td>' in runs._repr_html_() # rows as those of any table
+    assert '<td>none</td>' in in_notebook(runs) # rows as those of any table

@@ -446,7 +446,7 @@ def test_the_share_of_a_budget_is_what_schedules_follow():
         def before_backward(self): pcts.append((self.pct_train, self.learn.cost_log.spent['compute']))
 
     compare(lambda: learner_of(cbs=Notes()), ['top_loss(keep=.5,warmup=0)'], compute=400, seeds=1, plot=False)
-    steps = pcts[20:] # after the piece that wakes the machine up
+    steps = pcts[[pct for pct,_ in pcts].index(0., 1):] # after the piece that wakes the machine up
     looks = [32*LOOK/TRAIN] + [16*LOOK/TRAIN]*99
     assert steps[0][0]==0
     assert all(pct==pytest.approx((spent-look)/400) for (pct,spent),look in zip(steps, looks))
@@ -595,7 +595,7 @@ def test_the_command_takes_a_budget_of_compute(tmp_path, capsys):
 
     said = capsys.readouterr().out
     assert said.index(f'{late} never selected')<said.index('vs plain, equal compute')
-    assert 'At equal compute ' in said
+    assert 'Nothing was learned' in said
     assert 'equal time' not in said
     with pytest.raises(SystemExit): main(compute=9, items=9, **cut)
     assert 'selback-compare: error: budget: got items and compute, wanted one of them.' in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
 
     said = capsys.readouterr().out
     assert race_verdict(runs) in said
-    assert escape(race_verdict(runs)) in runs._repr_html_()
+    assert escape(race_verdict(runs)) in in_notebook(runs)
     assert 'without' not in said
     assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said
     assert 'Round 2 of 2: 4 methods' in said

@@ -23,9 +23,9 @@ import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
-from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
+from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
-from fastai.torch_core import set_seed, to_detach, to_device
+from fastai.torch_core import find_bs, set_seed, to_detach, to_device
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar
 from torch import nn
@@ -542,6 +542,12 @@ def _train(learn, study, lr, log, *cbs):
     epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
+def _wake_up(learn, study, lr, watch):
+    "An untimed piece of a run, an epoch at most, for the machine"
+    n_steps = min(20, len(learn.dls.train))
+    piece = 'items',n_steps*n_items(learn.dls.one_batch())
+    _train(learn, study._replace(budget=piece), lr, CostLog(watch))
+
 def _check_end(log, budget):
     "Did a run end as it had to?"
     run = f'{log.method}, seed {log.seed}'
@@ -563,11 +569,17 @@ def _and_those_of(log, about, runs):
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77a1
 class _Targets(Callback):
-    "The targets of the last validation, and the shape of what was predicted for each batch"
+    "The targets of a fit's first validation, and the shape of what was predicted for each batch"
     run_train = False
-    def __init__(self): self.of_batches = []
-    def before_validate(self): self.of_batches = []
-    def after_batch(self): self.of_batches.append((getattr(self.pred, 'shape', None), to_detach(self.yb)))
+
+    def __init__(self):
+        self.of_batches = []
+        self.are_known = False
+
+    def after_batch(self):
+        if not self.are_known: self.of_batches.append((getattr(self.pred, 'shape', None), to_detach(self.yb)))
+
+    def after_validate(self): self.are_known = True
 
 def _class_shares(loss_func, shapes, targets):
     "The best logits for cross-entropy; None for targets that are shares themselves"
@@ -611,29 +623,21 @@ def _best_constant(loss_func, of_batches):
 
 def _judge_constant(learn, of_batches):
     "Loss and error of the best constant prediction; NaN where they are not known"
-    found = dict(constant_loss=math.nan, constant_error=math.nan)
     constant = _best_constant(learn.loss_func, of_batches)
-    if constant is None: return found
+    if constant is None: return dict(constant_loss=math.nan, constant_error=math.nan)
 
     metric = learn.metrics[0]
-    judges = dict(constant_loss=AvgLoss())
-    if isinstance(metric, (AvgMetric,AccumMetric)): judges['constant_error'] = metric
+    is_average = isinstance(metric, (AvgMetric,AccumMetric))
+    if is_average: metric.reset()
+    loss,n = 0.,0
     device = learn.dls.device or 'cpu'
-    for o in judges.values(): o.reset()
     for shape,yb in of_batches:
-        pred,(y,) = constant.expand(shape).contiguous().to(device),to_device(yb, device)
-        judged = SimpleNamespace(pred=pred, y=y, yb=(y,), loss=learn.loss_func(pred, y), to_detach=to_detach)
-        for o in judges.values(): o.accumulate(judged)
-    return found | {name: float(o.value) for name,o in judges.items()}
-
-def _wake_up(learn, study, lr, watch):
-    "An untimed piece of a run, an epoch at most, for the machine; what a constant prediction comes to"
-    n_steps = min(20, len(learn.dls.train))
-    piece = 'items',n_steps*n_items(learn.dls.one_batch())
-    targets = _Targets()
-    _train(learn, study._replace(budget=piece), lr, CostLog(watch), targets)
-    return _judge_constant(learn, targets.of_batches)
-
+        learn.pred,learn.yb = constant.expand(shape).contiguous().to(device),to_device(yb, device)
+        bs = find_bs(learn.yb)
+        loss += float(learn.loss_func(learn.pred, *learn.yb).mean())*bs
+        n += bs
+        if is_average: metric.accumulate(learn)
+    return dict(constant_loss=loss/n, constant_error=float(metric.value) if is_average else math.nan)
 
 # %% ../../nbs/bench/03_compare.ipynb #b189b15c
 def compare(
@@ -670,20 +674,20 @@ def compare(
         learn = get_learner()
         _check_learner(learn)
         if tell_controls: _tell_controls(study.makers)
-        constant = _wake_up(learn, study, lr, watch)
+        _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
 
     with _cudnn_kept():
         for seed,method in todo:
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
-            log = CostLog(watch, method, seed)
+            log,targets = CostLog(watch, method, seed),_Targets()
             _add_selection(learn, study.makers[method], log)
-            _train(learn, study, lr, log, progress)
+            _train(learn, study, lr, log, progress, targets)
             _check_end(log, study.budget)
 
             counts.append(log.compute)
-            runs = _and_those_of(log, study.about | constant, runs)
+            runs = _and_those_of(log, study.about | _judge_constant(learn, targets.of_batches), runs)
             if path is not None: _write(runs, path)
             progress.end_run(log.rows[-1]['valid_loss'])
 
@@ -764,7 +768,7 @@ def nothing_learned(
         if _constants[name] not in runs or runs[_constants[name]].isna().any(): continue
         if (runs[name]<runs[_constants[name]]).any(): return ''
         return (f'Nothing was learned: no run is better than a constant prediction, whose {word_of(name)} is '
-            f'{runs[_constants[name]].min():.4g}. It takes more compute, or another learning rate.')
+            f'{runs[_constants[name]].mean():.4g}. It takes more compute, or another learning rate.')
     return ''
 
 def verdict_of(

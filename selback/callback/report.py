@@ -31,7 +31,8 @@ def _can_train(learn):
 class TrainingOnly(Callback):
     "A callback that `Learner.export` leaves out; in its place is one that does nothing"
     def __reduce_ex__(self, protocol):
-        return super().__reduce_ex__(protocol) if _can_train(self.learn) else (Callback,())
+        if _can_train(self.learn): return super().__reduce_ex__(protocol)
+        return Callback,()
 
 
 # %% ../../nbs/callback/02_report.ipynb #fae97a92
