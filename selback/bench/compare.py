@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from html import escape
 from numbers import Real
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
