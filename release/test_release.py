@@ -110,7 +110,7 @@ def test_every_module_of_the_wheel_imports(wheel, python, tmp_path):
     assert not [name for name in modules if 'studies' in name]
     run_code(python, f'import importlib\nfor name in {modules}: importlib.import_module(name)', cwd=tmp_path)
 
-BY_THE_COMMAND = {'n-train': 64, 'n-valid': 32, 'bs': 16, 'compute': 64, 'seeds': 1, 'methods': 'none,favor_hard'}
+BY_THE_COMMAND = {'n-train': 64, 'n-valid': 32, 'bs': 16, 'compute': 128, 'seeds': 1, 'methods': 'none,favor_hard'}
 BY_THE_FUNCTION = '''
 from fastai.vision.all import *
 from selback.bench.datasets import get_dls, small_resnet

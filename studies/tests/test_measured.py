@@ -153,7 +153,7 @@ def test_every_file_of_runs_is_of_a_study():
     "But searches of settings and rates, other budgets of plain training, races and equal epochs"
     known = {name for study in studies for name in study.files}
     stored = {str(f.relative_to(results).with_suffix('')) for f in results.rglob('*.csv') if holds_runs(f)}
-    beside = '_settings|search|_rate_|fit_|_half|_twice|race/|resized|noise_cifar10/'
+    beside = '_settings|search|_own_lr_|_rate_|fit_|_half|_twice|race/|resized|noise_cifar10/'
     assert {name for name in stored-known if not re.search(beside, name)}=={'forum/long','forum/rate'}
 
 def test_every_study_names_a_page_and_its_files():

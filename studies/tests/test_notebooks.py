@@ -30,6 +30,7 @@ def test_it_runs_at_a_tiny_scale(fn, monkeypatch):
 def least_seeds(study):
     "How many runs of each method a study has at least, by its name"
     if study.startswith(('search_','fit_')): return 1 # settings are chosen, and why a gain ends is looked at, on one
+    if '_own_lr_' in study: return 1 # a search on one seed
     if study.endswith('_once'): return 1 # long runs say how few they are
     has_own_seeds = study.endswith(('_settings','_search')) or '_rate_' in study # that no result is of
     return 2 if has_own_seeds else 3
