@@ -154,8 +154,8 @@ def table(head, rows, name):
     return f'```{{table}}\n:class: {name}\n\n{lines}\n```'
 
 INTRO = ('Read from the code. Three dots stand for more options: those of methods are [below](#options-of-methods), '
-    'others on the page that is linked. `from selback.all import *` brings all but `compare`, `race` and '
-    '`MemorySampler`, which are in `selback.compare`, `selback.race` and `selback.functional`.')
+    'others on the page that is linked. `from selback.all import *` brings all but '
+    '`MemorySampler`, which is in `selback.functional`.')
 
 def page(link, in_order):
     "The texts of the page; `link` makes a link of a call, `in_order` has the names of methods' pages"

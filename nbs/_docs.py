@@ -17,7 +17,7 @@ from sphinx.cmd.build import main as sphinx
 import selback.all
 import _calls
 from _calls import row, table
-from _measured import comparisons
+from _measured import comparisons, counts, fair
 from conf import cfg, repository
 
 nbs = Path(__file__).parent
@@ -249,9 +249,8 @@ def evidence(nb):
     "On how many data sets a card's method was clearly better at equal cost, and on how many worse"
     tallies = [re.search(r'^tally\((.*?)\)$', cell.source, re.M|re.S) for cell in nb.cells]
     names = [name for found in filter(None, tallies) for name in ast.literal_eval(f'[{found[1]}]')]
-    df = comparisons(*names)
-    fair = df[df.equal_cost]
-    return [fair.data[fair.verdict==verdict].nunique() for verdict in ('better','worse')]
+    n = counts(fair(comparisons(*names)), 'data')
+    return n.better,n.worse
 
 def by_evidence(found):
     "Names of methods' pages, those that were better on the most data sets first"

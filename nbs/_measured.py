@@ -33,7 +33,7 @@ def comparisons(
     if where is not None: df = df[df['where']==where]
     return df.reset_index(drop=True)
 
-_other_names = {'hardest first': 'favor_hard', 'hardest always': 'favor_hard'}
+_other_names = {'hardest first': 'favor_hard', 'hardest always': 'favor_hard', 'a proxy, paid for': 'replay_choices'}
 
 def family(
     method, # As a study has it
@@ -49,12 +49,12 @@ class Counts(NamedTuple):
     diverged:int
 
 def counts(
-    fair, # Rows of `comparisons` of equal cost
+    of, # Rows of `comparisons` of equal cost
     by=None, # A column, such as 'data': count each of its values once; None: each comparison
 )->Counts:
     "In how many comparisons or data sets methods were clearly better and worse than plain training"
-    names = fair.index.to_series() if by is None else fair[by]
-    return Counts(names.nunique(), *(names[fair.verdict==verdict].nunique() for verdict in Counts._fields[1:]))
+    names = of.index.to_series() if by is None else of[by]
+    return Counts(names.nunique(), *(names[of.verdict==verdict].nunique() for verdict in Counts._fields[1:]))
 
 def fair(
     df, # As `comparisons` returns it

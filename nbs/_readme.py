@@ -4,12 +4,6 @@ from pathlib import Path
 
 nbs = Path(__file__).parent
 
-def _plain(html):
-    "fastai's training table, in Markdown"
-    rows = [re.findall(r'<t[hd]>(.*?)</t[hd]>', row) for row in re.findall(r'<tr>(.*?)</tr>', html, re.S)]
-    rows = [[f'{float(o):.3f}' if re.fullmatch(r'[\d.-]+\.\d{6}', o) else o for o in row] for row in rows]
-    return '\n'.join(f"| {' | '.join(row)} |" for row in [rows[0], ['---']*len(rows[0]), *rows[1:]])
-
 def _cell(cell, pictures):
     "A cell as Markdown: its source unless it is hidden, and its Markdown, text and pictures"
     source,shown = ''.join(cell['source']),[]
@@ -18,9 +12,7 @@ def _cell(cell, pictures):
     if re.search(r'^#\|\s*hide\s*$', source, re.M): return []
     if not re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M): shown.append(f'```python\n{source}\n```')
     for data in (o.get('data', {}) for o in cell['outputs']):
-        if 'text/markdown' in data:
-            md = ''.join(data['text/markdown'])
-            shown.append(_plain(md) if '```html' in md else md)
+        if 'text/markdown' in data: shown.append(''.join(data['text/markdown']))
         elif 'image/png' in data:
             pictures[f'results/index_{len(pictures)}.png'] = base64.b64decode(''.join(data['image/png']))
             shown.append(f'![{alt}](../{list(pictures)[-1]})')

@@ -1,18 +1,18 @@
 """A photograph learned point by point, and digits whose colours mislead: `python -m studies.demo` trains on both, in
 minutes, and writes one page"""
 import base64, io
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt, pandas as pd, torch
-from fastai.learner import Learner
-from fastai.metrics import mse
 from fastcore.script import call_parse
 
 from selback.all import EarlyLossSamplingCallback, RandomSubsetCallback
 from selback.bench.compare import compare, describe
-from selback.bench.datasets import get_dls, get_model, learned
+from selback.bench.datasets import get_dls, learned
 from selback.bench.findings import last_epochs, relative, signed
+from studies import photographs
 from studies.experiments import scale
 from studies.shortcuts import parts
 
@@ -27,10 +27,6 @@ class Part(NamedTuple):
     error:str # What the error is called
     study:str # The page where it is measured
 
-def photograph_learner():
-    "A photograph, point by point"
-    return Learner(get_dls('china', 1024), get_model('coordinate_net', 3), metrics=mse)
-
 def random_half(): return RandomSubsetCallback(.5, before_loading=True, auto=False)
 def early(): return EarlyLossSamplingCallback(after=2, auto=False)
 
@@ -38,7 +34,8 @@ demo = dict(
     photograph=Part('A photograph, learned point by point',
         'A network learns the colour at each place of a picture. Plain training takes all 24,576 points in turn; '
         'favor_hard(beta=2) takes those more often whose last loss ranks high.',
-        photograph_learner, {'none': 'none', 'favor_hard(beta=2)': 'favor_hard(beta=2)', 'random half': random_half},
+        partial(photographs.learner, 'china', full_size=False),
+        {'none': 'none', 'favor_hard(beta=2)': 'favor_hard(beta=2)', 'random half': random_half},
         .016, 900_000, 'mean squared error', 'an_image'),
     digits=Part('Digits whose colours mislead',
         '95 of 100 digits for training have the colour of their class, so that a network learns colours. In the test '
@@ -46,6 +43,8 @@ demo = dict(
         'the colours is still hard, and draws by them.',
         parts['digits'].learner, {'none': 'none', 'early_loss_sampling': early, 'random half': random_half},
         .0125, parts['digits'].compute, 'error at any colour', 'shortcuts'))
+
+def named(method): return 'plain training' if method=='none' else method
 
 def run(
     name:str, # One of `demo`
@@ -65,7 +64,7 @@ def ended(
     errors = errors.loc[runs.method.unique()] # plain training first
     shown = errors.map('{:.3g}'.format).add_prefix('seed ')
     vs_plain = [', '.join(map(signed, relative(row, errors.loc['none']))) for row in errors.values]
-    shown = shown.assign(**{'against plain training': vs_plain}).rename(index={'none': 'plain training'})
+    shown = shown.assign(**{'against plain training': vs_plain}).rename(index=named)
     return shown.rename_axis(index=None, columns=None)
 
 def in_words(
@@ -96,7 +95,7 @@ def bars(ax, runs, error):
     for i,(method,of) in enumerate(ends.groupby('method', sort=False)):
         ax.barh(i, of.error.mean(), color='black' if method=='none' else 'grey' if method=='random half' else 'C1')
         ax.plot(of.error, [i]*len(of), 'o', color='white', mec='black')
-    names = ['plain training' if method=='none' else method for method in ends.method.unique()]
+    names = [*map(named, ends.method.unique())]
     ax.set(yticks=range(len(names)), yticklabels=names, xlabel=error)
     ax.invert_yaxis()
     ax.spines[['top','right']].set_visible(False)
@@ -155,9 +154,8 @@ def section(name, folder):
     if name=='digits': shown = show_digits()
     else:
         image = get_dls('china').train_ds
-        titles = {'none': 'plain training'}
         shown = show_photographs({'the picture': image.colours.reshape(*image.size, 3).cpu()} |
-            {titles.get(method, method): picture for method,picture in pictures.items()})
+            {named(method): picture for method,picture in pictures.items()})
     return part.title,part.what,shown+as_image(fig),table.to_html(border=0),said
 
 @call_parse

@@ -20,7 +20,9 @@ plan = dict(
         seeds=[0,1,2]))
 plan['paper'] = plan['small']|dict(compute=96*ITEMS, seconds=120)
 
-def learner(image): return Learner(get_dls(image, 1024, full_size=True), get_model('coordinate_net', 3), metrics=mse)
+def learner(image, full_size=True):
+    "Of a photograph, pixel by pixel"
+    return Learner(get_dls(image, 1024, full_size=full_size), get_model('coordinate_net', 3), metrics=mse)
 
 def study(
     folder, # For the files

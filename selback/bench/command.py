@@ -151,11 +151,11 @@ def _show_pictures(data, methods, runs, folder):
 
 def _report(runs, summary, measure, target, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
-    from selback.bench.compare import verdict_of
-    from selback.bench.findings import brief, plot_runs, show_table, to_markdown
+    from selback.bench.compare import nothing_learned
+    from selback.bench.findings import brief, plot_runs, show_table, to_markdown, verdict
     summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown = show_table(summary, target)
-    said = verdict_of(runs, target)
+    said = nothing_learned(runs, measure) or verdict(summary, measure, target)
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
     fig = plot_runs(runs, title, measure)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)

@@ -121,12 +121,14 @@ def is_control(
 # %% ../../nbs/bench/02_findings.ipynb #fd5747e2
 def _anneals(runs): return 'annealing' in runs and runs.annealing.iloc[0]!='constant'
 
+def _so_far(word): return f'{word} (best so far)'
+
 def quality_of(
     runs:pd.DataFrame, # As `compare` returns it
     measure:str, # A column: 'valid_loss' or 'error'
 )->str: # Such as 'error (best so far)'
     "What runs are compared by, in words: under a schedule that anneals, what they end with"
-    return word_of(measure) if _anneals(runs) else f'{word_of(measure)} (best so far)'
+    return word_of(measure) if _anneals(runs) else _so_far(word_of(measure))
 
 def _spent(run, measure, ends):
     "What one run had cost by its end, and how good it was: at best, and at the moment of the first of `ends`"
@@ -426,7 +428,7 @@ def show_table(
     means,found = table(summary),differences(summary)
     shown = _means_shown(means.drop(columns=found.columns))
     told = _differences_shown(found.reindex(means.index))
-    first = [name for word in words.values() for name in (word, f'{word} (best so far)') if name in shown.index]
+    first = [name for word in words.values() for name in (word, _so_far(word)) if name in shown.index]
     compared = next(iter(found), '') # such as 'vs plain, equal time'
     _,comma,equal = compared.partition(', ')
     moment = f'{comma}{equal}' # at which `summarize` took the loss
@@ -530,7 +532,7 @@ def verdict(
 )->str: # A few sentences
     "Which method is best at equal cost, by how much, and how sure that is?"
     word = word_of(measure)
-    compared = f'{word} (best so far)' if f'{word} (best so far)' in summary else word
+    compared = _so_far(word) if _so_far(word) in summary else word
     summary = _of_all(summary)
     means = table(summary)
     choosing = [m for m in means.index if not is_control(m)]
@@ -630,7 +632,7 @@ def plot_runs(
             ax.plot(front[cost], front.best, label='no other is cheaper and better', **circle)
         _plain_axes(ax, _axis_words[cost])
 
-    axes[0].set_ylabel(f'{word} (best so far)')
+    axes[0].set_ylabel(_so_far(word))
     with_front = axes[1] if budgeted==first else axes[0]
     fig.legend(*with_front.get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False)
     fig.suptitle(title)

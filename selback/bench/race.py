@@ -84,6 +84,10 @@ def rounds_of(
     n_rounds = max(1, math.ceil(math.log2(max(1, n))))
     return [2.**(i+1-n_rounds) for i in range(n_rounds)]
 
+def _n_stay(n):
+    "How many of the methods go on after a round: the half, rounded up, but not below two"
+    return max(2, math.ceil(n/2))
+
 def sizes_of(
     methods, # Their names
 )->list: # For each round, the share of the budget that it has, and how many methods
@@ -93,7 +97,7 @@ def sizes_of(
     sizes = []
     for share in rounds_of(rivals):
         sizes.append((share,n_controls+rivals))
-        rivals = min(rivals, max(2, math.ceil(rivals/2)))
+        rivals = min(rivals, _n_stay(rivals))
     return sizes
 
 def trainings_of(
@@ -114,8 +118,7 @@ def better_half(
     means = table(ends[['method','seed',measure]])[measure] # one that diverged has none
     rivals = [m for m in means.index if not is_control(m) and m not in idle]
     best_first = means[rivals].sort_values(na_position='last').index
-    n_stay = max(2, math.ceil(len(rivals)/2))
-    stays = {*best_first[:n_stay], *idle}
+    stays = {*best_first[:_n_stay(len(rivals))], *idle}
     return [m for m in means.index if is_control(m) or m in stays]
 
 # %% ../../nbs/bench/04_race.ipynb #f84c6b07
