@@ -2,6 +2,7 @@
 import inspect, itertools, re, shlex, subprocess, sys
 
 import pytest
+from fastai.torch_core import defaults
 from helpers import *
 from selback.bench.command import help_parser, main, methods_written, run_study
 from selback.bench.compare import Pace, in_time, pace_of
@@ -181,6 +182,12 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path
     assert not any('test' in f.parts for f in files)
     assert dls.one_batch()[0].shape[2:]==(24,24)
     assert get_dls(**args).valid_ds.items==dls.valid_ds.items
+
+@pytest.mark.parametrize('n,is_few', [(10,True),(170,False)])
+def test_few_images_are_read_without_processes_of_their_own(n, is_few, tmp_path):
+    dls = get_dls(images_in(tmp_path, '.', n=n), 8)
+    wanted = 0 if is_few else min(16, defaults.cpus)
+    assert [dl.fake_l.num_workers for dl in dls]==[wanted]*2
 
 def test_a_class_may_be_called_train(tmp_path):
     from PIL import Image

@@ -380,6 +380,10 @@ def _split_of(path):
     if not train.is_dir() or not any(o.is_dir() for o in train.iterdir()): return path,None
     return train,next((path/o for o in ('valid','val') if (path/o).is_dir()), None)
 
+def _are_few(files):
+    "Are they read sooner than processes start that would read them?"
+    return len(files)<500 and sum(f.stat().st_size for f in files)<10**7
+
 def _folder(path, bs, size):
     "`DataLoaders` for a folder of class folders, with its own split if it has one; its folder `test` is left out"
     check_range('size', size, 16, whole=True)
@@ -388,7 +392,7 @@ def _folder(path, bs, size):
     if not files: raise ValueError(f'data: got {str(train)!r}, a folder without images.')
 
     tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
-    options = dict(bs=bs, item_tfms=Resize(size), batch_tfms=tfms)
+    options = dict(bs=bs, item_tfms=Resize(size), batch_tfms=tfms, num_workers=0 if _are_few(files) else None)
     if valid: return ImageDataLoaders.from_folder(path, valid=valid.name, **options)
     return ImageDataLoaders.from_path_func(path, files, parent_label, seed=0, **options)
 
