@@ -17,7 +17,7 @@ from sphinx.cmd.build import main as sphinx
 import selback.all
 import _calls
 from _calls import row, table
-from _measured import comparisons, counts, fair
+from _measured import by_evidence, comparisons, counts, fair
 from conf import cfg, repository
 
 nbs = Path(__file__).parent
@@ -42,8 +42,8 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
-    experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','cifar10','forum','multi_label',
-        'label_noise','noise_cifar10','imagenette','race'],
+    experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','pretrained','cifar10','forum',
+        'multi_label','label_noise','noise_cifar10','imagenette','race'],
     called=['views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch','scoring',
         'compare','race','command','findings','datasets','functional'])
 
@@ -246,15 +246,10 @@ def folder_of(path):
     return 'called' if name in first['called'] else 'inside'
 
 def evidence(nb):
-    "On how many data sets a card's method was clearly better at equal cost, and on how many worse"
+    "On how many data sets a card's method was clearly better or worse, at equal cost"
     tallies = [re.search(r'^tally\((.*?)\)$', cell.source, re.M|re.S) for cell in nb.cells]
     names = [name for found in filter(None, tallies) for name in ast.literal_eval(f'[{found[1]}]')]
-    n = counts(fair(comparisons(*names)), 'data')
-    return n.better,n.worse
-
-def by_evidence(found):
-    "Names of methods' pages, those that were better on the most data sets first"
-    return sorted(found, key=lambda name: (-found[name][0], found[name][1]))
+    return counts(fair(comparisons(*names)), 'data')
 
 def in_order(names, wanted):
     "The pages of a section, with those that come first at its beginning"

@@ -56,6 +56,15 @@ def counts(
     names = of.index.to_series() if by is None else of[by]
     return Counts(names.nunique(), *(names[of.verdict==verdict].nunique() for verdict in Counts._fields[1:]))
 
+def by_evidence(
+    found:dict, # The `Counts` of data sets of each method
+)->list: # Its keys, the most data sets won less those lost first; what never chose comes last
+    "Methods in the order of what was measured"
+    def place(method):
+        n = found[method]
+        return not n.all,n.worse-n.better
+    return sorted(found, key=place)
+
 def fair(
     df, # As `comparisons` returns it
 ): # The same, without the others
@@ -91,6 +100,15 @@ def tally(
         said = 'it never found selecting worth its cost, and trained as plain training does.'
     else: return Markdown('**Not measured** against plain training of equal cost.')
     return Markdown(f'**Measured:** {said}')
+
+verdict_colours = dict(better='#1f77b4', worse='#c8503c')
+
+def colour_of(
+    d:Difference, # From plain training
+)->str: # For a plot
+    "Blue where a method is clearly better, red where it is clearly worse, else grey"
+    if not d.is_clear: return 'grey'
+    return verdict_colours['better' if d.mean<0 else 'worse']
 
 def _gained(d):
     "The mean of a `Difference`, with its interval where there is one"

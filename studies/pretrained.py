@@ -27,7 +27,7 @@ from selback.core.checks import refusal
 from studies import shortcuts
 from studies.experiments import results, scale, stored
 from studies.regimes import balanced, cifar_parts, human_labels, is_vehicle, weighted_dls
-from studies.shortcuts import groups_of, marks_of, mean_error
+from studies.shortcuts import groups_of, mean_error, with_marks
 
 class Size(NamedTuple):
     "How much is done at a scale"
@@ -144,10 +144,8 @@ def bordered(
 ): # For training, ordinary validation and test: images, labels (1: a vehicle), and whether there is a border
     "Animals and vehicles, of which vehicles have a red border; in the test it says nothing"
     g = torch.Generator().manual_seed(1)
-    train,valid,test = ((images,is_vehicle(kinds)) for images,kinds,_ in enlarged())
-    marked = [(*part,marks_of(part[1], 2, share, g)) for part in (train,valid)]
-    marked.append((*test,torch.randint(2, test[1].shape, generator=g)))
-    return tuple((with_border(images, marks),labels,marks) for images,labels,marks in marked)
+    parts = [(images,is_vehicle(kinds)) for images,kinds,_ in enlarged()]
+    return tuple((with_border(images, marks),labels,marks) for images,labels,marks in with_marks(*parts, 2, share, g))
 
 def dls_of(
     train:tuple, # Images, labels and more

@@ -46,7 +46,7 @@ def marks_of(labels, n_marks, share, generator):
 
 def _any_marks(labels, n_marks, generator): return torch.randint(n_marks, labels.shape, generator=generator)
 
-def _with_marks(train, valid, test, n_marks, share, g):
+def with_marks(train, valid, test, n_marks, share, g):
     "The parts with marks: mostly that of the class, in the test any"
     def mostly(images, labels): return images,labels,marks_of(labels, n_marks, share, g)
     def any_mark(images, labels): return images,labels,_any_marks(labels, n_marks, g)
@@ -76,7 +76,7 @@ def bordered(
     "Animals and vehicles, of which vehicles have a red border; in the test it says nothing"
     g = _generator(1)
     parts = [(images,is_vehicle(kinds)) for images,kinds in small_cifar(20_000)]
-    train,valid,test = _with_marks(*parts, 2, share, g)
+    train,valid,test = with_marks(*parts, 2, share, g)
     images,labels,marks = train
     train = images,_flipped(labels, wrong, g),marks
     return tuple((with_border(images, marks),labels,marks) for images,labels,marks in (train,valid,test))
@@ -162,7 +162,7 @@ def corrupted(
 ): # For training, ordinary validation and test: images, classes and corruptions
     "Each class mostly under one of ten corruptions (Nam et al. 2020); in the test each has all of them"
     g = _generator(2)
-    marked = _with_marks(*small_cifar(40_000), 10, share, g)
+    marked = with_marks(*small_cifar(40_000), 10, share, g)
     return tuple((corrupted_by(images, marks, g),labels,marks) for images,labels,marks in marked)
 
 # Learners

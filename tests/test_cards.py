@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from _measured import comparisons, counts, fair, family, measured, tally
+from _measured import Counts, by_evidence, comparisons, counts, fair, family, measured, tally
 from selback.all import known_methods
 
 root = Path(__file__).parents[1]
@@ -199,3 +199,7 @@ def test_each_method_has_a_card():
         'class-balanced and prioritized','easiest first','wrong items 50 times','JTT'}
     compared = all_comparisons().query('~is_rival').method.str.replace(r'\(.*', '', regex=True)
     assert set(compared)-no_methods<=shown
+
+def test_what_won_more_often_than_it_lost_comes_first():
+    found = dict(never=Counts(0, 0, 0, 0), lost=Counts(9, 2, 5, 0), tied=Counts(3, 1, 1, 0), won=Counts(5, 1, 0, 0))
+    assert by_evidence(found)==['won','tied','lost','never']

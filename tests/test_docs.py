@@ -166,8 +166,6 @@ def test_the_api_is_folded(tab): assert tab.go('index.html').evaluate(ON_SIGHT)<
 
 def test_methods_come_by_evidence(parts):
     "And what only helps a method is none"
-    _,_docs = builders()
-    assert _docs.by_evidence({'a': [0,1], 'b': [2,5], 'c': [2,0]})==['c','b','a']
     methods = parts['methods']
     assert methods[0]=='methods/favor_hard.html'
     assert not {'methods/scale_lr.html','methods/proxy.html','methods/reducible_loss.html'} & set(methods)

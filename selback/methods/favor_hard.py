@@ -17,7 +17,7 @@ from ..callback.inclusion import InclusionSelection
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #af76e0b7
 class FavorHardCallback(InclusionSelection):
-    "Load each item with probability CDF(loss)^beta, by its last training loss; nothing is scored"
+    "Load an item at quantile p of the last training losses with probability p^beta; nothing is scored"
     keeps_all = dict(beta=0.), # settings that leave nothing out
 
     @delegates(InclusionSelection.__init__)

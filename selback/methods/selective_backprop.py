@@ -24,7 +24,7 @@ class _Beta:
     def __call__(self, pct): return 1/self.keep(pct)-1
 
 class SelectiveBackpropCallback(BatchSelection):
-    "Keep each item with probability CDF(loss)^beta, and gather the kept ones into full batches (Jiang et al. 2019)"
+    "Keep an item at quantile p of recent losses with probability p^beta, in full batches (Jiang et al. 2019)"
     keeps_all = dict(beta=0),dict(keep=1., gather=False) # settings that leave nothing out
 
     @delegates(BatchSelection.__init__)
@@ -63,5 +63,5 @@ def selective_backprop(self:Learner,
     gather:bool=True, # Let kept items wait for a full batch? If not, a fixed count is drawn by rank (Composer)
     **kwargs
 )->Learner: # The learner
-    "Train on items drawn with probability CDF(loss)^beta"
+    "Train on an item at quantile p of the recent losses with probability p^beta"
     return set_selection(self, SelectiveBackpropCallback(beta, keep, hist_size, gather, **kwargs))

@@ -89,8 +89,8 @@ def _snapshots(samples, n_epochs):
 
 def _plot_kept(ax, steps, marked):
     "Kept share by batch; the epochs of the other panels in their colours"
-    ax.plot(steps.share, lw=.6, alpha=.35, color='C0', label='of each batch')
-    ax.plot(steps.smooth, lw=1.8, color='C0', label='running mean')
+    ax.plot(steps.share, lw=.6, alpha=.35, color='C1', label='of each batch')
+    ax.plot(steps.smooth, lw=1.8, color='C1', label='running mean')
     for (fit,epoch),colour in marked:
         at = steps.index[(steps.fit==fit) & (steps.epoch==epoch)]
         if len(at): ax.axvspan(at[0], at[-1]+1, color=colour, alpha=.15, lw=0)
