@@ -10,7 +10,7 @@ from scipy.stats import percentileofscore
 from selback.core.batches import as_tensors
 from selback.core.policies import cdf_power
 from selback.core.memory import ItemMemory
-from selback.core.scoring import ScoringPass
+from against import Ready
 from common import *
 
 SIZES = {'cpu': (32, 128, 512, 2048, 4096), 'cuda': (32, 128, 512, 2048, 4096)}
@@ -27,14 +27,6 @@ def methods():
         composer=SelectiveBackpropCallback(keep=1/3, gather=False, **OFF),
         random_subset=RandomSubsetCallback(1/3, **OFF),
         **histories)
-
-class Ready(ScoringPass):
-    "A scoring pass whose predictions are there already"
-    def __init__(self, preds):
-        super().__init__()
-        self.preds = preds
-
-    def __call__(self, *args, **kwargs): return next(self.preds)
 
 def chooses_only(cb, note, preds):
     """Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let
