@@ -7,7 +7,7 @@ nbs = Path(__file__).parent
 def _cell(cell, pictures):
     "A cell as Markdown: its source unless it is hidden, and its Markdown, text and pictures"
     source,shown = ''.join(cell['source']),[]
-    alt = (re.search(r'^#\|\s*fig-alt:\s*(.*)$', source, re.M) or [0,'What the code above draws'])[1]
+    alt = (re.search(r'^#\|\s*fig-alt:\s*(.*)$', source, re.M) or [0,'What it draws'])[1]
     if cell['cell_type']=='markdown': return [source]
     if re.search(r'^#\|\s*hide\s*$', source, re.M): return []
     if not re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M): shown.append(f'```python\n{source}\n```')
