@@ -1,10 +1,11 @@
 "The command: its help, and what it says first"
-import inspect, itertools, re, shlex, subprocess, sys
+import inspect, itertools, re, shlex, shutil, subprocess, sys
+from pathlib import Path
 
 import pytest
 from fastai.torch_core import defaults
 from helpers import *
-from selback.bench.command import help_parser, main, methods_written, run_study
+from selback.bench.command import stopped, help_parser, main, methods_written, run_study
 from selback.bench.compare import Pace, in_time, pace_of
 from selback.bench.datasets import get_dls
 
@@ -188,6 +189,74 @@ def test_few_images_are_read_without_processes_of_their_own(n, is_few, tmp_path)
     dls = get_dls(images_in(tmp_path, '.', n=n), 8)
     wanted = 0 if is_few else min(16, defaults.cpus)
     assert [dl.fake_l.num_workers for dl in dls]==[wanted]*2
+
+def test_a_class_that_nothing_trains_is_refused_by_name(tmp_path):
+    "One that the folder train lacks, or whose only image fell to the validation"
+    data = Path(images_in(tmp_path, 'train', 'valid'))
+    shutil.rmtree(data/'train/red')
+    with pytest.raises(ValueError, match='data: got images of red to validate on and none to train on, wanted more'):
+        get_dls(str(data), 8)
+
+def test_a_folder_with_nothing_to_validate_on_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='data: got 3 images, none to validate on, wanted more of them'):
+        get_dls(images_in(tmp_path, '.', n=1), 2)
+
+@pytest.mark.parametrize('is_cut', [False,True])
+def test_a_file_that_is_no_image_is_named(is_cut, tmp_path, capsys, tiny_network):
+    data = images_in(tmp_path/'data', 'train', 'valid')
+    bad = tmp_path/'data/valid/red/3.png'
+    bad.write_bytes(bad.read_bytes()[:60] if is_cut else b'no image')
+    args = dict(data=data, size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=str(tmp_path/'out'))
+    with pytest.raises(SystemExit) as end: main(**args)
+    assert end.value.code==2
+    *_,said = capsys.readouterr().err.splitlines()
+    assert said.startswith(f'selback-compare: error: data: got {bad} (') and 'verify_images' in said
+
+def test_a_file_that_another_process_could_not_read_is_named(tmp_path, capsys):
+    "Whose message comes with its trace"
+    from selback.bench.datasets import UnreadableImage
+    with pytest.raises(SystemExit), stopped(tmp_path):
+        raise UnreadableImage('Traceback in process 0:\nselback.bench.datasets.UnreadableImage: data: got a.png')
+    assert capsys.readouterr().err=='selback-compare: error: data: got a.png\n'
+
+def test_drawings_are_no_images(tmp_path):
+    data = images_in(tmp_path, '.')
+    (tmp_path/'red/plot.svg').write_text('<svg/>')
+    dls = get_dls(data, 8)
+    assert len(dls.train_ds)+len(dls.valid_ds)==30
+
+def test_nothing_is_written_among_the_images(trains_not, tmp_path, capsys, monkeypatch):
+    data = images_in(tmp_path, '.')
+    said = said_before(capsys, refused=True, data=data, bs=8, out=f'{data}/runs')
+    assert 'runs, which lies in the data, wanted a folder elsewhere' in said
+    monkeypatch.chdir(data)
+    assert 'got runs, which lies in the data' in said_before(capsys, refused=True, data='.', bs=8, out='runs')
+    beside = images_in(tmp_path/'parts', 'train', 'valid')
+    said_before(capsys, data=beside, bs=8, out=f'{beside}/runs')
+
+def test_a_folder_that_takes_no_files_is_refused_at_first(trains_not, tmp_path, capsys, monkeypatch):
+    def refuses(dir): raise PermissionError(13, 'Permission denied', str(dir))
+    monkeypatch.setattr('tempfile.TemporaryFile', refuses)
+    assert 'Permission denied' in said_before(capsys, refused=True, **TINY, epochs=2, out=str(tmp_path))
+
+def test_runs_of_other_images_are_not_taken_for_these(tmp_path, capsys, tiny_network):
+    "In a folder of the same name, with as many of them"
+    first,other = (images_in(tmp_path/name/'data', '.') for name in ('a','b'))
+    args = dict(size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=str(tmp_path/'out'))
+    main(data=first, **args)
+    Path(first).rename(tmp_path/'data')
+    main(data=str(tmp_path/'data'), **args) # the same elsewhere
+    assert 'All runs are there.' in capsys.readouterr().out
+    (tmp_path/'b/data/red/0.png').rename(tmp_path/'b/data/blue/new.png')
+    with pytest.raises(SystemExit): main(data=other, **args)
+    assert 'runs.csv: got runs with images ' in capsys.readouterr().err
+
+def test_to_stop_it_is_to_go_on_later(tmp_path, capsys, monkeypatch):
+    def stops(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr('selback.bench.compare.pace_of', stops)
+    with pytest.raises(SystemExit) as end: main(**TINY, epochs=2, out=str(tmp_path))
+    assert end.value.code==130
+    assert capsys.readouterr().err.endswith(f'stopped. Finished runs are in {tmp_path}/; the same command goes on.\n')
 
 def test_a_class_may_be_called_train(tmp_path):
     from PIL import Image

@@ -114,6 +114,23 @@ def test_verdict_says_that_none_won():
     control_is = f'a random choice, {RANDOM}, has the lowest'
     assert verdict_at(rescaled(worse, IS_CONTROL, .5)).startswith(f'{none_is}: {control_is}')
 
+@pytest.mark.parametrize('factors', [(.01,5.3),(.1,.3,2.8)])
+def test_verdict_ranks_by_what_it_prints(factors):
+    "By factors, whose product counts: one bad seed does not hide what the others gained"
+    plain = [dict(method='none', seed=s, valid_loss=.02*10**s) for s in range(len(factors))]
+    chosen = [dict(method='favor_hard', seed=s, valid_loss=.02*10**s*f) for s,f in enumerate(factors)]
+    said = standing(pd.DataFrame(plain+chosen), 'valid_loss')
+    mean = np.prod(factors)**(1/len(factors))-1
+    assert said.startswith('At equal compute there is no clear difference from plain training: ')
+    assert f'favor_hard has the lowest validation loss on average ({mean:+.1%}, ' in said
+
+def test_a_random_choice_is_best_only_if_its_difference_is():
+    losses = dict(none=(1.,1.,1.), favor_hard=(.10,.12,.9), random_subset=(.38,.37,.36))
+    rows = [dict(method=m, seed=s, error=loss) for m,of in losses.items() for s,loss in enumerate(of)]
+    assert 'favor_hard has the lowest error on average (-77.9%' in standing(pd.DataFrame(rows))
+    rows = pd.DataFrame(rows).assign(error=lambda df: df.error.where((df.method!='favor_hard') | (df.seed>0), 0.))
+    assert 'a random choice, random_subset, has the lowest' not in standing(rows) # an error of zero is no factor
+
 @pytest.mark.law(9)
 def test_verdict_says_what_it_lacks():
     assert 'no control' in verdict_at(RUNS[~IS_CONTROL])

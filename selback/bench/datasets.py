@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'damages', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'Cutout',
-           'coloured_digits', 'Pixels', 'folder_in_words', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18',
-           'small_convnet', 'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
+           'coloured_digits', 'Pixels', 'parts_of', 'UnreadableImage', 'NamedImage', 'fingerprint', 'folder_in_words',
+           'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet', 'wide_resnet28_10', 'resnet56',
+           'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
-import warnings
+import hashlib, warnings
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,16 +18,17 @@ with warnings.catch_warnings(): # of PyTorch's, about fastai's code
     warnings.simplefilter('ignore', FutureWarning)
     import fastai.vision.all
 import numpy as np, torch
+from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, fastai_path, untar_data
 from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize
-from fastai.data.transforms import get_image_files, parent_label
+from fastai.data.transforms import FuncSplitter, RandomSplitter, get_image_files, parent_label
 from fastai.learner import replacing_yield
 from fastai.losses import MSELossFlat
 from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_device
 from fastai.vision.augment import Flip, RandTransform, Resize, aug_transforms
 from fastai.vision.core import PILImage, image2tensor
-from fastai.vision.data import ImageDataLoaders, imagenet_stats
+from fastai.vision.data import ImageBlock, imagenet_stats
 from fastcore.basics import patch
 from fastcore.foundation import L
 from torch import nn
@@ -374,11 +376,42 @@ def _pixels(name, bs, full_size):
     return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873de
-def _split_of(path):
-    "The folders of the class folders to train on and to validate on; the second is None if it is to be split off"
+def parts_of(
+    path:Path, # A folder of class folders, which may lie in its train and valid
+)->tuple: # The second is None if it is to be split off
+    "The folders that hold the class folders to train on and to validate on"
     train = path/'train'
     if not train.is_dir() or not any(o.is_dir() for o in train.iterdir()): return path,None
     return train,next((path/o for o in ('valid','val') if (path/o).is_dir()), None)
+
+def _images_in(folder):
+    "Files that Pillow can read by their names, in order"
+    return sorted(f for f in get_image_files(folder) if f.suffix.lower()!='.svg')
+
+def _check_parts(dls):
+    "Raise a `ValueError` if there is nothing to validate on, or a class of which nothing trains"
+    trained,validated = ({parent_label(f) for f in part.items} for part in (dls.train_ds, dls.valid_ds))
+    few = 'more of them, or folders train and valid with some of each class'
+    if not validated: raise ValueError(refusal('data', f'{len(dls.train_ds)} images, none to validate on', few))
+    if missing := sorted(validated-trained):
+        got = f"images of {', '.join(missing)} to validate on and none to train on"
+        raise ValueError(refusal('data', got, few))
+
+# %% ../../nbs/bench/00_datasets.ipynb #25d873e1
+class UnreadableImage(ValueError): "A file that is named like an image, and can't be read as one"
+
+class NamedImage(PILImage):
+    "An image that names its file where that can't be read"
+    @classmethod
+    def create(cls,
+        fn:Path, # Of an image
+        **kwargs # For `PILImage.create`
+    ): # An image; raises an `UnreadableImage`
+        "Read a file"
+        try: return super().create(fn, **kwargs)
+        except OSError as e:
+            remedy = "fastai's `verify_images(get_image_files(FOLDER))` lists all such files"
+            raise UnreadableImage(refusal('data', f'{fn} ({e})', 'an image', remedy)) from e
 
 def _are_few(files):
     "Are they read sooner than processes start that would read them?"
@@ -387,14 +420,29 @@ def _are_few(files):
 def _folder(path, bs, size):
     "`DataLoaders` for a folder of class folders, with its own split if it has one; its folder `test` is left out"
     check_range('size', size, 16, whole=True)
-    train,valid = _split_of(path)
-    files = sorted(f for f in get_image_files(train) if path/'test' not in f.parents)
+    train,valid = parts_of(path)
+    files = [f for f in _images_in(train) if path/'test' not in f.parents]
     if not files: raise ValueError(f'data: got {str(train)!r}, a folder without images.')
 
-    tfms = [*aug_transforms(), Normalize.from_stats(*imagenet_stats)]
-    options = dict(bs=bs, item_tfms=Resize(size), batch_tfms=tfms, num_workers=0 if _are_few(files) else None)
-    if valid: return ImageDataLoaders.from_folder(path, valid=valid.name, **options)
-    return ImageDataLoaders.from_path_func(path, files, parent_label, seed=0, **options)
+    splitter = RandomSplitter(seed=0)
+    if valid:
+        files += _images_in(valid)
+        splitter = FuncSplitter(lambda f: valid in f.parents)
+    block = DataBlock((ImageBlock(NamedImage), CategoryBlock), get_y=parent_label, splitter=splitter,
+        item_tfms=Resize(size), batch_tfms=[*aug_transforms(), Normalize.from_stats(*imagenet_stats)])
+    dls = block.dataloaders(files, path=path, bs=bs, num_workers=0 if _are_few(files) else None)
+    _check_parts(dls)
+    return dls
+
+# %% ../../nbs/bench/00_datasets.ipynb #25d873e3
+def fingerprint(
+    dls:DataLoaders, # Of a folder of images
+    path:Path, # The folder
+)->str: # Twelve hexadecimal digits
+    "What tells these images from others: their places in the folder and their sizes in bytes"
+    files = sorted([*dls.train_ds.items, *dls.valid_ds.items])
+    told = [f'{f.relative_to(path).as_posix()} {f.stat().st_size}' for f in files]
+    return hashlib.sha1('\n'.join(told).encode()).hexdigest()[:12]
 
 def folder_in_words(
     data:str, # A folder of class folders
@@ -403,7 +451,7 @@ def folder_in_words(
 )->str: # Lines
     "What is done with the images of a folder"
     path = Path(data)
-    _,valid = _split_of(path)
+    _,valid = parts_of(path)
     split = f'its folder {valid.name}' if valid else 'a fifth, drawn at random with seed 0'
     lines = [f'{data}: {dls.c} classes; {len(dls.train_ds):,} images to train on, '
         f'{len(dls.valid_ds):,} to validate on ({split}).',
@@ -474,7 +522,8 @@ def get_dls(
     else: dls = _loaded(data, bs, full_size, size)
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
-        raise ValueError(refusal('data', got, f'at least 2 classes and a batch of {bs}'))
+        wanted = f'at least 2 classes, each in a folder of its own, and a batch of {bs}'
+        raise ValueError(refusal('data', got, wanted, 'a smaller bs may do'))
     return dls
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c

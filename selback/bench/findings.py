@@ -466,6 +466,13 @@ def brief(
     return shown.loc[[row for row in rows if row in shown.index]].rename(names)
 
 # %% ../../nbs/bench/02_findings.ipynb #7ce2c8bd
+def _means(ends, measure):
+    "What each method ends with over the seeds, weighed as `over_seeds` weighs differences; NaN if one run diverged"
+    by_seed = ends.pivot(index='seed', columns='method', values=measure).replace([np.inf,-np.inf], np.nan)
+    by_seed = by_seed[ends.method.unique()] # in their order
+    if (by_seed<=0).any(axis=None): return by_seed.mean(skipna=False)
+    return np.exp(np.log(by_seed).mean(skipna=False))
+
 def _listed(names):
     "Such as 'a, b and c'"
     *first,last = names
@@ -501,8 +508,7 @@ def standing(
 )->str:
     "Which method is best, and how sure that is"
     word = word or word_of(measure)
-    finite = ends[['method','seed',measure]].replace([np.inf,-np.inf], np.nan)
-    means = table(finite)[measure].dropna()
+    means = _means(ends, measure).dropna()
     if 'none' not in means or len(means)<2:
         return f'There is nothing to compare: plain training or the methods have no finite {word}.'
 
