@@ -94,7 +94,7 @@ def _refused():
 def _prepare(data, arch, bs, size, cut):
     "A function that makes learners, what tells the study from others, and what is done with the images of a folder"
     from selback.bench.datasets import datasets, folders, pictures # first: quietly
-    from selback.bench.datasets import fingerprint, folder_in_words, get_dls, get_model
+    from selback.bench.datasets import folder_fingerprint, folder_in_words, get_dls, get_model
     from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
     from fastai.metrics import error_rate, mse
@@ -114,7 +114,7 @@ def _prepare(data, arch, bs, size, cut):
     if data in (*datasets,*pictures): return get_learner,about,''
     about |= dict(size=size)
     if data in folders: return get_learner,about,''
-    return get_learner,about | dict(images=fingerprint(dls, Path(data))),folder_in_words(data, dls, size)
+    return get_learner,about | dict(images=folder_fingerprint(dls, Path(data))),folder_in_words(data, dls, size)
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca7
 @contextmanager

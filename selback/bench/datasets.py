@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'damages', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'Cutout',
-           'coloured_digits', 'Pixels', 'parts_of', 'UnreadableImage', 'NamedImage', 'fingerprint', 'folder_in_words',
-           'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet', 'wide_resnet28_10', 'resnet56',
-           'CoordinateNet', 'learned', 'get_model']
+           'coloured_digits', 'Pixels', 'parts_of', 'UnreadableImage', 'NamedImage', 'folder_fingerprint',
+           'folder_in_words', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet',
+           'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import hashlib, warnings
@@ -435,7 +435,7 @@ def _folder(path, bs, size):
     return dls
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873e3
-def fingerprint(
+def folder_fingerprint(
     dls:DataLoaders, # Of a folder of images
     path:Path, # The folder
 )->str: # Twelve hexadecimal digits
