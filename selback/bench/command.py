@@ -83,13 +83,16 @@ def _rates(lr):
         wanted = 'a learning rate, or several with commas between them, such as 0.001,0.01'
         raise ValueError(refusal('lr', repr(lr), wanted)) from e
 
+def _fail(said):
+    "Tell an error in a line, and end"
+    print(f'selback-compare: error: {said}', file=sys.stderr)
+    sys.exit(2)
+
 @contextmanager
 def _refused():
     "What the user got wrong is told in a line"
     try: yield
-    except (OSError, TypeError, ValueError) as e:
-        print(f'selback-compare: error: {e}', file=sys.stderr)
-        sys.exit(2)
+    except (OSError, TypeError, ValueError) as e: _fail(e)
 
 def _prepare(data, arch, bs, size, cut):
     "A function that makes learners, what tells the study from others, and what is done with the images of a folder"
@@ -128,9 +131,7 @@ def stopped(
         print(f'\nselback-compare: stopped. Finished runs are in {out}/; the same command goes on.', file=sys.stderr)
         sys.exit(130)
     except UnreadableImage as e: # whose message has a trace before it if it comes from another process
-        said = str(e).strip().splitlines()[-1].rpartition('UnreadableImage: ')[2]
-        print(f'selback-compare: error: {said}', file=sys.stderr)
-        sys.exit(2)
+        _fail(str(e).strip().splitlines()[-1].rpartition('UnreadableImage: ')[2])
 
 def _check_outside(out, data):
     "Raise a `ValueError` if the plots would lie among the images"
