@@ -7,8 +7,8 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def unmeasured(request, monkeypatch):
-    from selback.callback.meter import CostMeter
-    if not request.node.get_closest_marker('measured'): monkeypatch.setattr(CostMeter, 'is_on', False)
+    from selback.callback.clock import Clock
+    if not request.node.get_closest_marker('measured'): monkeypatch.setattr(Clock, 'is_on', False)
 
 @pytest.fixture(autouse=True)
 def no_autocast():

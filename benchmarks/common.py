@@ -10,7 +10,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from greenlet import getcurrent, greenlet
 from selback.core.batches import Items, take
-from selback.callback.meter import clock
+from selback.callback.clock import clock
 from selback.all import *
 from selback.bench.datasets import cifar_resnet18
 from selback.bench.compare import get_model, machine

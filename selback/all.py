@@ -20,12 +20,10 @@ from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
 from .core.functional import select_batch
 from .callback.report import SelectionReport
-from .callback.attached import known_methods, set_selection
+from .callback.base import known_methods, set_selection
 from .callback.selection import Selection
-from .callback.epoch import EpochSelection
+from .callback.epoch import EpochSelection, InclusionSelection
 from .callback.batch import BatchSelection, SelectionCallback
-from .callback.either import EitherSelection
-from .callback.inclusion import InclusionSelection
 from .views.views import *
 from .views.pictures import *
 from .views.gradients import *

@@ -16,7 +16,7 @@ from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
 from IPython.core.formatters import HTMLFormatter
 from selback.core.batches import as_tensors, map_tensors
-from selback.callback.attached import known_methods
+from selback.callback.base import known_methods
 from selback.all import *
 from selback.bench.datasets import TensorItems
 from torch import distributed as dist, nn

@@ -19,9 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from ..core.batches import as_tensors, map_tensors, n_items
 from ..core.losses import preserved
-from ..core.scoring import counted, counting
+from ..core.scoring import counted, counting, trial_step
 from ..callback.learner import autocast_of, base_loss, muted_hooks, output_loss
-from ..callback.meter import trial_step
 from ..callback.selection import Selection
 
 # %% ../../nbs/bench/01_compute.ipynb #99b04531

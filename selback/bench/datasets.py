@@ -34,7 +34,6 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
-from ..callback.loader import own_order
 from ..core.checks import check_range, refusal
 from ..core.untouched import untouched
 
@@ -139,8 +138,7 @@ def set_split_idx(self:TensorItems,
 class TensorDL(TfmdDL):
     "Takes batches out of a dataset that a tensor or a list of numbers gives one of, such as `TensorItems`"
     by_tensor = True # `get_idxs` may return a tensor
-
-    def get_idxs(self): return own_order(self)
+    keeps_order = True # its batches are consecutive pieces of what that returns
 
     def sample(self):
         "The items of this process: a tensor, of which a slice is a batch"

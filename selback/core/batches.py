@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['n_items', 'map_tensors', 'as_tensors', 'take_rows', 'sum_dtype', 'take', 'join', 'check_rows', 'Items', 'ItemPool',
-           'Replace', 'Gather']
+           'Replace', 'Gather', 'Read', 'Step', 'chosen_steps', 'items_of', 'batch_of']
 
 # %% ../../nbs/core/01_batches.ipynb #4595e4ce
 import math
@@ -341,3 +341,61 @@ class Gather(Replace):
         alone = items.take(slice(0, 1), 2*weight) # the loss is a mean over two, of which one counts
         other = batch.take(slice(0, 1), 0*weight)
         return alone.join(other)
+
+# %% ../../nbs/core/01_batches.ipynb #ee5e79cb
+class Read(NamedTuple):
+    "A batch of a loader"
+    i:int # Its number in the epoch
+    batch:object # As the loader handed it out
+    items:Items # The same
+
+class Step(NamedTuple):
+    "What trains"
+    items:Items
+    read:Read|None=None # The batch that trains as it is; None: they were chosen
+    is_more:bool=False # Is it a step for which no batch was read?
+
+def chosen_steps(
+    reads, # `Read`s, one after the other
+    waiting, # `Gather` or `Replace`: where chosen items wait
+    select, # Called with a list of `Read`s: chooses from them, and has what is chosen wait
+    is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is
+    presample:int=1, # How many batches are chosen from together
+): # `Step`s
+    "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
+    pool,is_owed = [],False # is there a batch that no step was made for?
+    for read in reads:
+        is_owed = True
+        if is_due(read):
+            pool.append(read)
+            if len(pool)<presample: continue
+            select(pool)
+            pool = []
+            if not waiting.is_ready(): continue
+            yield Step(waiting.pop())
+        else:
+            if pool: select(pool)
+            pool = []
+            waiting.pass_by(read.items)
+            yield Step(read.items, read) # what was chosen goes on waiting
+        is_owed = False
+        while waiting.owes(False): yield Step(waiting.pop(), is_more=True)
+
+    if pool: select(pool)
+    if is_owed: yield Step(waiting.pop())
+    while waiting.owes(True): yield Step(waiting.pop(), is_more=True)
+
+def items_of(
+    batch, # As a loader hands it out
+    idx:Tensor|None=None, # Dataset indices, shape (n,)
+    weight:Tensor|None=None, # What each item's gradient is multiplied by, shape (n,)
+)->Items:
+    "A batch as items"
+    return Items(tuple(batch) if type(batch) in (tuple,list) else (batch,), (), idx, weight)
+
+def batch_of(
+    items:Items, # As `items_of` made them of a batch, or some of them
+    form:type, # Of that batch
+):
+    "Items as a batch, in the form of the one that they come from"
+    return form(items.xb) if form in (tuple,list) else items.xb[0]

@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 
 from ..core.policies import loss_share
 from ..core.schedules import schedule_points, value_at
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #d993c73f

@@ -12,8 +12,8 @@ from fastcore.meta import delegates
 
 from ..core.policies import step_inclusion
 from ..core.schedules import check_schedule
-from ..callback.attached import set_selection
-from ..callback.inclusion import InclusionSelection
+from ..callback.base import set_selection
+from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #0270225b
 class DropEasyCallback(InclusionSelection):

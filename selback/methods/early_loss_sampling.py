@@ -16,9 +16,9 @@ from ..core.checks import check_range, refusal
 from ..core.memory import ItemMemory
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.epoch import EpochSelection
-from ..callback.loader import check_loader
+from ..callback.loaders import check_loader
 from ..callback.ranks import Ranks
 from ..views.pictures import labels_of, show_items
 
@@ -144,14 +144,14 @@ class EarlyLossSamplingCallback(EpochSelection):
     @property
     def wants_losses(self): return super().wants_losses or self.early.loss is None
 
-    def drawn_items(self):
-        idxs = super().drawn_items()
-        if idxs is None: return
+    def draw_items(self):
+        idxs = super().draw_items()
+        if not len(idxs): return idxs
         is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
         self.early.begin_epoch(len(self.memory), self.device, self.ranks, notes=not is_frozen)
         return idxs
 
-    def is_time(self): return self.early.loss is not None and super().is_time()
+    def is_time(self, n): return self.early.loss is not None and super().is_time(n)
 
     def chosen_by(self, idxs): return self.early.filled.to(idxs.device)[idxs]
 
@@ -167,7 +167,7 @@ class EarlyLossSamplingCallback(EpochSelection):
     def after_cancel_train(self): self.early.give_up()
 
     def after_train(self):
-        is_kept = self.feed.is_done and self.early.end_epoch(self.after, self.pct_train)
+        is_kept = self.loader.is_done and self.early.end_epoch(self.after, self.pct_train)
         if is_kept: self.tell_once('early', self.too_early)
         super().after_train()
 

@@ -12,8 +12,8 @@ from fastcore.meta import delegates
 
 from ..core.policies import rank_inclusion
 from ..core.schedules import check_schedule
-from ..callback.attached import set_selection
-from ..callback.inclusion import InclusionSelection
+from ..callback.base import set_selection
+from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #af76e0b7
 class FavorHardCallback(InclusionSelection):

@@ -15,9 +15,9 @@ from ..core.checks import check_range, refusal
 from ..core.batches import Items
 from ..core.policies import importance_sample, variance_gain
 from ..core.schedules import check_schedule
-from ..callback.loader import pads
+from ..callback.loaders import pads
 from ..callback.learner import base_loss
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #8d850f86
@@ -53,14 +53,11 @@ class ImportanceSamplingCallback(BatchSelection):
                 'pad all to one length, or use another method'))
         super().begin_fit()
 
-    def should_select(self, batch):
-        return super().should_select(batch) and bool(self.ranks.lowest(int(self.tau_now>self.tau)))
-
-    def would_keep(self, batch): return 1/self.presample
+    def should_select(self): return super().should_select() and bool(self.ranks.lowest(int(self.tau_now>self.tau)))
 
     def choose(self, scores):
         self.note_gain(scores)
-        n = min(self.delivery.bs, len(scores))
+        n = min(self.waiting.bs, len(scores))
         return importance_sample(scores, n, self.scheduled(self.correct), self.generator)
 
     def note_gain(self,

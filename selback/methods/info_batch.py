@@ -13,8 +13,8 @@ from fastcore.meta import delegates
 from ..core.checks import check_range
 from ..core.policies import mean_inclusion
 from ..core.schedules import check_schedule, ends_by
-from ..callback.attached import set_selection
-from ..callback.inclusion import InclusionSelection
+from ..callback.base import set_selection
+from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/03_info_batch.ipynb #220cd5ad
 class InfoBatchCallback(InclusionSelection):

@@ -12,7 +12,7 @@ from fastcore.meta import delegates
 
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #0c4774e6

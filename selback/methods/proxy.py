@@ -16,7 +16,7 @@ from torch import nn
 from ..core.checks import check_range, refusal
 from ..core.losses import all_put_back, preserved
 from ..core.untouched import fixed_random
-from ..callback.loader import own_loader
+from ..callback.loaders import own_loader
 from ..callback.learner import base_loss
 
 # %% ../../nbs/methods/11_proxy.ipynb #69604540

@@ -16,7 +16,7 @@ from ..core.batches import as_tensors
 from ..core.checks import refusal
 from ..core.losses import ItemLoss, all_put_back, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
-from ..callback.loader import loader_of, unaugmented
+from ..callback.loaders import loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #1846ce08

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..core.checks import refusal
 from ..core.policies import Chosen
-from ..callback.loader import check_loader, unaugmented
-from ..callback.attached import set_selection
+from ..callback.loaders import check_loader, unaugmented
+from ..callback.base import set_selection
 from ..callback.epoch import EpochSelection
 from ..views.views import lone_target_of
 from .top_loss import TopLossCallback
@@ -115,12 +115,12 @@ class _Recorder(TopLossCallback):
         all_items = torch.ones(len(self.memory), dtype=torch.bool, device=self.device)
         self.kept.append(self.kept[-1].clone() if self.kept else all_items)
 
-    def choose_from(self, pool, batch, scores, losses):
+    def choose_from(self, batch, scores, losses):
         if not scores.isfinite().any():
             got = f'no finite loss from the proxy in epoch {self.epoch}'
             raise ValueError(refusal('record_choices', got, 'one that learns', 'train it at a lower rate'))
 
-        chosen = super().choose_from(pool, batch, scores, losses)
+        chosen = super().choose_from(batch, scores, losses)
         kept = self.kept[-1]
         kept[batch.idx] = False
         kept[batch.idx[chosen.rows]] = True

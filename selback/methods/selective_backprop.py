@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 from ..core.checks import refusal
 from ..core.policies import History, cdf_power, rank_sample
 from ..core.schedules import check_schedule
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #c96a3750

@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 from ..core.checks import check_range
 from ..core.policies import seta as seta_policy
 from ..core.schedules import check_schedule, ends_by
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/04_seta.ipynb #ff5631ed

@@ -12,14 +12,15 @@ from fastcore.meta import delegates
 
 from ..core.checks import check_range, refusal
 from ..core.policies import include, rank_inclusion
-from ..callback.attached import set_selection
-from ..callback.either import EitherSelection
+from ..callback.base import set_selection
+from ..callback.clock import Clock
 from .selective_backprop import SelectiveBackpropCallback
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #69a8ace0
-class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
+class StaleLossCallback(SelectiveBackpropCallback):
     "Score every `n`-th epoch; in between, stored losses choose which items are loaded (Jiang et al. 2019, Stale-SB)"
     counters = (*SelectiveBackpropCallback.counters,'epochs_since_scored')
+    follows_items = True
     keeps_all = dict(beta=0, n=1),dict(beta=0, n=3),dict(beta=0, n=2, gather=False) # settings that leave nothing out
 
     @delegates(SelectiveBackpropCallback.__init__)
@@ -32,22 +33,18 @@ class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
         super().__init__(beta=beta, **kwargs)
         self.tracker.smooth(ema)
         self.n = check_range('n', n, 1, whole=True)
+        self.clock = Clock(self.clock.auto, self.n) # epochs differ in turn
         self.epochs_since_scored = None # None: never were
         self.scores_epoch = False # are all items scored in this epoch?
         if self.scorer.score!='loss' and not self.scorer.needs_items:
             raise ValueError(refusal('score', f'{self.scorer.score!r}, but stored losses choose',
                 "'loss' or ReducibleLoss(holdout_losses)"))
 
-    @property
-    def costs(self): return super().costs | dict(score_share=1/self.n, skips_loading=True)
-
-    @property
-    def chooses_before_loading(self): return not self.scores_epoch
-
-    def before_train(self):
+    def loader_of_epoch(self):
         self.scores_epoch = self.epochs_since_scored is None or self.epochs_since_scored>=self.n
-        if self.scores_epoch and self.n>1: self.history.clear() # the last ones are `n` epochs old
-        super().before_train()
+        if not self.scores_epoch: return self.chosen_before(self.choose_items)
+        if self.n>1: self.history.clear() # the last ones are `n` epochs old
+        return super().loader_of_epoch()
 
     def choose_items(self, idxs):
         stored = self.tracker.losses[idxs]
@@ -59,7 +56,7 @@ class StaleLossCallback(EitherSelection, SelectiveBackpropCallback):
         before = self.epochs_done
         super().after_train()
         if self.epochs_done==before: return # cancelled at its start: nothing was scored
-        left_alone = self.tracker.has_chosen or self.meter.is_aside # trained by stored losses, or would have been
+        left_alone = self.tracker.has_chosen or self.clock.is_aside # trained by stored losses, or would have been
         if left_alone and self.epochs_since_scored: self.epochs_since_scored += 1
         else: self.epochs_since_scored = 1
 

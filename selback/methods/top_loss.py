@@ -13,9 +13,8 @@ from fastcore.meta import delegates
 
 from ..core.policies import random_k, top_and_bottom
 from ..core.schedules import check_schedule, schedule_points, value_at
-from ..callback.attached import set_selection
+from ..callback.base import set_selection
 from ..callback.batch import BatchSelection
-from ..callback.either import EitherSelection
 
 # %% ../../nbs/methods/08_top_loss.ipynb #a70256f9
 class TopLossCallback(BatchSelection):
@@ -38,13 +37,12 @@ class TopLossCallback(BatchSelection):
         return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
-class RandomSubsetCallback(EitherSelection):
+class RandomSubsetCallback(BatchSelection):
     "Keep random items: the control, which scores nothing (`score` and `scale_factor` are not used)"
     scored = False
-    follows_items = False
     keeps_all = dict(keep=1.),dict(keep=1., before_loading=True) # settings that leave nothing out
 
-    @delegates(EitherSelection.__init__)
+    @delegates(BatchSelection.__init__)
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
         before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
@@ -58,11 +56,8 @@ class RandomSubsetCallback(EitherSelection):
                 'fill their batches by themselves; leave gather out.')
         if before_loading: self.tracker.follow(notes=False)
 
-    @property
-    def chooses_before_loading(self): return self.before_loading
-
-    @property
-    def costs(self): return super().costs | (dict(in_parts=False) if self.before_loading else {})
+    def loader_of_epoch(self):
+        return self.chosen_before(self.choose_items) if self.before_loading else super().loader_of_epoch()
 
     def choose(self, scores): return random_k(scores, self.scheduled(self.keep), self.generator, self.round_to)
     def choose_items(self, idxs): return random_k(idxs, self.scheduled(self.keep), self.generator)

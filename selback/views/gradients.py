@@ -16,10 +16,9 @@ from ..core.batches import as_tensors, take
 from ..core.losses import ItemLoss, preserved, separable_losses
 from ..core.policies import random_k, top_k
 from ..core.untouched import fixed_random, unwrapped
-from ..core.scoring import ScoringPass
-from ..callback.loader import check_loader, loader_of, longest_first
+from ..core.scoring import ScoringPass, trial_step
+from ..callback.loaders import check_loader, loader_of, longest_first
 from ..callback.learner import base_loss, output_loss, true_output
-from ..callback.meter import trial_step
 from .views import by_quantile, tidy, width
 
 # %% ../../nbs/views/02_gradients.ipynb #31aa38ca

@@ -17,7 +17,7 @@ from ..core.checks import check_range, refusal
 from ..core.batches import as_tensors
 from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
-from ..callback.loader import check_loader, loader_of, unaugmented
+from ..callback.loaders import check_loader, loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
 from ..callback.selection import Selection
 from .views import label_of, target_of, tidy, width

@@ -151,7 +151,7 @@ def _option(o):
 
 def _held(cb):
     "The attributes of a selection and of its parts, which hold its options"
-    holders = [cb, cb.losses, cb.window, cb.meter, cb.draws]
+    holders = [cb, cb.losses, cb.window, cb.clock, cb.draws]
     scorer,tracker = vars(cb).get('scorer'),cb.tracker
     if scorer: holders += [scorer, scorer.scoring]
     ema = tracker.ema if tracker.is_smooth else None
@@ -187,19 +187,13 @@ def _kept_in_words(cb):
     if not len(stats): return 'nothing yet'
     return f'{stats.kept.sum()} of {stats.seen.sum()} items in {cb.epochs_done} epoch(s), those of the warm-up included'
 
-def _cost_in_words(cb):
-    meter = cb.meter
-    if not cb.epochs_done: return meter.in_words
-    if not (meter.is_on and meter.in_parts): return meter.saved_in_words
-    return f'{meter.in_words}; by the clock, {meter.saved_in_words}'
-
 @patch(as_prop=True)
 def card(self:Selection):
     "What the selection goes by, what it has kept, and what that took, in a few lines"
     window,losses = self.window,self.losses
     score = _option(self.scorer.score).strip("'") if self.scored else 'none; it chooses before loading'
     part = f'from {window.start:.0%} to {window.end:.0%}'
-    aside = ' It stands aside now.' if self.meter.is_aside else ''
+    aside = ' It stands aside now.' if self.clock.is_aside else ''
     passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
     lines = [
         f'{self!r}{_counters_in_words(self)}',
@@ -207,7 +201,7 @@ def card(self:Selection):
         f"loss of an item: {losses.ways.get(losses.how, 'not asked for yet')}",
         f'kept: {_kept_in_words(self)}',
         f'selects: after {window.warmup} epoch(s) of warm-up, {part} of a fit{window.also}',
-        f'cost: {_cost_in_words(self)}.{aside}{passes}']
+        f'time: {self.clock.in_words}.{aside}{passes}']
     if self.report.advice: lines.append(f'note: {self.report.advice}')
     return '\n'.join(lines)
 
