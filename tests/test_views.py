@@ -81,7 +81,7 @@ def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
     report.begin_epoch(0, n_iter)
     for i in range(n_iter):
         losses = i*bs+torch.arange(float(bs))
-        report.step(i, bs, 3, 3, losses, choose(losses))
+        report.add(report.batch_row(i, bs, 3, losses, choose(losses)), 3)
     return report
 
 EVERY = [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)]

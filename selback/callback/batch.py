@@ -91,7 +91,9 @@ class BatchSelection(Selection):
         "Which items of a batch train"
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
 
-    def give_up(self): self.report.leave(self.delivery.drop())
+    def give_up(self):
+        super().give_up()
+        self.report.leave(self.delivery.drop())
 
     def first_scorer(self): return self.scorer
 
@@ -273,8 +275,9 @@ def deliver(self:BatchSelection):
     items = self.delivery.pop()
     self.learn.xb,self.learn.yb = items.xb,items.yb
     self.current = Trained(items.idx, items.weight, is_chosen=True)
-    if self.feed.is_new: self.report.trains(len(items))
-    else: self.report.more(len(items))
+    if self.feed.is_new: return self.trains(len(items))
+    self.write_row()
+    self.report.add_step(len(items))
 
 # %% ../../nbs/callback/09_batch.ipynb #3be83129
 @patch
@@ -315,8 +318,10 @@ def report_choice(self:BatchSelection,
     "Report what was chosen, with the last batch of a pool"
     *earlier,last = pool
     nothing = None if losses is None else losses[:0]
-    for i,items in earlier: self.report.step(i, len(items), 0, losses=nothing, rows=chosen.rows[:0])
-    self.report.step(last.i, len(last.items), len(chosen.rows), losses=losses, rows=chosen.rows)
+    none = chosen.rows[:0]
+    for i,items in earlier: self.hold_row(self.report.batch_row(i, len(items), 0, losses=nothing, rows=none))
+    row = self.report.batch_row(last.i, len(last.items), len(chosen.rows), losses=losses, rows=chosen.rows)
+    self.hold_row(row)
 
 # %% ../../nbs/callback/09_batch.ipynb #4fe846bb
 @patch

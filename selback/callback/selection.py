@@ -73,9 +73,10 @@ class Selection(AttachedCallback):
         self.bs = None # items in a full batch of this epoch's loader
         self.is_tried = False # has the first batch of this fit been tried out?
         self.feed = None # the loader of this epoch
+        self.pending = None # the row of a batch whose step is not known yet
         self.current = Trained()
 
-    def __getstate__(self): return super().__getstate__() | dict(feed=None, current=Trained())
+    def __getstate__(self): return super().__getstate__() | dict(feed=None, current=Trained(), pending=None)
 
     @property
     def parts(self): return dict(draws=self.draws) | (dict(tracker=self.tracker) if self.tracker.is_on else {})
@@ -167,6 +168,7 @@ def begin_fit(self:Selection):
     check_independent(self.dls.train)
     self.is_new_fit = False
     self.is_tried = False
+    self.pending = None # of a fit that was interrupted
     self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
     self.losses.forget()
     self.report.begin_fit()
@@ -276,7 +278,37 @@ def train_whole(self:Selection,
     "Let a batch train as it is"
     self.current = Trained(batch.idx, batch.weight)
     n = len(batch)
-    self.report.step(self.learn.iter, seen=n, kept=n, trained=n)
+    self.hold_row(self.report.batch_row(self.learn.iter, seen=n, kept=n), trained=n)
+
+@patch
+def hold_row(self:Selection,
+    row, # A `BatchRow`
+    trained:int=0, # Items of the step that follows, as far as is known
+):
+    "Write the row that is held, and hold another one until its step is known"
+    self.write_row()
+    self.pending = row._replace(trained=trained)
+
+@patch
+def write_row(self:Selection,
+    loss=None, # Mean training loss of the step, a scalar, where the batch was not scored
+):
+    "Write the row that is held, if there is one"
+    row,self.pending = self.pending,None
+    if row is not None: self.report.add(row, row.trained, loss)
+
+@patch
+def trains(self:Selection,
+    n:int, # Items
+):
+    "Note how many items train in the step after the batch whose row is held"
+    self.pending = self.pending._replace(trained=n)
+
+@patch
+def give_up(self:Selection): self.write_row()
+
+@patch
+def after_fit(self:Selection): self.write_row() # of a batch within which the fit was cancelled
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2013
 @patch
@@ -296,18 +328,19 @@ def wants_losses(self:Selection)->bool:
 def after_loss(self:Selection):
     if not len(self.yb): return
     notes = self.wants_losses and self.current.idx is not None
-    lacks_mean = self.report.lacks_loss
+    lacks_mean = self.pending is not None and self.pending.sums is None
+    if not lacks_mean: self.write_row()
     if not (notes or lacks_mean): return
 
     loss_func = base_loss(self.learn)
     mean = self.losses.mean(self.loss, loss_func) if lacks_mean else None
     if mean is not None:
-        self.report.note_loss(mean)
+        self.write_row(mean)
         lacks_mean = False
     if not (notes or lacks_mean): return # the batch's own loss has told it
 
     of_items = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
-    if lacks_mean: self.report.note_loss(of_items.mean())
+    if lacks_mean: self.write_row(of_items.mean())
     if notes: self.note_losses(of_items)
 
 @patch
@@ -326,5 +359,6 @@ def after_backward(self:Selection):
 
 @patch
 def after_batch(self:Selection):
+    self.write_row() # of a batch that was cancelled
     cost = self.meter.stepped() if self.meter.is_on else None
     if cost: self.tell_once('cost', cost)
