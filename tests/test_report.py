@@ -1,12 +1,11 @@
 "The report by itself, and its columns in fastai's training table"
 import math, warnings
 
-import numpy as np, pandas as pd, pytest, torch
+import pandas as pd, pytest, torch
 from fastai.callback.core import Callback
 from fastai.callback.core import CancelBatchException, CancelEpochException, CancelTrainException, CancelValidException
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
-from fastai.learner import Recorder
 from helpers import *
 from selback.callback.report import BatchRow, SelectionReport, rising_loss
 
