@@ -738,23 +738,6 @@ def test_usual_fits_are_not_warned_of(cls):
         assert learn.selection.report.advice is None
         assert 'note:' not in learn.selection.card
 
-def test_what_counts_as_rising():
-    import pandas as pd
-    from selback.callback.report import rising_loss
-    def told(train, full, valid=(.5,)*7, kept=(1,)+(.3,)*6):
-        return rising_loss(pd.DataFrame(dict(train_loss=train, full_loss=full, valid_loss=valid, samp_perc=kept)))
-    falls,rises = [1,.9,.8,.7,.6,.5,.4],[.4,.4,.5,.6,.7,.7,.7]
-    unknown = [float('nan')]*7
-
-    assert 'full_loss rises while train_loss falls: from 0.4 to 0.7 since epoch 1' in told(falls, rises)
-    assert 'valid_loss rises' in told(falls, unknown, rises) # where the loss of all items is not known
-    assert told(falls, falls, rises) is None # it overfits, which the selection did not make
-    assert told(rises, rises) is None # it diverges
-    assert told(falls, [.4,.4,.1,.1,.2,.2,.2]) is None # better than at first
-    assert told(falls, unknown, unknown) is None
-    assert told(falls, rises, kept=(1,)*7) is None # nothing was selected
-    assert told(falls, rises, kept=(1,1,1,1,.3,.3,.3)) is None # little was
-
 @pytest.mark.parametrize('cls', [SelectiveBackpropCallback, BatchLossFilterCallback], ids=one_liner)
 def test_the_digits_are_not_warned_of(cls):
     from fastai.layers import SimpleCNN

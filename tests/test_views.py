@@ -9,7 +9,6 @@ from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
 from helpers import *
-from selback.callback.report import SelectionReport
 from selback.bench.datasets import get_dls, small_resnet
 from torch.nn import functional as F
 
@@ -73,30 +72,6 @@ def test_a_sample_of_few_items_is_all_of_them():
     samples = learn.selection.report.samples
     assert list(zip(samples.epoch, samples.loss, samples.chosen))==learn.selection.seen
     assert samples.fit.eq(1).all()
-
-def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
-    "A report that was told of an epoch whose losses are the items' numbers"
-    report = SelectionReport()
-    report.begin_fit()
-    report.begin_epoch(0, n_iter)
-    for i in range(n_iter):
-        losses = i*bs+torch.arange(float(bs))
-        report.step(i, bs, 3, 3, losses, choose(losses))
-    return report
-
-EVERY = [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)]
-
-@pytest.mark.parametrize('n_iter,bs,every', EVERY)
-def test_a_sample_of_many_items_is_small_and_even(n_iter, bs, every):
-    samples = told(n_iter, bs).samples
-    assert 1024<=len(samples)<=2048
-    assert samples.loss.tolist()==[float(i*bs+row) for i in range(0, n_iter, every) for row in range(bs)]
-    assert (samples.chosen==(samples.loss%bs<3)).all()
-
-def test_a_sample_of_a_batch_that_is_larger():
-    samples = told(2, 5000).samples
-    assert samples.loss.tolist()==list(range(0, 5000, 3))
-    assert samples.chosen.sum()==1
 
 def test_a_sample_where_few_batches_are_scored():
     "With `presample` the first batch of each pair only waits"

@@ -1,0 +1,326 @@
+"The report by itself, and its columns in fastai's training table"
+import math, warnings
+
+import pandas as pd, pytest, torch
+from fastai.callback.core import Callback
+from fastai.callback.core import CancelBatchException, CancelEpochException, CancelTrainException, CancelValidException
+from fastai.callback.progress import CSVLogger, ShowGraphCallback
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from helpers import *
+from selback.callback.report import BatchRow, SelectionReport, rising_loss
+
+COLUMNS = ['samp_perc','loss_perc','full_loss','saved_secs']
+nan = float('nan')
+
+# A row for each batch and step
+def begun():
+    report = SelectionReport()
+    report.begin_fit()
+    report.begin_epoch(3, 9)
+    return report
+
+def rows_of(report, *names):
+    "Columns of the stats as lists, None where unknown"
+    return [[None if v!=v else v for v in report.stats[name].tolist()] for name in names]
+
+def test_a_row_is_written_once_its_step_is_known():
+    report = begun()
+    row = report.batch_row(0, 4, 2, torch.tensor([1.,2,3,4]), torch.tensor([2,3]))
+    assert isinstance(row, BatchRow)
+    assert (row.i,row.seen,row.kept,row.sums.tolist())==(0,4,2,[10,7,4,0,0])
+    assert report.stats.empty
+
+    report.add(row, 2)
+    report.add(report.batch_row(1, 4, 1, torch.tensor([1.,2,3,4]), torch.tensor([0]))) # it waits
+    report.add(report.batch_row(2, 4, 4), 4, torch.tensor(2., requires_grad=True)) # a whole batch
+    report.add(report.batch_row(3, 4, 4), 4) # one that was cancelled
+    report.add(report.batch_row(4, 4, 1), 1, torch.tensor(8.)) # chosen without scores
+    report.add_step(1)
+    assert rows_of(report, 'fit', 'epoch')==[[1]*6,[3]*6]
+    assert rows_of(report, 'step', 'seen', 'kept')==[[0,1,2,3,4,5],[4,4,4,4,4,0],[2,1,4,4,1,0]]
+    assert rows_of(report, 'trained', 'scored')==[[2,0,4,4,1,1],[True,True,False,False,False,False]]
+    assert rows_of(report, 'loss_share', 'full_loss')==[[.7,.1,1,None,None,None],[2.5,2.5,2,None,8,None]]
+    assert not report.rows['bad'][[0,1,2,4,5]].any() # of the cancelled one it is not known
+
+    report.end_epoch(1.5)
+    samp_perc,loss_perc,full_loss,saved_secs = report.log
+    assert (samp_perc,full_loss,saved_secs)==(12/20,2.5,1.5)
+    assert math.isnan(loss_perc) # a share is not known of all
+
+def test_a_row_does_not_hold_the_graph_of_its_loss():
+    report = begun()
+    x = torch.ones(3, requires_grad=True)
+    loss = (x*x).mean().as_subclass(TensorCategory)
+    report.add(report.batch_row(0, 3, 3), 3, loss)
+    report.end_epoch()
+    assert report.log[:3]==[1,1,1]
+    x.sum().backward()
+
+@pytest.mark.parametrize('scored,kept,is_chosen', [(False,4,False), (False,3,True), (True,4,True)])
+def test_what_counts_as_chosen(scored, kept, is_chosen):
+    report = begun()
+    losses = dict(losses=torch.ones(4), rows=torch.arange(kept)) if scored else {}
+    report.batch_row(0, 4, kept, **losses)
+    assert report.has_chosen==is_chosen
+    report.begin_fit()
+    assert not report.has_chosen
+
+def test_what_an_epoch_leaves_out():
+    report = begun()
+    report.left_out(torch.tensor([1.,2,3,nan]), torch.tensor([1,2]))
+    report.add(report.batch_row(0, 2, 2), 2, torch.tensor(9.))
+    assert rows_of(report, 'step', 'seen', 'kept', 'trained')==[[-1,0],[2,2],[0,2],[0,2]]
+    assert report.has_chosen
+    report.end_epoch()
+    assert report.log[:3]==pytest.approx([.5,5/6,2])
+
+def test_an_epoch_that_was_interrupted_keeps_its_rows():
+    report = begun()
+    report.add(report.batch_row(0, 4, 4), 4)
+    report.begin_fit()
+    report.begin_epoch(0)
+    report.add(report.batch_row(0, 4, 4), 4)
+    assert rows_of(report, 'fit', 'epoch')==[[1,2],[3,0]]
+    assert report.log is None
+
+def test_an_epoch_without_rows_has_no_line():
+    report = begun()
+    report.end_epoch()
+    assert report.log is None
+    assert report.stats.empty
+    assert report.samples.empty
+
+# What is odd
+def warned(report, *batches):
+    "What an epoch of scored batches is warned of"
+    for i,losses in enumerate(batches):
+        rows = torch.arange(1 if len(losses)>1 else 0)
+        report.add(report.batch_row(i, len(losses), len(rows), torch.tensor(losses), rows))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        report.end_epoch()
+    return [str(w.message) for w in said]
+
+def test_negative_losses_are_told_of_once():
+    report = begun()
+    (said,) = warned(report, [-1.,2.], [-3.,-4.])
+    assert said.startswith('Epoch 3: 3 of 4 losses were negative, of which no share can be taken')
+    assert not warned(report, [-1.,2.])
+
+def test_each_epoch_tells_of_broken_losses_and_of_none_chosen():
+    report = begun()
+    for _ in range(2):
+        (said,) = warned(report, [nan,2.,math.inf])
+        assert said.startswith('Epoch 3: 2 of 3 losses were NaN or infinite')
+    assert warned(report, [1.])==['Epoch 3: no item was chosen.']
+
+    report.add(report.batch_row(0, 4, 4), 4, torch.tensor(math.inf))
+    assert warned(report)==['Epoch 3: the training losses were NaN or infinite in 1 batches.']
+
+# The sample of losses
+def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
+    "A report that was told of an epoch whose losses are the items' numbers"
+    report = SelectionReport()
+    report.begin_fit()
+    report.begin_epoch(0, n_iter)
+    for i in range(n_iter):
+        losses = i*bs+torch.arange(float(bs))
+        report.add(report.batch_row(i, bs, 3, losses, choose(losses)), 3)
+    return report
+
+EVERY = [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)]
+
+@pytest.mark.parametrize('n_iter,bs,every', EVERY)
+def test_a_sample_of_many_items_is_small_and_even(n_iter, bs, every):
+    samples = told(n_iter, bs).samples
+    assert 1024<=len(samples)<=2048
+    assert samples.loss.tolist()==[float(i*bs+row) for i in range(0, n_iter, every) for row in range(bs)]
+    assert (samples.chosen==(samples.loss%bs<3)).all()
+
+def test_a_sample_of_a_batch_that_is_larger():
+    samples = told(2, 5000).samples
+    assert samples.loss.tolist()==list(range(0, 5000, 3))
+    assert samples.chosen.sum()==1
+
+# What a fit showed
+def test_what_counts_as_rising():
+    def said(train, full, valid=(.5,)*7, kept=(1,)+(.3,)*6):
+        return rising_loss(pd.DataFrame(dict(train_loss=train, full_loss=full, valid_loss=valid, samp_perc=kept)))
+    falls,rises = [1,.9,.8,.7,.6,.5,.4],[.4,.4,.5,.6,.7,.7,.7]
+    unknown = [nan]*7
+
+    assert 'full_loss rises while train_loss falls: from 0.4 to 0.7 since epoch 1' in said(falls, rises)
+    assert 'valid_loss rises' in said(falls, unknown, rises) # where the loss of all items is not known
+    assert said(falls, falls, rises) is None # it overfits, which the selection did not make
+    assert said(rises, rises) is None # it diverges
+    assert said(falls, [.4,.4,.1,.1,.2,.2,.2]) is None # better than at first
+    assert said(falls, unknown, unknown) is None
+    assert said(falls, rises, kept=(1,)*7) is None # nothing was selected
+    assert said(falls, rises, kept=(1,1,1,1,.3,.3,.3)) is None # little was
+
+def test_advice_is_given_once():
+    report = SelectionReport()
+    with pytest.warns(UserWarning, match='less'): report.advise('less')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        report.advise('even less')
+        report.advise(None)
+    assert report.advice=='even less'
+
+# Epochs that are cut short: the table is fastai's own, with our columns in their place or without them
+class Raises(Callback):
+    "Raises an exception in the second epoch, at an event of training or of validation"
+    order = 65
+
+    def __init__(self, ex, event, training):
+        self.ex,self.event,self.is_in_training = ex,event,training
+
+    def __call__(self, name):
+        if name!=self.event or self.learn.lock.locked() or self.epoch!=1: return
+        if self.training==self.is_in_training: raise self.ex
+
+class ReadsLog(Callback):
+    "Notes the lines of the table, and fastai's last record, as they are after each epoch"
+    order = 90
+
+    def before_fit(self): self.logs = []
+
+    def after_epoch(self):
+        *log,_ = self.recorder.log # the time is another one
+        assert str(list(self.learn.final_record))==str(log[1:])
+        self.logs.append(log)
+
+def has_no_validation(learn): learn._do_epoch_validate = lambda *args, **kwargs: None
+
+def is_raised(ex, event, training): return lambda learn: learn.add_cb(Raises(ex, event, training))
+
+DAYS = dict(
+    usual=lambda learn: None,
+    never_validated=has_no_validation,
+    no_validation=is_raised(CancelValidException, 'before_validate', False),
+    half_a_validation=is_raised(CancelValidException, 'after_pred', False),
+    no_training=is_raised(CancelTrainException, 'before_train', True),
+    half_a_training=is_raised(CancelTrainException, 'after_batch', True),
+    no_batch=is_raised(CancelBatchException, 'before_batch', True),
+    no_epoch=is_raised(CancelEpochException, 'before_train', True),
+    epoch_ends_in_training=is_raised(CancelEpochException, 'after_batch', True),
+    epoch_ends_in_validation=is_raised(CancelEpochException, 'after_pred', False),
+    epoch_ends_after_training=is_raised(CancelEpochException, 'after_train', True))
+
+def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
+
+def cut_short(day, path, reader=None, cb=None, n_epoch=3):
+    "A learner after such a fit, and what was raised by a reader that does not bear it"
+    learn = table_learner(n=64, n_valid=16, metrics=accuracy_of, path=path, cbs=[ReadsLog()])
+    if cb: learn.add_cb(cb)
+    if reader: learn.add_cb(reader)
+    DAYS[day](learn)
+    raised = None
+    with learn.no_logging():
+        try: learn.fit(n_epoch)
+        except (IndexError, AttributeError, ValueError, RuntimeError) as ex: raised = type(ex)
+    return learn,raised
+
+def without_ours(learn, row):
+    "A row of the table without our columns, which are all there, where they belong, or not at all"
+    at = learn.recorder.metric_names.index('samp_perc')
+    if len(row)<=at: return list(row)
+    assert list(learn.recorder.metric_names[at:])==[*COLUMNS,'time']
+    assert len(row)>=at+len(COLUMNS)
+    return [*row[:at],*row[at+len(COLUMNS):]]
+
+def in_warm_up(): return TopLossCallback(.5, warmup=9, auto=False) # it trains what plain fastai trains
+
+@pytest.mark.law(6)
+@pytest.mark.parametrize('day', DAYS)
+def test_a_row_that_is_cut_short_is_as_fastai_leaves_it(day, tmp_path):
+    plain,_ = cut_short(day, tmp_path)
+    ours,_ = cut_short(day, tmp_path, cb=in_warm_up())
+    assert [without_ours(ours, log) for log in ours.reads_log.logs]==plain.reads_log.logs
+    logs = [[epoch,*values] for epoch,values in enumerate(ours.recorder.values)]
+    assert str(logs)==str(ours.reads_log.logs)
+
+    is_whole = [len(log)==8 for log in ours.reads_log.logs]
+    assert is_whole==[day!='never_validated',day in ('usual','no_batch'),day!='never_validated']
+    assert ours.selection.stats.groupby('epoch').seen.sum().to_dict()|{1: 48}=={0: 48, 1: 48, 2: 48}
+
+@pytest.mark.parametrize('day', DAYS)
+@pytest.mark.parametrize('make', [
+    lambda: SaveModelCallback(monitor='valid_loss'),
+    lambda: SaveModelCallback(monitor='accuracy_of'),
+    lambda: EarlyStoppingCallback(monitor='valid_loss', patience=1)], ids=['save','save_by_metric','stop'])
+def test_who_monitors_the_validation_sees_what_it_sees_in_fastai(day, make, tmp_path, capsys):
+    plain,raised = cut_short(day, tmp_path, make())
+    said = capsys.readouterr().out
+    ours,ours_raised = cut_short(day, tmp_path, make(), in_warm_up())
+    assert ours_raised is raised
+    if 'validation' in day: assert raised is IndexError # fastai has no answer to a row that lacks it
+    def best(learn): return next(cb.best for cb in learn.cbs if hasattr(cb, 'best'))
+    assert best(ours)==best(plain)
+    def table_and_words(text): return [line for line in text.splitlines() if line.startswith(('Better','No impr'))]
+    assert table_and_words(capsys.readouterr().out)==table_and_words(said)
+
+@pytest.mark.parametrize('day', DAYS)
+def test_a_file_of_the_table_is_as_fastai_writes_it(day, tmp_path):
+    def lines(cb):
+        learn,_ = cut_short(day, tmp_path, CSVLogger(), cb)
+        _,*rows = (tmp_path/'history.csv').read_text().splitlines()
+        return learn,[row.split(',')[:-1] for row in rows]
+    _,plain = lines(None)
+    learn,ours = lines(in_warm_up())
+    assert [without_ours(learn, row) for row in ours]==plain
+
+class Bar:
+    "A progress bar that keeps the lines of its graph"
+    def __init__(self): self.graphs = []
+
+    def update_graph(self, lines, *args): self.graphs.append([list(y) for _,y in lines])
+
+    def __getattr__(self, _): return lambda *args,**kwargs: None
+
+class Draws(ShowGraphCallback):
+    "Into such a bar"
+    def before_fit(self):
+        self.learn.progress.mbar = self.bar = Bar()
+        self.learn.progress.after_fit = lambda: None
+        super().before_fit()
+
+@pytest.mark.parametrize('day', DAYS)
+def test_a_graph_has_the_lines_that_it_has_in_fastai(day, tmp_path):
+    plain,raised = cut_short(day, tmp_path, Draws())
+    ours,ours_raised = cut_short(day, tmp_path, Draws(), in_warm_up())
+    assert ours_raised is raised
+    assert ours.draws.bar.graphs==plain.draws.bar.graphs
+
+def test_no_advice_is_drawn_from_epochs_without_validation():
+    learn = table_learner(cbs=TopLossCallback(.5, warmup=0, auto=False))
+    has_no_validation(learn)
+    assert quiet_fit(learn, 6).selection.report.advice is None
+
+@pytest.mark.parametrize('validates', [False,True])
+@pytest.mark.parametrize('train_metrics', [False,True])
+def test_a_table_without_columns_of_a_validation_has_ours(validates, train_metrics):
+    learn = table_learner(cbs=TopLossCallback(.5, warmup=0))
+    learn.recorder.valid_metrics,learn.recorder.train_metrics = False,train_metrics
+    if not validates: has_no_validation(learn)
+    quiet_fit(learn, 2)
+    assert list(learn.recorder.metric_names)==['epoch','train_loss',*COLUMNS,'time']
+    for train_loss,*ours in learn.recorder.values:
+        assert len(ours)==4
+        assert ours[0]==pytest.approx(.5, abs=.1)
+
+@pytest.mark.parametrize('when', ['before_train','after_batch','after_train'])
+def test_a_validation_within_an_epoch_moves_nothing(when, tmp_path):
+    "fastai's row is then another one, too; ours stays behind what it leaves"
+    class Peek(Callback):
+        order = 70
+        def __call__(self, name):
+            if name==when and self.training and not self.learn.lock.locked(): self.learn.validate()
+
+    def values(cb):
+        learn = quiet_fit(table_learner(n=64, n_valid=16, path=tmp_path, cbs=[Peek(), *cb]), 2)
+        return learn,[list(row) for row in learn.recorder.values]
+    _,plain = values([])
+    _,ours = values([in_warm_up()])
+    assert [row[:2] for row in ours]==[row[:2] for row in plain]
+    assert [len(row)-len(was) for row,was in zip(ours, plain)]
