@@ -110,8 +110,8 @@ METHODS = dict(
     selective_backprop=lambda **kwargs: SelectiveBackpropCallback(2., **kwargs),
     random_subset=lambda **kwargs: RandomSubsetCallback(1/3, **kwargs))
 RESTING = METHODS | dict(info_batch=lambda **kwargs: InfoBatchCallback(**kwargs))
-REST = dict(warmup=10**6, auto=False)
-ON = dict(warmup=0, auto=False)
+REST = dict(warmup=10**6)
+ON = dict(warmup=0)
 
 def whole_epoch(cb=None):
     "Microseconds a batch"

@@ -13,15 +13,15 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from common import *
 from selback.bench.datasets import Pixels, TensorDL
-from selback.callback.loader import drawn, load
+from selback.callback.loaders import drawn, load
 from selback.core.policies import include, rank_inclusion
 
 SIZES = {'at 192x128': (192,128), 'at its own size': None}
 METHODS = {
     'plain again': lambda: None,
-    'favor_hard(beta=2)': lambda: FavorHardCallback(2., auto=False),
-    'favor_hard(beta=0)': lambda: FavorHardCallback(0., auto=False),
-    'prioritized_sampling(uniform=0.25)': lambda: PrioritizedSamplingCallback(uniform=.25, warmup=1, auto=False)}
+    'favor_hard(beta=2)': lambda: FavorHardCallback(2.),
+    'favor_hard(beta=0)': lambda: FavorHardCallback(0.),
+    'prioritized_sampling(uniform=0.25)': lambda: PrioritizedSamplingCallback(uniform=.25, warmup=1)}
 LARGE = 'plain again','favor_hard(beta=2)' # what is timed with ten times the items
 EPOCHS = 3 # of a fit; the first is not told
 

@@ -101,11 +101,11 @@ def standing_aside(args):
 
 LOADING = dict(
     none=lambda: None,
-    random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True, auto=False),
-    stale_loss=lambda: StaleLossCallback(2, n=2, auto=False),
-    info_batch=lambda: InfoBatchCallback(delta=1., auto=False),
-    selective_backprop=lambda: SelectiveBackpropCallback(auto=False),
-    top_loss=lambda: TopLossCallback(1/3, auto=False))
+    random_subset_before_loading=lambda: RandomSubsetCallback(1/3, before_loading=True),
+    stale_loss=lambda: StaleLossCallback(2, n=2),
+    info_batch=lambda: InfoBatchCallback(delta=1.),
+    selective_backprop=lambda: SelectiveBackpropCallback(),
+    top_loss=lambda: TopLossCallback(1/3))
 
 def epoch_seconds(args, workers, cb):
     "Of two epochs after one to warm up: two that select, one of them scored by stale losses"

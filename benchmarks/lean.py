@@ -90,7 +90,7 @@ def measure(cases, repeats):
     return [dict(what=what, microseconds=micro[call], added=added.get(call), calls=repeats*CALLS)
         for what,call,_ in cases]
 
-OFF = dict(warmup=0, auto=False)
+OFF = dict(warmup=0)
 PLAIN = 'a plain learner'
 LEARNERS = {
     PLAIN: lambda: None,
@@ -182,7 +182,7 @@ def info_batch(repeats, n_batches=100, n_epoch=4):
         'plain training, a loop by hand': lambda: loop(dls.train, n_epoch, 0),
         'plain training, a learner': lambda: fitted(dls, n_epoch),
         'InfoBatch, a loop by hand': lambda: loop(dls.train, n_epoch),
-        'info_batch, a learner': lambda: fitted(dls, n_epoch, InfoBatchCallback(delta=1., auto=False))}
+        'info_batch, a learner': lambda: fitted(dls, n_epoch, InfoBatchCallback(delta=1.))}
 
     rows = []
     for repeat in range(-1, repeats):

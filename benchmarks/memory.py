@@ -42,7 +42,7 @@ def peak(cb, args, bs=128):
         learn.fit(1)
         return torch.cuda.max_memory_allocated()
 
-OFF = dict(warmup=0, auto=False)
+OFF = dict(warmup=0)
 METHODS = dict(
     plain=lambda: None,
     plain_again=lambda: None,

@@ -15,7 +15,7 @@ from common import *
 
 SIZES = {'cpu': (32, 128, 512, 2048, 4096), 'cuda': (32, 128, 512, 2048, 4096)}
 
-OFF = dict(warmup=0, auto=False)
+OFF = dict(warmup=0)
 
 def methods():
     "Each method that chooses from a batch"
@@ -118,7 +118,7 @@ class Batches(Callback):
 def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
     learn = image_learner('small_resnet', 8, 40*args.repeats, args.device)
-    learn.top_loss(warmup=99, auto=False)
+    learn.top_loss(warmup=99)
     batches,call = Batches(),SelectionCallback.__call__
     def timed(self, event):
         start = time.perf_counter()

@@ -27,8 +27,8 @@ class Part(NamedTuple):
     error:str # What the error is called
     study:str # The page where it is measured
 
-def random_half(): return RandomSubsetCallback(.5, before_loading=True, auto=False)
-def early(): return EarlyLossSamplingCallback(after=2, auto=False)
+def random_half(): return RandomSubsetCallback(.5, before_loading=True)
+def early(): return EarlyLossSamplingCallback(after=2)
 
 demo = dict(
     photograph=Part('A photograph, learned point by point',

@@ -232,7 +232,7 @@ class Part:
         if self.is_frozen: freeze_all(learn)
         return learn
 
-def _early(): return EarlyLossSamplingCallback(auto=False)
+def _early(): return EarlyLossSamplingCallback()
 
 _guard = 'noise_quantile=.6'
 

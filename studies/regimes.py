@@ -354,14 +354,14 @@ def _with_noise(column, guard):
         reference = learner_of('held_out')
         with reference.no_bar(),reference.no_logging():
             score = reducible_loss(reference, learn.dls, n_epoch=5, lr=.02)
-            return SelectiveBackpropCallback(score=score, auto=False)
+            return SelectiveBackpropCallback(score=score)
 
     def clean(learn):
         reference = learner_of('mended')
         with reference.no_bar(),reference.no_logging(),counting(None): # a gift
             reference.fit_one_cycle(1 if scale()=='tiny' else 15, .1)
             score = reducible_loss(reference, learn.dls, n_epoch=0)
-            return SelectiveBackpropCallback(score=score, auto=False)
+            return SelectiveBackpropCallback(score=score)
 
     guarded = [f'{method}(noise_quantile={guard})' for method in (look_free,'prioritized_sampling')]
     names = ['none',look_free,*guarded,'info_batch',"selective_backprop(score='entropy')"]
@@ -388,7 +388,7 @@ def _with_little_time():
         'none': 'none',
         'hardest first': 'favor_hard(end=.5)',
         'hardest always': look_free,
-        'easiest first': lambda: EasiestFirst(auto=False)}
+        'easiest first': lambda: EasiestFirst()}
     return Regime(dict(all=(few, methods)), 60_000)
 
 def _with_a_proxy():
@@ -399,9 +399,9 @@ def _with_a_proxy():
         n_epoch = max(1, 2*compute//len(learn.dls.train_ds))
         return record_choices(learn, small_convnet(10, .5), lambda small: small.fit_one_cycle(n_epoch, .1))
 
-    def replayed(learn): return ReplayChoicesCallback(record(learn), auto=False)
+    def replayed(learn): return ReplayChoicesCallback(record(learn))
     def swept(learn): # other trainings have paid for it
-        with counting(None): return ReplayChoicesCallback(record(learn), auto=False)
+        with counting(None): return ReplayChoicesCallback(record(learn))
 
     methods = {'none': 'none', look_free: look_free, 'a proxy, paid for': replayed, 'a proxy, already paid': swept}
     return Regime(dict(all=(large, methods)), compute)

@@ -14,7 +14,7 @@ from selback.all import (as_tensors, Chosen, EarlyLossSamplingCallback, EpochSel
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tensor_dls
 from selback.callback.learner import autocast_of
-from selback.callback.loader import check_loader, loader_of, unaugmented
+from selback.callback.loaders import check_loader, loader_of, unaugmented
 from studies.experiments import in_bf16, results, scale, stored
 from studies.regimes import (balanced, cifar_parts, image_learner, is_vehicle, rare_kinds as kinds_that_are_rare,
     sgd, weighted_dls)
@@ -248,9 +248,9 @@ def jtt(get_learner, epochs, lr):
     first = get_learner()
     with first.no_bar(),first.no_logging(): first.fit(epochs, lr)
     pred,target = look_at_all(first)
-    return Upsampled(pred.argmax(1)!=target, auto=False)
+    return Upsampled(pred.argmax(1)!=target)
 
-off = dict(auto=False)
+off = dict()
 
 def early(**options): return lambda: EarlyLossSamplingCallback(**options, **off)
 

@@ -57,7 +57,7 @@ class Witness(Callback):
         self.memories.append(state_of(selection.memory) if selection else None)
 
     def before_batch(self):
-        dl,feed = self.learn.dl,getattr(self.learn.selection, 'feed', None)
+        dl,feed = self.learn.dl,getattr(self.learn.selection, 'loader', None)
         is_own = feed is None or dl is feed
         self.loaders.add((isinstance(dl, DistributedDL), is_own))
 

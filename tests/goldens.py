@@ -202,7 +202,7 @@ def stopped(make, epochs):
 
 def learners(method, variant):
     "Those of a case, in order, after their training"
-    make = partial(METHODS[method], **VARIANTS[variant], warmup=1, auto=False, seed=3)
+    make = partial(METHODS[method], **VARIANTS[variant], warmup=1, seed=3)
     if variant!='resume': return [fit(make, variant)]
     # items that wait are compared in the first epoch that chooses; the others may have chosen before they stop
     return stopped(make, 1 if waits(method, variant) else 2)

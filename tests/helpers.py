@@ -58,7 +58,7 @@ def full_epochs(cls, n):
 
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"
-    return len(selection.delivery) if isinstance(selection, BatchSelection) else 0
+    return len(selection.waiting) if isinstance(selection, BatchSelection) else 0
 
 def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
 

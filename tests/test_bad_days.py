@@ -712,7 +712,7 @@ def ruined_learner():
     for seed in range(5):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter('always')
-            learn = tabular_learner(TopLossCallback(.1, auto=False), seed=seed)
+            learn = tabular_learner(TopLossCallback(.1), seed=seed)
         if told: return learn,str(told[0].message)
     raise AssertionError('no seed was told of')
 
@@ -732,9 +732,9 @@ def test_a_loss_that_rises_while_the_trained_one_falls_is_told_of():
 def test_usual_fits_are_not_warned_of(cls):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        learn = tabular_learner(cls(auto=False), bs=50, epochs=6)
+        learn = tabular_learner(cls(), bs=50, epochs=6)
         assert learn.selection.report.advice is None
-        learn = quiet_fit(table_learner(cbs=cls(auto=False)), 6)
+        learn = quiet_fit(table_learner(cbs=cls()), 6)
         assert learn.selection.report.advice is None
         assert 'note:' not in learn.selection.card
 
@@ -745,7 +745,7 @@ def test_the_digits_are_not_warned_of(cls):
     set_seed(0)
     dls = get_dls('digits', n_train=640, n_valid=160)
     net = nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10))
-    learn = Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=cls(auto=False))
+    learn = Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=cls())
     assert quiet_fit(learn, 6, lr=1e-2).selection.report.advice is None
 
 @pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback])
@@ -780,8 +780,8 @@ class Remembers(nn.Module):
         return self.net(x*self.made)
 
 ATTACHED = [
-    lambda learn: learn.top_loss(.5, warmup=0, auto=False),
-    lambda learn: learn.selective_backprop(warmup=0, auto=False),
+    lambda learn: learn.top_loss(.5, warmup=0),
+    lambda learn: learn.selective_backprop(warmup=0),
     lambda learn: learn.favor_hard()]
 
 @pytest.mark.parametrize('attach', ATTACHED)
@@ -822,7 +822,7 @@ def test_a_loader_keeps_its_own_options(cls):
     for loader in Shifted,Needy:
         train = loader(items, shift=100., bs=16, shuffle=True, num_workers=0)
         dls = DataLoaders(train, TfmdDL(items, bs=16, num_workers=0))
-        cb = cls(warmup=0, auto=False)
+        cb = cls(warmup=0)
         learn = skip_validation(Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(), cb]))
         if loader is Shifted: quiet_fit(learn, 3)
         elif cb.tracker.is_on:
@@ -923,7 +923,7 @@ def test_losses_of_trained_items_are_computed_once_a_batch():
         with_grad.append(torch.is_grad_enabled())
         return F.cross_entropy(pred, y, reduction=reduction)
 
-    learn = trained_only(table_learner(loss_func=summed, cbs=FavorHardCallback(auto=False)), 1)
+    learn = trained_only(table_learner(loss_func=summed, cbs=FavorHardCallback()), 1)
     trained_only(learn, 1)
     steps = len(steps_of(learn))
     trained,looked = sum(with_grad),len(with_grad)-sum(with_grad)
@@ -980,7 +980,7 @@ def test_a_plain_loop_is_told_what_a_policy_returns():
 def test_stats_are_joined_once(monkeypatch):
     "Asked after each epoch, as `compare` does, they are not all joined again"
     import selback.callback.report as report
-    learn = quiet_fit(table_learner(cbs=SelectiveBackpropCallback(auto=False)), 3)
+    learn = quiet_fit(table_learner(cbs=SelectiveBackpropCallback()), 3)
     before = learn.selection.stats
     quiet_fit(learn, 2)
 

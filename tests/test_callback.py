@@ -521,7 +521,7 @@ def test_no_weight_counts_as_a_weight_of_1_where_batches_wait_together():
     assert seen=={1.,5.}
     learn = table_learner(n=352)
     def correct(pct): return float(pct<.6)
-    learn.importance_sampling(correct=correct, tau=0, warmup=0, auto=False, seed=0, noise_quantile=.8)
+    learn.importance_sampling(correct=correct, tau=0, warmup=0, seed=0, noise_quantile=.8)
     quiet_fit(learn, 8)
 
 def test_stats_may_be_read_at_any_time():
@@ -663,9 +663,9 @@ def saved_learner(path, cb):
 def test_pickle_and_export(cls, tmp_path, capsys):
     learn = quiet_fit(saved_learner(tmp_path, cls(warmup=0)), 3)
     copy = pickle.loads(pickle.dumps(learn))
-    assert copy.selection.feed is None # no pixels in an exported model
+    assert copy.selection.loader is None # no pixels in an exported model
     assert copy.selection.item_idx is None
-    assert not isinstance(copy.selection, BatchSelection) or copy.selection.delivery.last is None
+    assert not isinstance(copy.selection, BatchSelection) or copy.selection.waiting.last is None
     quiet_fit(copy, 3)
     assert type(copy.selection) is cls
     assert copy.selection is not learn.selection
@@ -847,7 +847,7 @@ class Interrupts(Callback):
 def test_nothing_is_told_into_the_training_table(capsys):
     "Header and rows stand together; what comes up within the fit is told below them"
     for others,n_rows in ([], 3),([Interrupts()], 1):
-        learn = table_learner(cbs=[Tells(.5, auto=False), *others])
+        learn = table_learner(cbs=[Tells(.5), *others])
         with learn.no_bar(): learn.fit(3)
         said = capsys.readouterr().out.splitlines()
         assert [line.startswith('[') for line in said]==[True]*n_rows+[False]*2
@@ -865,7 +865,7 @@ def test_what_an_error_kept_from_being_told_is_told_before_the_next_fit(capsys):
         def before_epoch(self): self.told = capsys.readouterr().out
     def mean_only(pred, y): return F.cross_entropy(pred, y)
 
-    learn = table_learner(loss_func=mean_only, cbs=[TopLossCallback(.5, warmup=0, auto=False), Fails()])
+    learn = table_learner(loss_func=mean_only, cbs=[TopLossCallback(.5, warmup=0), Fails()])
     with pytest.raises(ZeroDivisionError): quiet_fit(learn, 1)
     assert 'unreduced' not in capsys.readouterr().out
 

@@ -293,7 +293,7 @@ def test_the_recording_is_paid_for():
     "Proxy and learner have each tried a batch of 25 first"
     def recorded(learn):
         choices = record_choices(learn, mlp(), lambda small: small.fit(2), every=4)
-        return ReplayChoicesCallback(choices, auto=False)
+        return ReplayChoicesCallback(choices)
     def get_learner():
         learn = table_learner(bs=25)
         learn.metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]

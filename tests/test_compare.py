@@ -219,7 +219,7 @@ def test_choosing_before_loading_costs_seconds_and_validation_none(monkeypatch):
         def after_batch(self): clock.passes(1 if self.training else 25)
 
     def get_learner(): return learner_of(bs=20, cbs=Trains())
-    methods = {'none': 'none', 'draws': lambda: Draws(warmup=0, auto=False)}
+    methods = {'none': 'none', 'draws': lambda: Draws(warmup=0)}
     runs = compare(get_learner, methods, 2, 1, plot=False)
     assert runs.method.tolist()==['none','none','draws','draws']
     assert runs.seconds.tolist()==[5,10,8,16]
@@ -355,7 +355,7 @@ def test_a_selection_follows_the_budget():
     assert stats.trained[:first].sum()==480 # half of it
 
 def test_info_batch_follows_a_budget():
-    learn = learner_of(n=32+96, cbs=[CostLog(), InfoBatchCallback(delta=.5, auto=False)])
+    learn = learner_of(n=32+96, cbs=[CostLog(), InfoBatchCallback(delta=.5)])
     trained = fit_within(learn, 960).stats.groupby('epoch').trained.sum()
     start = trained.cumsum().shift(fill_value=0)/960
     end = start+start/trained.index # of an epoch as long as those before it were
@@ -432,7 +432,7 @@ def test_methods_by_names_of_ones_own_and_columns_of_ones_own(tmp_path):
     made = []
     def own():
         made.append(1)
-        return TopLossCallback(.25, auto=False)
+        return TopLossCallback(.25)
 
     methods = {'none': 'none', 'by hand': own, 'renamed': 'top_loss(keep=.25)'}
     def watch(learn): return dict(steps=learn.epoch*10)
@@ -931,7 +931,7 @@ def test_what_was_set_for_cudnn_is_set_again(ends, monkeypatch):
     assert current()==(True,False)
 
 def test_a_method_that_gives_the_same_callback_again_counts_anew():
-    cb = TopLossCallback(auto=False, warmup=0, keep=.25)
+    cb = TopLossCallback(warmup=0, keep=.25)
     ends = last_epochs(compare(learner_of, {'a': lambda: cb}, epochs=2, seeds=2, plot=False))
     assert ends.forwarded.nunique()==1
     assert ends.kept.nunique()==1

@@ -9,7 +9,7 @@ from fastai.callback.training import GradientAccumulation
 from helpers import *
 from matrix import TASKS, build
 from selback.core.scoring import counting
-from selback.callback.meter import trial_step
+from selback.core.scoring import trial_step
 from selback.methods.reducible_loss import reducible_loss
 from selback.methods.proxy import train_proxy
 from selback.bench.compute import ComputeCount, FlopCount, count_flops, counted_steps
@@ -92,7 +92,7 @@ def test_looks_at_full_cost(way):
     (InfoBatchCallback, dict(warmup=1)),
     (RandomSubsetCallback, dict(warmup=0))], ids=lambda o: getattr(o, '__name__', ''))
 def test_looks_of_methods(cls, options):
-    compute,spy = counted_fit(table_learner(cbs=cls(auto=False, **options)), 3)
+    compute,spy = counted_fit(table_learner(cbs=cls(**options)), 3)
     assert (spy.looked>16)==cls.scored
     assert compute.spent==cost(spy)
 

@@ -19,7 +19,7 @@ from torch import nn
 import selback.bench.datasets as d
 from selback.bench.datasets import (Cutout, PadCrop, TensorDL, TensorItems, damage, get_dls, get_model,
     tensor_dls)
-from selback.callback.loader import drawn, load
+from selback.callback.loaders import drawn, load
 
 matplotlib.use('Agg')
 root = Path(__file__).parents[1]

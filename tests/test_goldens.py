@@ -172,9 +172,9 @@ def by_cdf(beta, hist_size, seed):
     history,gen = History(hist_size),torch.Generator().manual_seed(seed ^ 0x5e1bac)
     return lambda scores: cdf_power(scores, history.push(scores), beta, gen).rows
 
-def top(): return TopLossCallback(.3, gather=True, auto=False)
+def top(): return TopLossCallback(.3, gather=True)
 
-def backprop(): return SelectiveBackpropCallback(beta=1, hist_size=64, auto=False, seed=3)
+def backprop(): return SelectiveBackpropCallback(beta=1, hist_size=64, seed=3)
 
 # The callback, the oracle's choice, and how many items: the last loader batch of 124 has more than a step lacks
 GATHERED = dict(

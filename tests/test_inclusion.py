@@ -203,7 +203,7 @@ def test_a_dropped_last_batch_is_not_made_of_items_that_are_due(cb, k, bs):
 
 def test_items_that_are_due_train_where_all_are_chosen():
     "Of 55 items in batches of 16 seven are dropped; nearly all are chosen in each epoch"
-    cb = DropEasyCallback(drop=.05, max_rest=1, seed=0, auto=False)
+    cb = DropEasyCallback(drop=.05, max_rest=1, seed=0)
     learn = numbered_learner(n=87, cbs=[cb, Diary()], drop_last=True)
     assert longest_rest(trained_only(learn, 10).diary.epochs[1:], 55)==1
 
@@ -355,10 +355,10 @@ def test_full_epochs_in_between_are_counted_over_fits():
         r'choose_items: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
 def test_what_is_no_choice_of_items_is_named(found, match):
     class Own(EpochSelection): choose_items = found
-    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=Own(warmup=0, auto=False)), 1)
+    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=Own(warmup=0)), 1)
 
 @pytest.mark.parametrize('found,got', [(lambda self, loss: .5, 'float'), (lambda self, loss: loss[:7], r'\(7,\)')])
 def test_what_is_no_probability_of_each_item_is_named(found, got):
     class Own(InclusionSelection): inclusion = found
     message = f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'
-    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=Own(auto=False)), 2)
+    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=Own()), 2)

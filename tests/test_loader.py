@@ -9,7 +9,7 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
 from fastai.text.data import LMDataLoader, SortedDL
 from helpers import *
-from selback.callback.loader import check_loader, drawn, load, own_order, shuffled
+from selback.callback.loaders import check_loader, drawn, load, own_order, shuffled
 
 class Numbered:
     "Each item says its own number; reads are noted"

@@ -395,7 +395,7 @@ def test_a_meter_that_stands_aside_is_asked_for_each_batch():
 
 def test_a_resumed_copy_is_first_made_of_what_the_warm_up_trained():
     "As it is without the stop in between"
-    def made(): return TopLossCallback(.5, auto=False, scorer=ModelCopy(every=10**6))
+    def made(): return TopLossCallback(.5, scorer=ModelCopy(every=10**6))
     learn = quiet_fit(table_learner(cbs=made()), 1)
     trained = weights(learn)
     then = table_learner(seed=9, cbs=made())

@@ -11,7 +11,7 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.data.load import DataLoader
 from helpers import *
 from selback.core.untouched import fixed_random
-from selback.callback.loader import Feed, is_distributed, own_loader
+from selback.callback.loaders import Feed, is_distributed, own_loader
 from test_loader import OnCpu
 from torch.nn import functional as F
 
@@ -65,7 +65,7 @@ class Steps(Callback):
     def after_cancel_train(self): self.is_cancelled = True
     def before_batch(self):
         self.learn.arrivals.is_announced = True
-        i = self.learn.selection.feed.position-1 # of the batch that was read last
+        i = self.learn.selection.loader.n_read-1 # of the batch that was read last
         assert self.iter==i
         assert self.pct_train==share_trained(self, i)
     def after_loss(self): self.epochs[-1].append((numbers(self.x), self.iter, self.opt.hypers[0]['lr']))
@@ -263,7 +263,7 @@ REFUSED = dict(
 @some_gathering
 def test_a_cancelled_batch_is_dropped_alone(make, when):
     class Refusing(Refuses):
-        n_read = property(lambda self: self.learn.selection.feed.position-1)
+        n_read = property(lambda self: self.learn.selection.loader.n_read-1)
     cb = make(warmup=0, seed=0)
     cbs = [cb, Refusing(CancelBatchException, when), Arrivals(), Steps()]
     learn = quiet_fit(numbered_learner(n=32+180, cbs=cbs), 1)
@@ -285,7 +285,7 @@ def test_a_cancelled_batch_is_dropped_alone(make, when):
     (KeyboardInterrupt, False, 0)])
 def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, trains_again, n_rows):
     cb = SelectiveBackpropCallback(beta=9, warmup=0, seed=0)
-    refuses = Refuses(ex, lambda o: o.epoch==0 and o.learn.selection.feed.position==7)
+    refuses = Refuses(ex, lambda o: o.epoch==0 and o.learn.selection.loader.n_read==7)
     learn = numbered_learner(n=32+180, cbs=[cb, refuses, Arrivals(), Steps()])
     with pytest.raises(ex) if ex is KeyboardInterrupt else contextlib.nullcontext(): quiet_fit(learn, 2)
 
@@ -297,7 +297,7 @@ def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, train
     assert len(learn.steps.epochs)==1+trains_again
     assert len([v for v in learn.recorder.values if len(v)])==n_rows
     assert not [t for t in tensors_of(cb.state_dict()) if t.ndim>1] # no items in it
-    assert not len(cb.__getstate__()['delivery'])
+    assert not len(cb.__getstate__()["waiting"])
 
     refuses.when = lambda o: False
     quiet_fit(learn, 1)
@@ -325,7 +325,7 @@ def test_a_selection_that_goes_while_items_wait_lets_the_rest_train(go, event, o
         run_valid,done = False,False
         def __call__(self, name):
             if name!=event or not self.training or self.done: return
-            if self.learn.selection.feed.position<5: return
+            if self.learn.selection.loader.n_read<5: return
             self.done = True
             go(self.learn)
     Goes.order = order

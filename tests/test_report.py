@@ -229,7 +229,7 @@ def without_ours(learn, row):
     assert len(row)>=at+len(COLUMNS)
     return [*row[:at],*row[at+len(COLUMNS):]]
 
-def in_warm_up(): return TopLossCallback(.5, warmup=9, auto=False) # it trains what plain fastai trains
+def in_warm_up(): return TopLossCallback(.5, warmup=9) # it trains what plain fastai trains
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('day', DAYS)
@@ -293,7 +293,7 @@ def test_a_graph_has_the_lines_that_it_has_in_fastai(day, tmp_path):
     assert ours.draws.bar.graphs==plain.draws.bar.graphs
 
 def test_no_advice_is_drawn_from_epochs_without_validation():
-    learn = table_learner(cbs=TopLossCallback(.5, warmup=0, auto=False))
+    learn = table_learner(cbs=TopLossCallback(.5, warmup=0))
     has_no_validation(learn)
     assert quiet_fit(learn, 6).selection.report.advice is None
 

@@ -322,7 +322,7 @@ def test_seconds_saved_against_the_full_epochs():
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
 def test_seconds_saved_are_known_unless_nothing_is_measured(cls):
     assert not np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 2)).any()
-    assert np.isnan(saved_secs(table_learner(cbs=cls(warmup=0, auto=False)), 1)).all()
+    assert np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 1)).all()
 
 def two_layers(model): return [list(model[0].parameters()), list(model[1:].parameters())]
 
@@ -933,8 +933,8 @@ def test_percentiles_are_of_classes():
 # what a selection is called
 NAMES = [
     (lambda: TopLossCallback(.3), 'TopLossCallback(keep=0.3, also_bottom=0.0)'),
-    (lambda: SelectiveBackpropCallback(keep=.25, warmup=0, seed=3, auto=False),
-        'SelectiveBackpropCallback(beta=3.0, gather=True, auto=False, warmup=0, seed=3)'),
+    (lambda: SelectiveBackpropCallback(keep=.25, warmup=0, seed=3),
+        'SelectiveBackpropCallback(beta=3.0, gather=True, warmup=0, seed=3)'),
     (lambda: TopLossCallback(.3, passes=1, score='entropy', end=.5),
         "TopLossCallback(keep=0.3, also_bottom=0.0, score='entropy', passes=1, end=0.5)"),
     (lambda: SeTaCallback(window=.5, noise_quantile=.9),
@@ -952,5 +952,5 @@ def test_a_selection_names_its_options(make, wanted):
 
 def test_the_card_says_why_no_seconds_are_known():
     assert 'cost: not measured.' in TopLossCallback().card
-    card = quiet_fit(table_learner().top_loss(auto=False), 1).selection.card
+    card = quiet_fit(table_learner().top_loss(), 1).selection.card
     assert 'cost: seconds saved: \N{EN DASH}, as auto=False measures nothing' in card

@@ -102,7 +102,7 @@ def test_the_parts_of_a_step_are_timed_where_they_happen(gather, hand_clock):
         def after_step(self): hand_clock.pass_by(10_000)
 
     times = step_times()
-    learn = table_learner(cbs=[Slow(.5, warmup=0, auto=False, gather=gather), Parts(), *times])
+    learn = table_learner(cbs=[Slow(.5, warmup=0, gather=gather), Parts(), *times])
     assert len(learn.dls.train)==7 # six batches of 16 and one of 4
     _ = learn.dls.n_inp # which passes a batch through all transforms, once
 
