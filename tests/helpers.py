@@ -56,6 +56,18 @@ def full_epochs(cls, n):
     "The option by which a method begins with `n` epochs of all items; one that keeps early losses has one at least"
     return dict(after=max(1, n)) if cls is EarlyLossSamplingCallback else dict(warmup=n)
 
+class StepWatch:
+    "Tells a callback ahead of the selection, which sees batches as they are scored and steps, one from the other"
+    def __init__(self, learn): self.learn,self.n_handed = learn,0
+
+    def is_chosen_step(self):
+        "Asked once in each `before_batch`: is it a step of items that were chosen from batches before?"
+        loader = self.learn.selection.loader
+        if loader is None: return False # its epoch is about to begin
+        is_step = loader.n_handed>self.n_handed
+        self.n_handed = loader.n_handed
+        return is_step and loader.current.is_chosen
+
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"
     return len(selection.waiting) if isinstance(selection, BatchSelection) else 0

@@ -46,10 +46,11 @@ class Before(Callback):
 
     def before_train(self):
         self.epochs.append(dict(batches=[], steps=[], fit=self.fit, number=self.epoch, n_epoch=self.n_epoch))
+        self.watch = StepWatch(self.learn)
 
     def before_batch(self):
         batches,items = self.epochs[-1]['batches'],keys(self.xb)
-        if batches and batches[-1]['keys']==items: return # a step more than there are batches
+        if self.watch.is_chosen_step(): return
 
         losses = self.by_hand(pred_by_hand(self), *as_tensors(self.yb)).tolist()
         multiple = 8 if is_mixed_precision(self.learn) else 1
@@ -134,7 +135,7 @@ def note_scores(cb):
 def note_loads(cb):
     "By epoch, what a method goes by when it chooses before loading: indices, losses, and its random numbers"
     loads = {}
-    if not isinstance(cb, EpochSelection): return loads
+    if not hasattr(type(cb), 'choose_items'): return loads
     choose_items = cb.choose_items
     def noting(idxs):
         gen,losses = torch.Generator().set_state(cb.generator.get_state()),cb.memory.loss.tolist()
