@@ -72,8 +72,10 @@ def methods():
     return {name: cls for name,cls in known_methods().items() if is_own(name, cls)}
 
 def one_liners():
-    "The methods, each as a call on a learner"
-    return [call('learn.', vars(Learner)[name], name)._replace(name=f'Learner.{name}') for name in methods()]
+    "The methods, each as a call on a learner, with the options of its class"
+    for name,cls in methods().items():
+        does = inspect.getdoc(vars(Learner)[name])
+        yield call('learn.', cls, name)._replace(does=does, name=f'Learner.{name}')
 
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
@@ -101,7 +103,7 @@ def comparing():
 def groups():
     "All calls, by the heading that they stand under"
     return {
-        'Methods': one_liners(),
+        'Methods': list(one_liners()),
         'The selection of a learner': list(on_selection()),
         'Comparisons': list(comparing()),
         'Callbacks, and what goes with methods': list(named('methods')),
@@ -123,11 +125,10 @@ def shared_options():
     comments = {}
     for cls in BatchSelection,InclusionSelection,Selection: comments |= docments(cls.__init__)
     taken = {}
-    for name in methods():
-        f = vars(Learner)[name]
-        own = [p.name for p in parameters(f)[0]]
-        for p in inspect.signature(f).parameters.values():
-            is_shared = p.name not in ('self',*own) and comments.get(p.name)
+    for name,cls in methods().items():
+        own = [p.name for p in parameters(cls)[0]]
+        for p in inspect.signature(cls).parameters.values():
+            is_shared = p.name not in own and comments.get(p.name)
             if is_shared: taken.setdefault((p.name, written(p)), []).append(name)
     for (name,option),names in sorted(taken.items(), key=lambda o: -len(o[1])):
         yield option,comments[name],who_takes(names, list(methods()))
