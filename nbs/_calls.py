@@ -85,8 +85,13 @@ def on_selection():
         yield from of_class(cls, 'learn.selection.', lambda name, f: name in told and f.__doc__)
     yield from of_class(Selection, 'learn.selection.', lambda name, f: f.__module__.startswith('selback.views.'))
     early = selback.all.EarlyLossSamplingCallback
-    yield from of_class(early, 'learn.selection.', lambda name, f: name.startswith('show_'))
+    yield from of_class(early, 'learn.selection.', lambda name, f: name in ('early_items','show_early'))
     yield from of_class(Recorder, 'learn.recorder.', lambda name, f: True)
+
+def called_on(cls):
+    "What a user calls that a class has, by its names"
+    owned = [call.name.rpartition('.') for call in GROUPS['The selection of a learner']]
+    return [name for owner,_,name in owned if owner==cls.__name__]
 
 def named(folder):
     "Functions and classes of `selback.all` that a folder of modules has"

@@ -149,10 +149,10 @@ def explained(symbol):
 
 @patch
 def _repr_markdown_(self:BasicMarkdownRenderer):
-    "What there is to say of a name, and after a class of its one-liner"
-    names = [name for name,cls in known_methods().items() if cls is self.sym]
-    one_liners = [BasicMarkdownRenderer(getattr(Learner, name)) for name in names]
-    return joined(map(explained, [self, *one_liners]))
+    "What there is to say of a name, and after a method's class of its one-liner and of what is called besides"
+    one_liners = [getattr(Learner, name) for name,cls in known_methods().items() if cls is self.sym]
+    besides = [getattr(self.sym, name) for name in _calls.called_on(self.sym)] if one_liners else []
+    return joined(map(explained, [self, *map(BasicMarkdownRenderer, [*one_liners, *besides])]))
 
 # Cells
 def markdown_of(cell):
@@ -171,7 +171,7 @@ def without_table(md, tables):
     return md.replace(table[0], f'The parameters are those of [`{shown_by}`](#{anchor(shown_by)}).')
 
 def symbols(cell, tables):
-    "What `show_doc` wrote, of a class and of its one-liner"
+    "What `show_doc` wrote, of one name or several"
     md = '\n'.join(''.join(data['text/markdown']) for data in markdown_of(cell))
     names = re.split(r'^(?=\(def-)', md, flags=re.M)
     return mk_cell(''.join(without_table(name, tables) for name in names), 'markdown')
