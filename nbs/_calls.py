@@ -10,7 +10,7 @@ from fastcore.docments import docments
 
 import selback.all
 from selback.bench.command import run_study
-from selback.callback.attached import known_methods
+from selback.callback.base import known_methods
 from selback.callback.batch import BatchSelection
 from selback.callback.inclusion import InclusionSelection
 from selback.callback.selection import Selection
@@ -72,8 +72,10 @@ def methods():
     return {name: cls for name,cls in known_methods().items() if is_own(name, cls)}
 
 def one_liners():
-    "The methods, each as a call on a learner"
-    return [call('learn.', vars(Learner)[name], name)._replace(name=f'Learner.{name}') for name in methods()]
+    "The methods, each as a call on a learner, with the options of its class"
+    for name,cls in methods().items():
+        does = inspect.getdoc(vars(Learner)[name])
+        yield call('learn.', cls, name)._replace(does=does, name=f'Learner.{name}')
 
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
@@ -83,8 +85,13 @@ def on_selection():
         yield from of_class(cls, 'learn.selection.', lambda name, f: name in told and f.__doc__)
     yield from of_class(Selection, 'learn.selection.', lambda name, f: f.__module__.startswith('selback.views.'))
     early = selback.all.EarlyLossSamplingCallback
-    yield from of_class(early, 'learn.selection.', lambda name, f: name.startswith('show_'))
+    yield from of_class(early, 'learn.selection.', lambda name, f: name in ('early_items','show_early'))
     yield from of_class(Recorder, 'learn.recorder.', lambda name, f: True)
+
+def called_on(cls):
+    "What a user calls that a class has, by its names"
+    owned = [call.name.rpartition('.') for call in GROUPS['The selection of a learner']]
+    return [name for owner,_,name in owned if owner==cls.__name__]
 
 def named(folder):
     "Functions and classes of `selback.all` that a folder of modules has"
@@ -101,7 +108,7 @@ def comparing():
 def groups():
     "All calls, by the heading that they stand under"
     return {
-        'Methods': one_liners(),
+        'Methods': list(one_liners()),
         'The selection of a learner': list(on_selection()),
         'Comparisons': list(comparing()),
         'Callbacks, and what goes with methods': list(named('methods')),
@@ -123,11 +130,10 @@ def shared_options():
     comments = {}
     for cls in BatchSelection,InclusionSelection,Selection: comments |= docments(cls.__init__)
     taken = {}
-    for name in methods():
-        f = vars(Learner)[name]
-        own = [p.name for p in parameters(f)[0]]
-        for p in inspect.signature(f).parameters.values():
-            is_shared = p.name not in ('self',*own) and comments.get(p.name)
+    for name,cls in methods().items():
+        own = [p.name for p in parameters(cls)[0]]
+        for p in inspect.signature(cls).parameters.values():
+            is_shared = p.name not in own and comments.get(p.name)
             if is_shared: taken.setdefault((p.name, written(p)), []).append(name)
     for (name,option),names in sorted(taken.items(), key=lambda o: -len(o[1])):
         yield option,comments[name],who_takes(names, list(methods()))

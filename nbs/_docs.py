@@ -7,6 +7,7 @@ from inspect import Parameter, formatannotation
 from pathlib import Path
 
 import yaml
+from fastai.learner import Learner
 from fastcore.basics import patch
 from fastcore.nbio import mk_cell, read_nb, write_nb
 from nbdev.doclinks import NbdevLookup
@@ -15,6 +16,7 @@ from nbdev.showdoc import BasicMarkdownRenderer
 from sphinx.cmd.build import main as sphinx
 
 import selback.all
+from selback.callback.base import known_methods
 import _calls
 from _calls import row, table
 from _measured import by_evidence, comparisons, counts, fair
@@ -75,6 +77,15 @@ words = {
     '14_early_loss_sampling': 'Just Train Twice, JTT'}
 lookup = NbdevLookup()
 
+def enter_one_liners():
+    "Add the one-liners to nbdev's index of names, which has what a module defines by `def` and `class`"
+    for name,cls in _calls.methods().items():
+        page,file,address = lookup.syms[cls.__name__]
+        entry = f"{page.partition('#')[0]}#learner.{name}",file,address
+        for written in f'Learner.{name}',f'{cls.__module__}.Learner.{name}': lookup.syms[written] = entry
+
+enter_one_liners()
+
 def joined(parts, between='\n\n'):
     "Those of the parts that say something, as one text"
     return between.join(part for part in parts if part)
@@ -121,21 +132,27 @@ def source_link(f):
     address = lookup.code(f)
     return address and repository and f'<a class="source" href="{address}">source</a>'
 
-@patch
-def _repr_markdown_(self:BasicMarkdownRenderer):
+def explained(symbol):
     "A name with a label for links to it, its signature, and its parameters in a table"
-    params = [p for p in self.sig.parameters.values() if p.name!='self']
-    bare = self.sig.replace(parameters=[p.replace(annotation=p.empty) for p in params])
-    call = f"{self.nm.rpartition('.')[2]}{bare}"
+    params = [p for p in symbol.sig.parameters.values() if p.name!='self']
+    bare = symbol.sig.replace(parameters=[p.replace(annotation=p.empty) for p in params])
+    call = f"{symbol.nm.rpartition('.')[2]}{bare}"
     signature = textwrap.fill(call, 88, subsequent_indent='    ', break_long_words=False)
     md = joined([
-        f'({anchor(self.nm)})=\n### {self.nm}',
-        source_link(self.fn),
+        f'({anchor(symbol.nm)})=\n### {symbol.nm}',
+        source_link(symbol.fn),
         f'```python\n{signature}\n```',
-        self.docs and f'*{self.docs}*',
-        parameter_table(params, self.dm.dm),
-        returned(self.sig, self.dm.dm)])
+        symbol.docs and f'*{symbol.docs}*',
+        parameter_table(params, symbol.dm.dm),
+        returned(symbol.sig, symbol.dm.dm)])
     return lookup.linkify(re.sub(r' at 0x\w+|__main__\.', '', md))
+
+@patch
+def _repr_markdown_(self:BasicMarkdownRenderer):
+    "What there is to say of a name, and after a method's class of its one-liner and of what is called besides"
+    one_liners = [getattr(Learner, name) for name,cls in known_methods().items() if cls is self.sym]
+    besides = [getattr(self.sym, name) for name in _calls.called_on(self.sym)] if one_liners else []
+    return joined(map(explained, [self, *map(BasicMarkdownRenderer, [*one_liners, *besides])]))
 
 # Cells
 def markdown_of(cell):
@@ -143,17 +160,21 @@ def markdown_of(cell):
     data = [o.get('data', {}) for o in cell.get('outputs', [])]
     return [o for o in data if 'text/markdown' in o]
 
-def symbol(cell, tables):
-    "What `show_doc` wrote; a table that the page has already is not shown again"
-    md = '\n'.join(''.join(data['text/markdown']) for data in markdown_of(cell))
+def without_table(md, tables):
+    "What is said of a name, but for a table that the page has already"
     name = re.search(r'^### (\S+)$', md, re.M)
     table = re.search(r'^\| Parameter.*?(?=\n\n|\Z)', md, re.M|re.S)
-    if table is None: return mk_cell(md, 'markdown')
+    if table is None: return md
 
-    shown_by = tables.get(table[0])
-    if shown_by is None: tables[table[0]] = name[1]
-    else: md = md.replace(table[0], f'The parameters are those of [`{shown_by}`](#{anchor(shown_by)}).')
-    return mk_cell(md, 'markdown')
+    shown_by = tables.setdefault(table[0], name[1])
+    if shown_by==name[1]: return md
+    return md.replace(table[0], f'The parameters are those of [`{shown_by}`](#{anchor(shown_by)}).')
+
+def symbols(cell, tables):
+    "What `show_doc` wrote, of one name or several"
+    md = '\n'.join(''.join(data['text/markdown']) for data in markdown_of(cell))
+    names = re.split(r'^(?=\(def-)', md, flags=re.M)
+    return mk_cell(''.join(without_table(name, tables) for name in names), 'markdown')
 
 def converted(cell, tables, folded=False):
     "A cell of a processed notebook as MyST-NB wants it, or None; its code unfolds at a click, if that is asked for"
@@ -163,7 +184,7 @@ def converted(cell, tables, folded=False):
     if cell.cell_type!='code': return None
 
     marks = dict(re.findall(r'^#\|\s*([\w-]+):?\s*(.*)$', cell.source, re.M))
-    if marks.get('output')=='asis' and 'show_doc' in cell.source: return symbol(cell, tables)
+    if marks.get('output')=='asis' and 'show_doc' in cell.source: return symbols(cell, tables)
 
     cell.source = re.sub(r'^#\|.*\n?', '', cell.source, flags=re.M).strip()
     if not cell.source or marks.get('include')=='false': return None

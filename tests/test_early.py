@@ -254,7 +254,7 @@ def test_an_exported_selection_holds_no_losses():
     learn = learner(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)
     other = pickle.loads(pickle.dumps(learn.selection.early))
-    assert (other.loss, other.epochs, other.is_open)==(None,0,False)
+    assert (other.loss, other.epochs)==(None,0)
 
 # what is remembered besides
 def test_last_losses_are_remembered_where_they_are_asked_for():

@@ -133,6 +133,7 @@ ONE_PASS = dict(passes=1, score='entropy')
 TAKES_NO = {
     ImportanceSamplingCallback: ('gather','passes'),
     StaleLossCallback: ('score',),
+    RandomSubsetCallback: ('score','scorer','precision'),
     EarlyLossSamplingCallback: ('noise_quantile',)}
 
 def settings_of(cls):

@@ -29,7 +29,6 @@ from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_d
 from fastai.vision.augment import Flip, RandTransform, Resize, aug_transforms
 from fastai.vision.core import PILImage, image2tensor
 from fastai.vision.data import ImageBlock, imagenet_stats
-from fastcore.basics import patch
 from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
@@ -37,7 +36,7 @@ from torch.nn import functional as F
 from ..core.checks import check_range, refusal
 from ..core.untouched import untouched
 
-# %% ../../nbs/bench/00_datasets.ipynb #a67135d0
+# %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
 
 def _n_classes(labels):
@@ -45,6 +44,28 @@ def _n_classes(labels):
     if labels.ndim==2: return labels.shape[1]
     return int(labels.max())+1 if len(labels) else 0
 
+def _shown(y, vocab):
+    "A label as it is shown"
+    if isinstance(y, TensorMask): return TensorMask(y, codes=vocab)
+    if y.ndim: return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist())
+    return Category(vocab[int(y)])
+
+def _as_image(o, size):
+    "The tensor of an image: a tensor as it is; anything else as `PILImage` opens it, resized"
+    if not isinstance(o, torch.Tensor): o = image2tensor(PILImage.create(o).convert('RGB').resize(size[::-1]))
+    if o.ndim!=3:
+        wanted = '(3, height, width), bytes or floats between 0 and 1'
+        raise ValueError(refusal('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
+    return TensorImage(_as_float(o))
+
+def _image_and_label(item):
+    "An item for a test set; a label of None if it has none"
+    if not isinstance(item, tuple): return item,None
+    return (*item,None)[:2]
+
+def _none_of(o): return None if o is None else o[:0].clone() # a view would be stored with all that it is a view of
+
+# %% ../../nbs/bench/00_datasets.ipynb #a67135d0
 class TensorItems:
     "Images and labels in memory, as a fastai dataset; numbers, as a list or a tensor, give a batch"
     def __init__(self,
@@ -65,6 +86,9 @@ class TensorItems:
     @property
     def c(self): return self.n_classes # as fastai calls it
 
+    @property
+    def items(self): return L(self[i] for i in range(len(self))) # of which `Interpretation` picks some
+
     def __len__(self): return len(self.images)
 
     def __getitem__(self, i):
@@ -73,66 +97,32 @@ class TensorItems:
         kind = TensorMask if self.labels.ndim==3 else TensorCategory
         return x,kind(self.labels[i])
 
-# %% ../../nbs/bench/00_datasets.ipynb #b70c1636
-def _shown(y, vocab):
-    "A label as it is shown"
-    if isinstance(y, TensorMask): return TensorMask(y, codes=vocab)
-    if y.ndim: return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist())
-    return Category(vocab[int(y)])
+    def decode(self,
+        o:tuple, # An item
+        full:bool=True, # As fastai calls it; there is but one way
+    )->tuple: # The image within 0 and 1, and the label by its name
+        "An item as it is shown"
+        x,*ys = o
+        return x.clamp(0, 1),*(_shown(y, self.vocab) for y in ys)
 
-def _as_image(o, size):
-    "The tensor of an image: a tensor as it is; anything else as `PILImage` opens it, resized"
-    if not isinstance(o, torch.Tensor): o = image2tensor(PILImage.create(o).convert('RGB').resize(size[::-1]))
-    if o.ndim!=3:
-        wanted = '(3, height, width), bytes or floats between 0 and 1'
-        raise ValueError(refusal('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
-    return TensorImage(_as_float(o))
+    def test_set(self,
+        items, # Tensors of images, or what `PILImage.create` opens; or pairs of such an image and its label
+    )->'TensorItems':
+        "A dataset for `predict` and `test_dl`, with labels if all items have one"
+        images,labels = zip(*map(_image_and_label, items))
+        images = torch.stack([_as_image(o, self.images.shape[2:]) for o in images])
+        has_labels = all(o is not None for o in labels)
+        labels = torch.stack([torch.as_tensor(o) for o in labels]) if has_labels else None
+        return TensorItems(images, labels, 1, self.n_classes, self.vocab)
 
-def _image_and_label(item):
-    "An item for a test set; a label of None if it has none"
-    if not isinstance(item, tuple): return item,None
-    return (*item,None)[:2]
+    def new_empty(self):
+        "The same without its items, as `Learner.export` wants it"
+        return TensorItems(_none_of(self.images), _none_of(self.labels), self.split_idx, self.n_classes, self.vocab)
 
-@patch
-def decode(self:TensorItems,
-    o:tuple, # An item
-    full:bool=True, # As fastai calls it; there is but one way
-)->tuple: # The image within 0 and 1, and the label by its name
-    "An item as it is shown"
-    x,*ys = o
-    return x.clamp(0, 1),*(_shown(y, self.vocab) for y in ys)
-
-@patch
-def test_set(self:TensorItems,
-    items, # Tensors of images, or what `PILImage.create` opens, such as files; or pairs of such an image and its label
-)->TensorItems:
-    "A dataset for `predict` and `test_dl`, with labels if all items have one"
-    images,labels = zip(*map(_image_and_label, items))
-    images = torch.stack([_as_image(o, self.images.shape[2:]) for o in images])
-    has_labels = all(o is not None for o in labels)
-    labels = torch.stack([torch.as_tensor(o) for o in labels]) if has_labels else None
-    return TensorItems(images, labels, 1, self.n_classes, self.vocab)
-
-# %% ../../nbs/bench/00_datasets.ipynb #fbed52e9
-@patch(as_prop=True)
-def items(self:TensorItems):
-    "All items, of which `Interpretation` picks some"
-    return L(self[i] for i in range(len(self)))
-
-def _none_of(o): return None if o is None else o[:0].clone() # a view would be stored with all that it is a view of
-
-@patch
-def new_empty(self:TensorItems):
-    "The same without its items, as `Learner.export` wants it"
-    return TensorItems(_none_of(self.images), _none_of(self.labels), self.split_idx, self.n_classes, self.vocab)
-
-@patch
-@contextmanager
-def set_split_idx(self:TensorItems,
-    i:int, # 0: with augmentation; 1: without
-):
-    "Augments, or does not, within the context, as `Learner.tta` wants it"
-    return replacing_yield(self, 'split_idx', i)
+    @contextmanager
+    def set_split_idx(self, i): # 0: with augmentation; 1: without
+        "Augments, or does not, within the context, as `Learner.tta` wants it"
+        return replacing_yield(self, 'split_idx', i)
 
 # %% ../../nbs/bench/00_datasets.ipynb #0a3870ec
 class TensorDL(TfmdDL):
@@ -164,6 +154,7 @@ class TensorDL(TfmdDL):
         if isinstance(dataset, (list,tuple,L,torch.Tensor)): dataset = self.dataset.test_set(dataset)
         return super().new(dataset, cls, **kwargs)
 
+# %% ../../nbs/bench/00_datasets.ipynb #6777ee23
 def _some(xy, n, name, part=0):
     "A random choice of `n` items, the same each time, of which no two parts share one; None: all"
     if n is None: return xy

@@ -7,16 +7,15 @@ __all__ = ['BatchLossFilterCallback']
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #a2957c81
 import torch
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.policies import loss_share
 from ..core.schedules import schedule_points, value_at
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #d993c73f
+@with_one_liner("Train on the highest-loss items that make up `min_loss_perc` of each batch's loss")
 class BatchLossFilterCallback(BatchSelection):
     "Keep the smallest set of highest-loss items that makes up a share of the batch's loss"
     keeps_all = ( # settings that leave nothing out
@@ -38,14 +37,3 @@ class BatchLossFilterCallback(BatchSelection):
     def choose(self, scores):
         min_loss_perc,min_sample_perc = map(self.scheduled, (self.min_loss_perc, self.min_sample_perc))
         return loss_share(scores, min_loss_perc, min_sample_perc, self.round_to)
-
-# %% ../../nbs/methods/06_batch_loss_filter.ipynb #0e67cbc1
-@patch
-@delegates(BatchLossFilterCallback.__init__)
-def batch_loss_filter(self:Learner,
-    min_loss_perc:float=.9, # Share of the batch's loss to keep at least, 0 to 1
-    min_sample_perc:float=0., # Share of the items to keep at least, 0 to 1
-    **kwargs
-)->Learner: # The learner
-    "Train on the highest-loss items that make up `min_loss_perc` of each batch's loss"
-    return set_selection(self, BatchLossFilterCallback(min_loss_perc, min_sample_perc, **kwargs))

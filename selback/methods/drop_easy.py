@@ -6,16 +6,15 @@
 __all__ = ['DropEasyCallback']
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #14d2a6d2
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.policies import step_inclusion
 from ..core.schedules import check_schedule
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #0270225b
+@with_one_liner("Train without a random share of the easiest items")
 class DropEasyCallback(InclusionSelection):
     "Leave out a random share of the easiest items, by their last training loss, before loading"
     keeps_all = dict(drop=0.),dict(quantile=0.) # settings that leave nothing out
@@ -31,14 +30,3 @@ class DropEasyCallback(InclusionSelection):
         self.drop = check_schedule('drop', drop, 0, 1)
 
     def inclusion(self, loss): return step_inclusion(loss, self.scheduled(self.quantile), self.scheduled(self.drop))
-
-# %% ../../nbs/methods/01_drop_easy.ipynb #ce719339
-@patch
-@delegates(DropEasyCallback.__init__)
-def drop_easy(self:Learner,
-    quantile:float=.6, # Share of the items that count as easy, 0 to 1
-    drop:float=.6, # Share of the easy items that is left out, 0 to 1
-    **kwargs
-)->Learner: # The learner
-    "Train without a random share of the easiest items"
-    return set_selection(self, DropEasyCallback(quantile, drop, **kwargs))

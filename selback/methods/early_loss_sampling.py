@@ -6,9 +6,7 @@
 __all__ = ['EarlyLosses', 'EarlyLossSamplingCallback']
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #77092acb
-import torch
-from fastai.learner import Learner
-from fastcore.basics import listify, patch
+from fastcore.basics import listify
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -16,23 +14,58 @@ from ..core.checks import check_range, refusal
 from ..core.memory import ItemMemory
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import EpochSelection
 from ..callback.loaders import check_loader
 from ..callback.ranks import Ranks
 from ..views.pictures import labels_of, show_items
+
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #f28f0781
+class _EpochLosses:
+    "The losses of the epoch that trains, until it is over"
+    def __init__(self): self.give_up()
+
+    @property
+    def is_open(self):
+        "Are losses noted in this epoch?"
+        return self._memory is not None
+
+    def give_up(self):
+        "An epoch that is not whole does not count"
+        self._memory = None # `ItemMemory` of the epoch; None: nothing is noted
+        self._ranks = Ranks()
+
+    def begin(self,
+        n:int, # Items of the dataset
+        device, # Where it trains
+        ranks:Ranks, # Who trains together
+    ):
+        "Note the losses of an epoch"
+        self._memory = ItemMemory(n, device)
+        self._ranks = Ranks(ranks.n, ranks.device) # its own, as one remembers one memory
+        self._ranks.remember(self._memory)
+
+    def note(self,
+        idx:Tensor, # Dataset indices, int64, shape (n,)
+        losses:Tensor, # Their losses, shape (n,)
+    ):
+        "Note the losses of a step"
+        self._memory.note(idx, losses)
+
+    def end(self)->Tensor|None: # Shape (items,), NaN where one did not train; None: nothing was noted
+        "A whole epoch is over: what all processes have noted"
+        memory,ranks = self._memory,self._ranks
+        self.give_up()
+        if memory is None: return
+        ranks.merge(memory)
+        return memory.loss
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #9ab896d9
 class EarlyLosses:
     "The loss of each dataset item in one early epoch, kept for good"
     def __init__(self): self.forget()
 
-    def __getstate__(self): return self.__dict__ | vars(EarlyLosses()) # an exported learner needs none
-
-    @property
-    def is_open(self):
-        "Are losses noted in this epoch?"
-        return self._now is not None
+    def __getstate__(self): return vars(EarlyLosses()) # an exported learner needs none
 
     @property
     def filled(self)->Tensor: # Shape (items,)
@@ -46,50 +79,29 @@ class EarlyLosses:
         self.steps = 0 # how many were noted
         self.n = None # items of the dataset, once they are known
         self.loss = None # of each item, shape (items,), NaN where it did not train; None: not kept yet
-        self._now = None # `ItemMemory` of the epoch that trains
-        self._ranks = Ranks()
 
-    def begin_epoch(self,
+    def check_items(self,
         n:int, # Items of the dataset
-        device, # Where it trains
-        ranks:Ranks, # Who trains together
-        notes:bool, # Does this epoch count?
     ):
-        "Note the losses of an epoch, if none are kept"
-        if self.n not in (None, n): self.forget() # another dataset
+        "Start again with another dataset"
+        if self.n not in (None, n): self.forget()
         self.n = n
-        self.give_up() # an epoch may have been interrupted
-        if not notes or self.loss is not None: return
-        self._now = ItemMemory(n, device)
-        self._ranks = Ranks(ranks.n, ranks.device) # its own, as one remembers one memory
-        self._ranks.remember(self._now)
 
-    def give_up(self):
-        "An epoch that is not whole does not count"
-        self._now = None
-
-    def note(self,
-        idx:Tensor, # Dataset indices, int64, shape (n,)
-        losses:Tensor, # Their losses, shape (n,)
-    ):
-        "Note the losses of a step"
-        self._now.note(idx, losses)
+    def count_step(self):
+        "The losses of a step were noted"
         self.steps += 1
 
     def end_epoch(self,
+        losses:Tensor, # Those of a whole epoch, shape (items,), NaN where one did not train
         after:float, # Whole epochs, or below 1 a share of the fit
         pct:float, # Share of the fit that is done
     )->bool: # Was it?
-        "A whole epoch is over; keep its losses if it was the one"
-        now = self._now
-        self.give_up()
-        if now is None: return False
-        self._ranks.merge(now)
-        if not now.loss.isfinite().any(): return False # nothing trained, or to nothing
+        "Keep the losses of an epoch if it was the one"
+        if not losses.isfinite().any(): return False # nothing trained, or to nothing
         self.epochs += 1
         counts_epochs = after>=1
         is_time = self.epochs>=after if counts_epochs else pct>=after-1e-6
-        if is_time: self.loss = now.loss
+        if is_time: self.loss = losses
         return is_time
 
     def state_dict(self):
@@ -101,42 +113,28 @@ class EarlyLosses:
         state:dict, # As `state_dict` returned it
     ):
         "Go on with what was saved"
-        self.forget()
         self.epochs,self.steps = state['epochs'],state['steps']
         self.n,self.loss = state['n'],state['loss']
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
-_refused = dict(
-    warmup='after= says how many epochs train on all items',
-    noise_quantile='what is drawn more often must be hard; leave it out')
-
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #4481a88f
 def _check_after(after):
     "A share of the fit, or a whole number of epochs"
     check_range('after', after, 0, above=True)
     if after<1: return after # a share of the fit
     return check_range('after', after, 1, whole=True)
 
-class EarlyLossSamplingCallback(EpochSelection):
-    "Draw each epoch with replacement, in proportion to (early loss)^alpha"
+class _KeepsEarlyLosses(EpochSelection):
+    "Keep the losses of an early epoch, of which none chooses before"
     remembers_losses = False # but for `track_items`
-    keeps_all = dict(uniform=1.), # settings that leave nothing out
 
-    @delegates(EpochSelection.__init__, but=list(_refused))
-    def __init__(self,
-        after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
-        alpha:float=1., # Exponent of the loss: 0 draws uniformly
-        uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-        **kwargs
-    ):
-        if kwargs.get('warmup')==0: del kwargs['warmup'] # which says nothing
-        for name,remedy in _refused.items():
-            if kwargs.pop(name, None) is not None: raise ValueError(refusal(name, 'a value', 'none', remedy))
+    def __init__(self, after, **kwargs):
         super().__init__(warmup=0, **kwargs)
         self.after = _check_after(after)
-        self.alpha = check_schedule('alpha', alpha, 0)
-        self.uniform = check_schedule('uniform', uniform, 0, 1)
         self.early = EarlyLosses()
+        self.noted = _EpochLosses()
         self.window.ask(f'once losses are kept, after={after}')
+
+    def __getstate__(self): return super().__getstate__() | dict(noted=_EpochLosses())
 
     @property
     def parts(self): return super().parts | dict(early=self.early)
@@ -153,57 +151,34 @@ class EarlyLossSamplingCallback(EpochSelection):
 
     def is_time(self, n): return self.early.loss is not None and super().is_time(n)
 
-    def chosen_by(self, idxs): return self.early.filled.to(idxs.device)[idxs]
-
-    def choose_items(self, idxs):
-        alpha,uniform = self.scheduled(self.alpha),self.scheduled(self.uniform)
-        if uniform>=1: return # the epoch's own order
-        return prioritized_epoch(self.chosen_by(idxs), alpha, uniform, generator=self.generator)
-
     def note_losses(self, losses):
-        if self.early.is_open: self.early.note(self.item_idx, losses)
+        if self.noted.is_open:
+            self.noted.note(self.item_idx, losses)
+            self.early.count_step()
         if self.tracker.notes: super().note_losses(losses)
 
-    def after_cancel_train(self): self.early.give_up()
+    def after_cancel_train(self): self.noted.give_up()
 
     def after_train(self):
         is_kept = self.loader.is_done and self.early.end_epoch(self.after, self.pct_train)
         if is_kept: self.tell_once('early', self.too_early)
         super().after_train()
 
-    @property
-    def too_early(self):
-        "What to tell of losses that were kept after few steps, or None"
-        n = self.early.steps
-        if n>=40: return
-        return (f'the losses of epoch {self.early.epochs} are kept, by the end of which {n} steps were made: in so '
-            'few the loss still falls fast, and tells when an item came rather than what it is. '
-            'A later epoch is better, such as the first that ends after 40 steps '
-            f'(after={-(-40*self.early.epochs//n)}).')
-
-    @property
-    def why_idle(self):
-        if self.early.loss is None: return super().why_idle
-        return f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, the next fit draws by them.'
-
     def remember_anew(self):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"
         self.early.forget()
+        self.noted.give_up()
         self.is_tried = False # does the loss treat each item by itself?
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #e01d2399
-@patch
-@delegates(EarlyLossSamplingCallback.__init__)
-def early_loss_sampling(self:Learner,
-    after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
-    alpha:float=1., # Exponent of the loss: 0 draws uniformly
-    uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-    **kwargs
-)->Learner: # The learner
-    "Train on items drawn by the loss that they had early"
-    return set_selection(self, EarlyLossSamplingCallback(after, alpha, uniform, **kwargs))
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #c8e496d9
+def _too_early(early):
+    "What to tell of losses that were kept after few steps, or None"
+    n = early.steps
+    if n>=40: return
+    return (f'the losses of epoch {early.epochs} are kept, by the end of which {n} steps were made: in so few the loss '
+        'still falls fast, and tells when an item came rather than what it is. A later epoch is better, such as the '
+        f'first that ends after 40 steps (after={-(-40*early.epochs//n)}).')
 
-# %% ../../nbs/methods/14_early_loss_sampling.ipynb #6ef94349
 def _known(selection, asked):
     "Dataset indices of items with an early loss, the highest first, and the losses"
     loss,learn = selection.early.loss,selection.learn
@@ -233,30 +208,68 @@ def _first_of_each(idxs, labels, n, classes):
             if c in own and len(own[c])<n: own[c].append(i)
     return list(own.values())
 
-@patch
-def early_items(self:EarlyLossSamplingCallback,
-    n:int|None=None, # How many; None: all that have an early loss
-)->Tensor: # int64, shape (n,); raises a `ValueError` before losses are kept
-    "Dataset indices of the items that are drawn most, the highest early loss first"
-    idxs,_ = _known(self, 'early_items')
-    return idxs if n is None else idxs[:check_range('n', n, 1, whole=True)]
-
-@patch
-def show_early(self:EarlyLossSamplingCallback,
-    n:int=3, # How many items of each class; of all where there are no classes
-    classes=None, # Labels; None: all that have an early loss, ten at most
-    **kwargs # For `show_batch`: figsize, nrows
-): # Raises a `ValueError` before losses are kept
-    "Show, for each class, the training items that are drawn most: label, what is predicted now, early loss, index"
-    n = check_range('n', n, 1, whole=True)
-    idxs,loss = _known(self, 'show_early')
+def _most_drawn(selection, n, classes):
+    "Dataset indices and losses of the items to show, and how many fill a row; None: as many as fit"
+    idxs,loss = _known(selection, 'show_early')
     idxs = idxs.tolist()
-    labels = labels_of(check_loader(self.learn.dls.train).dataset)
+    labels = labels_of(check_loader(selection.learn.dls.train).dataset)
     has_classes = labels is not None and not isinstance(labels[0], float)
     by_class = _first_of_each(idxs, labels, n, classes) if has_classes else [idxs[:n]]
     idxs = sum(by_class, [])
     if not idxs: raise ValueError(refusal('show_early', 'no classes', 'one at least', 'use early_items()'))
 
     are_rows = has_classes and all(len(of_class)==n for of_class in by_class)
-    if are_rows and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n
-    show_items(self.learn, 'show_early', idxs, loss[idxs].tolist(), 'early loss', **kwargs)
+    return idxs,loss[idxs].tolist(),n if are_rows else None
+
+# %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
+_refused = dict(
+    warmup='after= says how many epochs train on all items',
+    noise_quantile='what is drawn more often must be hard; leave it out')
+
+@with_one_liner("Train on items drawn by the loss that they had early")
+class EarlyLossSamplingCallback(_KeepsEarlyLosses):
+    "Draw each epoch with replacement, in proportion to (early loss)^alpha"
+    keeps_all = dict(uniform=1.), # settings that leave nothing out
+
+    @delegates(EpochSelection.__init__, but=list(_refused))
+    def __init__(self,
+        after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
+        alpha:float=1., # Exponent of the loss: 0 draws uniformly
+        uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
+        **kwargs
+    ):
+        if kwargs.get('warmup')==0: del kwargs['warmup'] # which says nothing
+        for name,remedy in _refused.items():
+            if kwargs.pop(name, None) is not None: raise ValueError(refusal(name, 'a value', 'none', remedy))
+        super().__init__(after, **kwargs)
+        self.alpha = check_schedule('alpha', alpha, 0)
+        self.uniform = check_schedule('uniform', uniform, 0, 1)
+
+    def chosen_by(self, idxs): return self.early.filled.to(idxs.device)[idxs]
+
+    def choose_items(self, idxs):
+        alpha,uniform = self.scheduled(self.alpha),self.scheduled(self.uniform)
+        if uniform>=1: return # the epoch's own order
+        return prioritized_epoch(self.chosen_by(idxs), alpha, uniform, generator=self.generator)
+
+    @property
+    def why_idle(self):
+        if self.early.loss is None: return super().why_idle
+        return f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, the next fit draws by them.'
+
+    def early_items(self,
+        n:int|None=None, # How many; None: all that have an early loss
+    )->Tensor: # int64, shape (n,); raises a `ValueError` before losses are kept
+        "Dataset indices of the items that are drawn most, the highest early loss first"
+        idxs,_ = _known(self, 'early_items')
+        return idxs if n is None else idxs[:check_range('n', n, 1, whole=True)]
+
+    def show_early(self,
+        n:int=3, # How many items of each class; of all where there are no classes
+        classes=None, # Labels; None: all that have an early loss, ten at most
+        **kwargs # For `show_batch`: figsize, nrows
+    ): # Raises a `ValueError` before losses are kept
+        "Show, for each class, the training items that are drawn most: label, what is predicted now, early loss, index"
+        idxs,losses,n_row = _most_drawn(self, check_range('n', n, 1, whole=True), classes)
+        if n_row and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n_row
+        show_items(self.learn, 'show_early', idxs, losses, 'early loss', **kwargs)

@@ -6,16 +6,15 @@
 __all__ = ['FavorHardCallback']
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #fb3dedd4
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.policies import rank_inclusion
 from ..core.schedules import check_schedule
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #af76e0b7
+@with_one_liner("Load each item with a probability that rises with the rank of its last loss")
 class FavorHardCallback(InclusionSelection):
     "Load an item at quantile p of the last training losses with probability p^beta; nothing is scored"
     keeps_all = dict(beta=0.), # settings that leave nothing out
@@ -29,13 +28,3 @@ class FavorHardCallback(InclusionSelection):
         self.beta = check_schedule('beta', beta, 0)
 
     def inclusion(self, loss): return rank_inclusion(loss, self.scheduled(self.beta))
-
-# %% ../../nbs/methods/00_favor_hard.ipynb #e605970b
-@patch
-@delegates(FavorHardCallback.__init__)
-def favor_hard(self:Learner,
-    beta:float=1., # Selectivity: a share of 1/(beta+1) is loaded; 0 loads all
-    **kwargs
-)->Learner: # The learner
-    "Load each item with a probability that rises with the rank of its last loss"
-    return set_selection(self, FavorHardCallback(beta, **kwargs))

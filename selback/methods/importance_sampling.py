@@ -6,8 +6,6 @@
 __all__ = ['ImportanceSamplingCallback']
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #4db2b00a
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -17,10 +15,12 @@ from ..core.policies import importance_sample, variance_gain
 from ..core.schedules import check_schedule
 from ..callback.loaders import pads
 from ..callback.learner import base_loss
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #8d850f86
+@with_one_liner("Train on batches drawn in proportion to the gradient's norm, weighted so that the gradient is "
+    "unbiased")
 class ImportanceSamplingCallback(BatchSelection):
     "Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
     counters = (*BatchSelection.counters,'tau_now')
@@ -71,16 +71,3 @@ class ImportanceSamplingCallback(BatchSelection):
         if self.is_chosen or not len(self.yb): return
         items = Items(self.xb, self.yb, self.item_idx)
         self.note_gain(self.scorer.scores_of(base_loss(self.learn), self.learn.pred, items))
-
-# %% ../../nbs/methods/09_importance_sampling.ipynb #21cac717
-@patch
-@delegates(ImportanceSamplingCallback.__init__)
-def importance_sampling(self:Learner,
-    presample:int=3, # Batches that are scored together
-    correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
-    tau:float|None=None, # Sampling is on while the smoothed gain is above this; None: (presample+3)/3
-    score='grad_bound', # As for every method; negative ones never switch it on
-    **kwargs
-)->Learner: # The learner
-    "Train on batches drawn in proportion to the gradient's norm, weighted so that the gradient is unbiased"
-    return set_selection(self, ImportanceSamplingCallback(presample, correct, tau, score, **kwargs))

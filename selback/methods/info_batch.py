@@ -6,17 +6,16 @@
 __all__ = ['InfoBatchCallback']
 
 # %% ../../nbs/methods/03_info_batch.ipynb #09cb571e
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.checks import check_range
 from ..core.policies import mean_inclusion
 from ..core.schedules import check_schedule, ends_by
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import InclusionSelection
 
 # %% ../../nbs/methods/03_info_batch.ipynb #220cd5ad
+@with_one_liner("Train without a random share of the easy items, unbiased")
 class InfoBatchCallback(InclusionSelection):
     "Leave out, before loading, a random share of the items below the mean loss, and weight the rest (Qin et al. 2024)"
     keeps_all = dict(prune=0.), # settings that leave nothing out
@@ -37,15 +36,3 @@ class InfoBatchCallback(InclusionSelection):
 
     def choose_items(self, idxs):
         if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch): return super().choose_items(idxs)
-
-# %% ../../nbs/methods/03_info_batch.ipynb #7d4e44d8
-@patch
-@delegates(InfoBatchCallback.__init__)
-def info_batch(self:Learner,
-    prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
-    delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items
-    correct:float=1., # Exponent of the weights 1/probability: 1 leaves the gradient unbiased, 0 weighs nothing
-    **kwargs
-)->Learner: # The learner
-    "Train without a random share of the easy items, unbiased"
-    return set_selection(self, InfoBatchCallback(prune, delta, correct, **kwargs))

@@ -6,16 +6,15 @@
 __all__ = ['PrioritizedSamplingCallback']
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #f4ec080a
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #0c4774e6
+@with_one_liner("Train in part on items drawn by their last loss")
 class PrioritizedSamplingCallback(EpochSelection):
     "Draw a part of each epoch with replacement, in proportion to (last training loss)^alpha (Schaul et al. 2016)"
     keeps_suspects = True # in the epoch's own order, so that they can be cleared
@@ -42,17 +41,3 @@ class PrioritizedSamplingCallback(EpochSelection):
 
         losses,allowed = self.tracker.losses.index_select(0, idxs),self.tracker.allowed(idxs)
         return prioritized_epoch(losses, alpha, uniform, correct, self.generator, allowed)
-
-# %% ../../nbs/methods/02_prioritized_sampling.ipynb #97c71d13
-@patch
-@delegates(PrioritizedSamplingCallback.__init__)
-def prioritized_sampling(self:Learner,
-    alpha:float=.5, # Exponent of the loss: 0 draws uniformly
-    uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
-    correct:float=0., # Exponent of the weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
-    warmup:int=2, # Epochs of full batches after the callback is attached
-    ema:float|None=None, # Weight of the past in a smoothed loss to draw by, from 0 to below 1; None: the last loss
-    **kwargs
-)->Learner: # The learner
-    "Train in part on items drawn by their last loss"
-    return set_selection(self, PrioritizedSamplingCallback(alpha, uniform, correct, warmup, ema, **kwargs))

@@ -13,14 +13,13 @@ from os import PathLike
 import numpy as np, torch
 from fastai.learner import Learner
 from fastai.torch_core import num_distrib
-from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor
 
 from ..core.checks import refusal
 from ..core.policies import Chosen
 from ..callback.loaders import check_loader, unaugmented
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import EpochSelection
 from ..views.views import lone_target_of
 from .top_loss import TopLossCallback
@@ -151,6 +150,7 @@ def record_choices(
     return Choices(torch.stack(recorder.kept), dataset)
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #bdf75450
+@with_one_liner("Train on the items that recorded choices keep")
 class ReplayChoicesCallback(EpochSelection):
     "Load what recorded choices keep (airbench)"
     @delegates(EpochSelection.__init__)
@@ -180,14 +180,3 @@ class ReplayChoicesCallback(EpochSelection):
         epoch = min(int(self.pct_train*n_recorded+1e-9), n_recorded-1)
         kept = self.choices[epoch].to(idxs.device)
         return Chosen(kept[idxs].nonzero()[:,0])
-
-# %% ../../nbs/methods/12_replay_choices.ipynb #af77b8a9
-@patch
-@delegates(ReplayChoicesCallback.__init__)
-def replay_choices(self:Learner,
-    choices, # `Choices`, or the path of a file with some
-    warmup:int=0, # Epochs of full batches after the callback is attached
-    **kwargs
-)->Learner: # The learner
-    "Train on the items that recorded choices keep"
-    return set_selection(self, ReplayChoicesCallback(choices, warmup, **kwargs))

@@ -6,14 +6,12 @@
 __all__ = ['SelectiveBackpropCallback']
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #421b4a2f
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.checks import refusal
 from ..core.policies import History, cdf_power, rank_sample
 from ..core.schedules import check_schedule
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #c96a3750
@@ -23,6 +21,7 @@ class _Beta:
 
     def __call__(self, pct): return 1/self.keep(pct)-1
 
+@with_one_liner("Train on an item at quantile p of the recent losses with probability p^beta")
 class SelectiveBackpropCallback(BatchSelection):
     "Keep an item at quantile p of recent losses with probability p^beta, in full batches (Jiang et al. 2019)"
     keeps_all = dict(beta=0),dict(keep=1., gather=False) # settings that leave nothing out
@@ -52,16 +51,3 @@ class SelectiveBackpropCallback(BatchSelection):
         beta = self.scheduled(self.beta)
         if not self.gathers: return rank_sample(scores, 1/(beta+1), self.generator, self.round_to)
         return cdf_power(scores, self.history.push(scores), beta, self.generator)
-
-# %% ../../nbs/methods/05_selective_backprop.ipynb #df312d48
-@patch
-@delegates(SelectiveBackpropCallback.__init__)
-def selective_backprop(self:Learner,
-    beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
-    keep:float|None=None, # The share to keep, above 0 and at most 1: another way to say `beta = 1/keep-1`
-    hist_size:int=1024, # Number of recent losses that the CDF is taken over
-    gather:bool=True, # Let kept items wait for a full batch? If not, a fixed count is drawn by rank (Composer)
-    **kwargs
-)->Learner: # The learner
-    "Train on an item at quantile p of the recent losses with probability p^beta"
-    return set_selection(self, SelectiveBackpropCallback(beta, keep, hist_size, gather, **kwargs))

@@ -6,17 +6,16 @@
 __all__ = ['SeTaCallback']
 
 # %% ../../nbs/methods/04_seta.ipynb #34953a69
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.checks import check_range
 from ..core.policies import seta as seta_policy
 from ..core.schedules import check_schedule, ends_by
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.epoch import EpochSelection
 
 # %% ../../nbs/methods/04_seta.ipynb #ff5631ed
+@with_one_liner("Train on a window of items, from easy to hard")
 class SeTaCallback(EpochSelection):
     "Load a window of groups of similar losses, from easy to hard, of a random share of the items (Zhou et al. 2025)"
     one_liner = 'seta'
@@ -41,16 +40,3 @@ class SeTaCallback(EpochSelection):
         window = self.scheduled(self.width) if has_window else 1.
         losses,prune = self.tracker.losses[idxs],self.scheduled(self.prune)
         return seta_policy(losses, self.epoch, prune, self.n_groups, window, self.generator)
-
-# %% ../../nbs/methods/04_seta.ipynb #71d836ac
-@patch
-@delegates(SeTaCallback.__init__)
-def seta(self:Learner,
-    prune:float=.1, # Share of the items that is left out at random, at least 0 and below 1
-    n_groups:int=5, # Groups of similar losses
-    window:float=.9, # Share of the groups that is kept, above 0 and at most 1
-    delta:float=.875, # Share of the fit's epochs that have a window; the last ones go by chance alone
-    **kwargs
-)->Learner: # The learner
-    "Train on a window of items, from easy to hard"
-    return set_selection(self, SeTaCallback(prune, n_groups, window, delta, **kwargs))

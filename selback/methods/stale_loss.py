@@ -6,17 +6,16 @@
 __all__ = ['StaleLossCallback']
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #c7138675
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.checks import check_range, refusal
 from ..core.policies import include, rank_inclusion
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.clock import Clock
 from .selective_backprop import SelectiveBackpropCallback
 
 # %% ../../nbs/methods/07_stale_loss.ipynb #69a8ace0
+@with_one_liner("Train on items drawn by the losses of an earlier epoch")
 class StaleLossCallback(SelectiveBackpropCallback):
     "Score every `n`-th epoch; in between, stored losses choose which items are loaded (Jiang et al. 2019, Stale-SB)"
     counters = (*SelectiveBackpropCallback.counters,'epochs_since_scored')
@@ -59,15 +58,3 @@ class StaleLossCallback(SelectiveBackpropCallback):
         left_alone = self.tracker.has_chosen or self.clock.is_aside # trained by stored losses, or would have been
         if left_alone and self.epochs_since_scored: self.epochs_since_scored += 1
         else: self.epochs_since_scored = 1
-
-# %% ../../nbs/methods/07_stale_loss.ipynb #b4445f04
-@patch
-@delegates(StaleLossCallback.__init__)
-def stale_loss(self:Learner,
-    beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
-    n:int=3, # All items are scored every `n` epochs
-    ema:float|None=None, # Weight of the past in a smoothed loss to choose by, 0 to below 1; None: the last loss
-    **kwargs
-)->Learner: # The learner
-    "Train on items drawn by the losses of an earlier epoch"
-    return set_selection(self, StaleLossCallback(beta, n, ema, **kwargs))

@@ -7,16 +7,16 @@ __all__ = ['TopLossCallback', 'RandomSubsetCallback']
 
 # %% ../../nbs/methods/08_top_loss.ipynb #fcefcf83
 import torch
-from fastai.learner import Learner
-from fastcore.basics import patch
 from fastcore.meta import delegates
 
+from ..core.checks import refusal
 from ..core.policies import random_k, top_and_bottom
 from ..core.schedules import check_schedule, schedule_points, value_at
-from ..callback.base import set_selection
+from ..callback.base import with_one_liner
 from ..callback.batch import BatchSelection
 
 # %% ../../nbs/methods/08_top_loss.ipynb #a70256f9
+@with_one_liner("Train on the hardest items of each batch")
 class TopLossCallback(BatchSelection):
     "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
     keeps_all = dict(keep=1.),dict(keep=1., gather=True),dict(keep=.5, also_bottom=.5) # settings that leave nothing out
@@ -37,17 +37,23 @@ class TopLossCallback(BatchSelection):
         return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
+_of_scores = 'score','scorer','scale_factor','precision'
+
+@with_one_liner("Train on random items")
 class RandomSubsetCallback(BatchSelection):
-    "Keep random items: the control, which scores nothing (`score` and `scale_factor` are not used)"
+    "Keep random items: the control, which scores nothing"
     scored = False
     keeps_all = dict(keep=1.),dict(keep=1., before_loading=True) # settings that leave nothing out
 
-    @delegates(BatchSelection.__init__)
+    @delegates(BatchSelection.__init__, but=list(_of_scores))
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
         before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
         **kwargs
     ):
+        for name in _of_scores:
+            if name not in kwargs: continue
+            raise ValueError(refusal(name, repr(kwargs[name]), 'none', 'random_subset scores nothing'))
         super().__init__(**kwargs)
         self.keep = check_schedule('keep', keep, 0, 1, above=True)
         self.before_loading = before_loading
@@ -61,24 +67,3 @@ class RandomSubsetCallback(BatchSelection):
 
     def choose(self, scores): return random_k(scores, self.scheduled(self.keep), self.generator, self.round_to)
     def choose_items(self, idxs): return random_k(idxs, self.scheduled(self.keep), self.generator)
-
-# %% ../../nbs/methods/08_top_loss.ipynb #1e8d8c3b
-@patch
-@delegates(TopLossCallback.__init__)
-def top_loss(self:Learner,
-    keep:float=.5, # Share of the items to keep, above 0 and at most 1
-    also_bottom:float=0., # Share of the items to keep from the easiest, too
-    **kwargs
-)->Learner: # The learner
-    "Train on the hardest items of each batch"
-    return set_selection(self, TopLossCallback(keep, also_bottom, **kwargs))
-
-@patch
-@delegates(RandomSubsetCallback.__init__)
-def random_subset(self:Learner,
-    keep:float=.5, # Share of the items to keep, above 0 and at most 1
-    before_loading:bool=False, # Choose from the epoch instead of from each batch, so that the rest is not loaded?
-    **kwargs
-)->Learner: # The learner
-    "Train on random items"
-    return set_selection(self, RandomSubsetCallback(keep, before_loading, **kwargs))
