@@ -112,7 +112,7 @@ def test_importance_sampling_gradients_are_unbiased():
     pools = []
     class Spy(ImportanceSamplingCallback):
         def select(self, pool):
-            batches = [(batch.xb[0],batch.yb[0]) for _,batch in pool]
+            batches = [read.batch for read in pool]
             pools.append([torch.cat(tensors) for tensors in zip(*batches)])
             return super().select(pool)
     learn = table_learner(n=32+64, bs=16, cbs=[Spy(tau=0, warmup=1, presample=3), Grads()])

@@ -67,6 +67,7 @@ class ScoringSelection(Selection):
         self.gathers = False # in this fit; some loaders pad each batch to a length of its own
         self.waiting = Replace() # where chosen items wait
         self.prepared = [] # what is scored of the batches that were read, `Items`
+        self.form = None # the kind of a batch
         self.has_selected = False # was anything chosen from yet?
 
     def __getstate__(self): return super().__getstate__() | dict(waiting=Replace(), prepared=[])
@@ -110,7 +111,8 @@ class ChoosingSelection(ScoringSelection):
 
     def should_select(self)->bool:
         "Is the batch that the learner holds chosen from?"
-        return self.is_time(self.learn.iter) and len(self.yb)>0 and n_items(self.xb)>0
+        learn = self.learn
+        return self.is_time(learn.iter) and len(learn.yb)>0 and n_items(learn.xb)>0
 
     def score(self,
         batch:Items, # Shape (n,)
@@ -137,12 +139,10 @@ class ChoosingSelection(ScoringSelection):
     def after_step(self): self.scorer.scoring.step(self.model)
 
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
-def _prepares(cb): return 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
-
 class WaitingSelection(ChoosingSelection):
     "Has what is chosen of batches wait until it trains"
     def drop_waiting(self):
-        self.prepared = []
+        self.prepared.clear()
         self.report.leave(self.waiting.drop())
 
     def is_due(self,
@@ -158,32 +158,34 @@ class WaitingSelection(ChoosingSelection):
 
     def prepare(self, read)->Items|None: # None: it is not chosen from
         "A batch as callbacks of a lower order prepare it for training"
-        learn = self.learn
-        if any(cb.order<=self.order and cb is not self and _prepares(cb) for cb in learn.cbs):
-            learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
-            try:
-                for cb in learn.cbs.sorted('order'):
-                    if cb is self: break
-                    cb('before_batch')
-            except CancelBatchException: return # it is cancelled when it trains, too
+        learn,items = self.learn,read.items
+        first = [cb for cb in learn.cbs if cb.order<=self.order and hasattr(cb, 'before_batch') and cb is not self]
+        if not first: return Items(learn.xb, learn.yb, items.idx, items.weight)
+        learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
+        try:
+            for cb in learn.cbs.sorted('order'):
+                if cb is self: break
+                cb('before_batch')
+        except CancelBatchException: return # it is cancelled when it trains, too
         if not self.is_awake: return # taken off by one of them
 
         n = n_items(learn.xb)
-        if n==len(read.items): return Items(learn.xb, learn.yb, read.items.idx, read.items.weight)
-        raise ValueError(refusal('learn.xb', f'a batch of {n} items', f'{len(read.items)}', 'a callback of an order '
+        if n==items.n: return Items(learn.xb, learn.yb, items.idx, items.weight)
+        raise ValueError(refusal('learn.xb', f'a batch of {n} items', f'{items.n}', 'a callback of an order '
             'below the selection\'s changes the number of items; do that in a batch transform of the loader'))
 
     def select(self,
         pool:list, # `Read`s that are due
     ):
         "Choose from batches that are scored together"
-        prepared,self.prepared = self.prepared,[]
         if not self.is_awake: return # taken off since they were read
-        if self.waiting.bs is None: self.waiting.take_size(len(pool[0].items))
-        if not self.has_selected: self.scorer.scoring.renew()
-        self.has_selected = True
+        batch = reduce(Items.join, self.prepared)
+        self.prepared.clear()
+        if self.waiting.bs is None: self.waiting.take_size(pool[0].items.n)
+        if not self.has_selected:
+            self.has_selected = True
+            self.scorer.scoring.renew()
 
-        batch = reduce(Items.join, prepared)
         scores,losses = self.score(batch)
         chosen = self.choose_from(batch, scores, losses)
         as_read = reduce(Items.join, [read.items for read in pool])
@@ -199,8 +201,8 @@ class WaitingSelection(ChoosingSelection):
         *earlier,last = pool
         none,rows = None if losses is None else losses[:0],chosen.rows
         for read in earlier:
-            self.unwritten.append(self.report.batch_row(read.i, len(read.items), 0, losses=none, rows=rows[:0]))
-        self.unwritten.append(self.report.batch_row(last.i, len(last.items), len(rows), losses=losses, rows=rows))
+            self.unwritten.append(self.report.batch_row(read.i, read.items.n, 0, losses=none, rows=rows[:0]))
+        self.unwritten.append(self.report.batch_row(last.i, last.items.n, len(rows), losses=losses, rows=rows))
 
 # %% ../../nbs/callback/09_batch.ipynb #9d64f98f
 class SteppingSelection(WaitingSelection):
@@ -208,7 +210,7 @@ class SteppingSelection(WaitingSelection):
     def loader_of_epoch(self):
         dl = self.loader_of(Plan(self.draw_items())) if self.tracker.is_on else self.learn.dl
         self.waiting = (Gather if self.gathers else Replace)(self.bs, self.ranks.n, self.ranks.lowest)
-        self.batches_done = 0 # as the learner counts them
+        self.steps_ahead = 0 # of the batches that were read, in the learner's count
         return ChosenWithin(dl, self.steps)
 
     def steps(self,
@@ -221,50 +223,45 @@ class SteppingSelection(WaitingSelection):
         for step in steps:
             yield self.handed(step)
             step = None # it may be large
-            self.batches_done += 1
             if not self.is_awake: return # it was taken off
 
     def reads(self, batches):
         "Each batch of the loader, which the learner holds"
+        learn = self.learn
         for batch in batches:
             i,known = self.loader.n_read-1,self.loader.known_of_read
             self.count(i)
-            self.learn.iter = i
-            batch = self.learn._set_device(batch)
-            self.learn._split(batch)
-            self.form = type(batch)
+            learn.iter = i
+            batch = learn._set_device(batch)
+            learn._split(batch)
+            if type(batch) is not self.form: self.form = type(batch)
             yield Read(i, batch, items_of(batch, known.idx, known.weight))
             batch = None # it may be large
 
     def handed(self, step):
         "A step as the learner takes it"
         i,items,read = self.loader.n_read-1,step.items,step.read
-        if self.is_awake: self.count(i)
+        if step.is_more and self.is_awake: self.count(i)
         batch = batch_of(items, self.form) if read is None else read.batch
-        return batch,CurrentItems(i, items.idx, items.weight, is_chosen=read is None)
+        return batch,CurrentItems(i, items.idx, items.weight, read is None)
 
     def count(self,
         n:int, # Batches of the loader that are done
     ):
         "Have schedules follow the loader"
-        if n!=self.batches_done: self.learn.pct_train += (n-self.batches_done)/(self.n_iter*self.n_epoch)
-        self.batches_done = n
+        learn = self.learn
+        missing = n-self.loader.n_handed+self.steps_ahead
+        if not missing: return
+        learn.pct_train += missing/(learn.n_iter*learn.n_epoch)
+        self.steps_ahead -= missing
 
 # %% ../../nbs/callback/09_batch.ipynb #4fe846bb
 class BatchSelection(SteppingSelection):
     "Train each batch on the items that `choose` picks from their scores"
-    def before_batch(self):
-        self.chosen_rows = None # by the training pass; None: all train
-        super().before_batch()
-
     def after_pred(self):
-        if self.chooses_as_it_trains and self.should_select(): self.weigh_chosen()
+        is_within = self.passes==1 and type(self.loader) is ChosenWithin
+        if is_within and self.should_select(): self.weigh_chosen()
         super().after_pred()
-
-    @property
-    def chooses_as_it_trains(self)->bool:
-        "Is the choice left to the training pass?"
-        return self.passes==1 and type(self.loader) is ChosenWithin
 
     def weigh_chosen(self):
         "Choose by the predictions of the pass that trains, and weigh the gradients of the others by 0"
@@ -277,10 +274,10 @@ class BatchSelection(SteppingSelection):
         chosen = self.choose_from(batch, scores, of_all)
         rows,weight = chosen.rows,self.weight_of_all(chosen, n, is_sum(loss_func))
         if weight is not None and batch.weight is not None: weight = weight*batch.weight
-        self.current = self.current._replace(weight=batch.weight if weight is None else weight, is_chosen=True)
-        self.unwritten[-1] = self.report.batch_row(self.current.i, n, len(rows), losses=of_all, rows=rows)
-        self.chosen_rows,self.n_trained = rows,len(rows)
-        if len(rows): self.mean_loss = losses[rows].mean()
+        if weight is None: weight = batch.weight
+        current = self.current._replace(weight=weight, is_chosen=True, rows=rows)
+        self.current = self.loader.knows(current)
+        self.unwritten[-1] = self.report.batch_row(current.i, n, len(rows), losses=of_all, rows=rows)
 
     def weight_of_all(self, chosen, n, is_sum):
         "The weight of each of `n` items that makes a loss that of the chosen ones; None: all are chosen"
@@ -289,10 +286,5 @@ class BatchSelection(SteppingSelection):
         share = 1. if is_sum else n/max(1, len(rows))
         of_rows = torch.full((len(rows),), share, device=self.device) if own is None else share*own
         return torch.zeros(n, device=self.device).index_add_(0, rows, of_rows)
-
-    def note_losses(self, losses):
-        rows = self.chosen_rows
-        if rows is None: return super().note_losses(losses)
-        self.tracker.note(self.item_idx[rows], losses[rows], fresh=False, picked=True, again=self.scored)
 
 SelectionCallback = BatchSelection

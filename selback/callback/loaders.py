@@ -29,6 +29,7 @@ class CurrentItems(NamedTuple):
     idx:Tensor|None=None # Dataset indices, int64, shape (n,); None: unknown
     weight:Tensor|None=None # What each gradient is multiplied by, shape (n,); None: 1
     is_chosen:bool=False # Were they chosen from batches that were loaded?
+    rows:Tensor|None=None # Of the batch, that count, int64; None: all
 
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
@@ -63,8 +64,7 @@ class LoaderInPlace(GetAttr):
         self._is_running = True
         try:
             for batch,current in self.handed_out():
-                self.current = current
-                self.n_handed += 1
+                vars(self).update(current=current, n_handed=self.n_handed+1)
                 yield batch
                 batch = None # it may be large
         finally: self._is_running = False
@@ -82,6 +82,13 @@ class LoaderInPlace(GetAttr):
         if idx is None or len(idx)==n: return self.current
         raise ValueError(refusal('learn.xb', f'a batch of {n} items', f'{len(idx)}', 'a callback or transform changes '
             'the number of items before the selection, so that their dataset indices are unknown'))
+
+    def knows(self,
+        current:CurrentItems,
+    )->CurrentItems: # The same
+        "Something else is known of the batch that trains"
+        self.current = current
+        return current
 
     @property
     def is_done(self)->bool:
@@ -259,7 +266,7 @@ class ChosenBefore(LoaderInPlace):
         running,batch = self._start()
         while batch is not None:
             current = self._known()
-            self.n_read += 1
+            vars(self)['n_read'] += 1
             yield batch,current
             batch = None # it may be large
             batch = next(running, None)
@@ -300,7 +307,7 @@ class ChosenWithin(LoaderInPlace):
 
     def _reads(self):
         for batch in self.dl:
-            self.n_read += 1
+            vars(self)['n_read'] += 1
             yield batch
             batch = None # it may be large
         self.is_exhausted = True

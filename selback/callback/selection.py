@@ -155,8 +155,6 @@ class SelectionEpochs(AskedSelection):
         self.bs = size_of_batch(self.dl)
         self.current = CurrentItems()
         self.unwritten = [] # rows of batches that were read for a step to come
-        self.n_trained = 0 # items of the step that trains
-        self.mean_loss = None
         self.drop_waiting() # an epoch may have been interrupted
         self.clock.begin_epoch()
         self.report.begin_epoch(self.epoch, len(self.dl))
@@ -211,7 +209,7 @@ class SelectionEpochs(AskedSelection):
     def after_train(self):
         is_trained,is_done = self.loader.n_read>0,self.loader.is_done # or the epoch was cancelled
         self.epochs_done += is_trained
-        self.write_rows()
+        if self.unwritten: self.write_rows()
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
         if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
@@ -228,13 +226,13 @@ class SelectionEpochs(AskedSelection):
 class Selection(SelectionEpochs):
     "A callback that says which items train: what the two kinds share"
     def before_batch(self):
-        n = n_items(self.xb)
-        self.current = self.loader.known(self.learn.iter, n)
-        self.learn.iter = self.current.i
-        self.n_trained = n
-        self.mean_loss = None # of the items that train, where nothing else tells it
-        if not self.is_chosen: self.unwritten.append(self.report.batch_row(self.current.i, n, n))
-        if not self.is_tried and len(self.yb): self.try_first(Items(self.xb, self.yb, self.item_idx))
+        learn = self.learn
+        n = n_items(learn.xb)
+        self.current = current = self.loader.known(learn.iter, n)
+        learn.iter = current.i
+        if not current.is_chosen: self.unwritten.append(self.report.batch_row(current.i, n, n))
+        elif not self.unwritten: self.report.add_step(n) # nothing was read for it
+        if not self.is_tried and len(learn.yb): self.try_first(Items(learn.xb, learn.yb, current.idx))
 
     @property
     def first_scorer(self)->Scorer:
@@ -255,7 +253,8 @@ class Selection(SelectionEpochs):
         self.tell_once('how', self.losses.slow_way)
 
     def after_pred(self):
-        if self.item_weight is not None: self.learn.pred = weighed_output(self.learn, self.item_weight)
+        weight = self.current.weight
+        if weight is not None: self.learn.pred = weighed_output(self.learn, weight)
 
     @property
     def wants_losses(self)->bool:
@@ -263,35 +262,47 @@ class Selection(SelectionEpochs):
         return self.tracker.notes
 
     def after_loss(self):
-        if not len(self.yb): return
-        loss_func = base_loss(self.learn)
-        notes = self.wants_losses and self.item_idx is not None
-        lacks_mean = self.mean_loss is None and bool(self.unwritten) and self.unwritten[-1].sums is None
-        if lacks_mean: self.mean_loss = self.losses.mean(self.loss, loss_func)
-        lacks_mean = lacks_mean and self.mean_loss is None # else the batch's own loss has told it
-        if not (notes or lacks_mean): return
+        learn = self.learn
+        if not len(learn.yb): return
+        loss_func,current = base_loss(learn),self.current
+        notes = current.idx is not None and self.wants_losses
+        mean,lacks_mean = None,bool(self.unwritten) and self.unwritten[-1].sums is None
+        if lacks_mean and current.rows is None:
+            mean = self.losses.mean(learn.loss, loss_func)
+            lacks_mean = mean is None # else the batch's own loss has told it
 
-        of_items = self.losses.trained(loss_func, self.learn.pred, self.yb, mixed_of(self.learn))
-        if lacks_mean: self.mean_loss = of_items.mean()
-        if notes: self.note_losses(of_items)
+        if notes or lacks_mean:
+            of_items = self.losses.trained(loss_func, learn.pred, learn.yb, mixed_of(learn))
+            if current.rows is not None: of_items = of_items[current.rows]
+            if lacks_mean: mean = of_items.mean()
+            if notes: self.note_losses(of_items)
+        if self.unwritten: self.write_rows(mean)
 
     def note_losses(self,
         losses:Tensor, # Of the items that train, shape (n,)
     ):
         "Remember the losses of a step"
-        repeats = None if self.is_chosen or self.tracker.repeats else False
-        self.tracker.note(self.item_idx, losses, fresh=not self.is_selecting, picked=True,
-            again=self.is_chosen and self.scored, repeats=repeats)
+        idx,is_chosen,rows = self.current.idx,self.current.is_chosen,self.current.rows
+        repeats = None if is_chosen or self.tracker.repeats else False
+        is_fresh = not is_chosen and not self.tracker.has_chosen
+        self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
+            again=is_chosen and self.scored, repeats=repeats)
 
     def after_batch(self):
-        n,self.n_trained = self.n_trained,0 # none if it was cancelled before it came here
-        if self.unwritten: self.write_rows(n)
-        elif n: self.report.add_step(n)
+        if self.unwritten: self.write_rows() # it was cancelled, or has no targets
 
     def write_rows(self,
-        trained:int=0, # Items of the step that follows
+        loss:Tensor|None=None, # The mean of the items that train, where they were not scored
     ):
-        "Report the batches that were read, the last of them with its step"
-        rows,self.unwritten = self.unwritten,[]
-        for row in rows[:-1]: self.report.add(row)
-        if rows: self.report.add(rows[-1], trained, self.mean_loss)
+        "Report the batches that were read, the last of them with the step that trains"
+        *before,last = self.unwritten
+        self.unwritten.clear()
+        for row in before: self.report.add(row)
+        is_announced = self.current is self.loader.current # else a callback before this one cancelled it
+        self.report.add(last, self.n_trained if is_announced else 0, loss)
+
+    @property
+    def n_trained(self)->int:
+        "Items of the step"
+        rows = self.current.rows
+        return n_items(self.learn.xb) if rows is None else len(rows)

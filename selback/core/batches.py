@@ -175,8 +175,9 @@ class Items:
     ):
         self.xb,self.yb = xb,yb
         self.idx,self.weight = idx,weight
+        self.n = n_items(xb)
 
-    def __len__(self): return n_items(self.xb)
+    def __len__(self): return self.n
 
     def take(self,
         rows, # Which: an index tensor or a slice
