@@ -16,7 +16,6 @@ from fastai.learner import Learner
 from fastcore.basics import camel2snake, patch
 
 from ..core.checks import refusal, unknown_option
-from ..core.losses import changes, undo_since
 from .report import SelectionColumns, SelectionReport, TrainingOnly, callback_of
 
 # %% ../../nbs/callback/06_attached.ipynb #bc15fcca
@@ -55,10 +54,9 @@ class AttachedCallback(TrainingOnly):
             if event_name=='before_train': self.is_awake = self._is_active()
             if not self.is_awake: return
 
-        mark,enabled = len(changes.undos),torch.is_grad_enabled()
+        enabled = torch.is_grad_enabled()
         try: super().__call__(event_name)
         except BaseException: # an interrupt may come where a context has just begun, or is about to end
-            undo_since(mark)
             torch.set_grad_enabled(enabled)
             raise
 

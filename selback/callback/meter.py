@@ -16,7 +16,7 @@ from fastcore.basics import patch
 
 from ..core.batches import map_tensors
 from ..core.checks import refusal
-from ..core.losses import preserved, to_undo
+from ..core.losses import preserved
 from ..core.policies import round_up
 from ..core.untouched import fixed_random, unwrapped
 from ..core.scoring import counted
@@ -51,21 +51,13 @@ def trial_step(
     "A forward and a backward pass that leave no trace"
     model = unwrapped(model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    buffers = [(b, b.clone()) for b in model.buffers()]
 
     def step():
         with autocast: loss = loss_func(model(*map_tensors(torch.clone, xb)), *yb)
         if not (trained and loss.requires_grad): return
         return torch.autograd.grad(loss.mean(), trained, allow_unused=True)
 
-    @torch.no_grad()
-    def put_back():
-        for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes
-
-    undo = to_undo(put_back)
-    try:
-        with fixed_random(),preserved(model),torch.enable_grad(): return counted(step, model, xb, 3)
-    finally: undo()
+    with fixed_random(),preserved(model),torch.enable_grad(): return counted(step, model, xb, 3)
 
 # %% ../../nbs/callback/05_meter.ipynb #0c4bde6d
 def waits_for_data(

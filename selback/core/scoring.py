@@ -22,7 +22,7 @@ from .batches import Items, as_tensors, map_tensors, n_items, take_rows
 from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum
 from .losses import item_losses, item_losses_how
 from .scores import get_score
-from .untouched import all_modules, fixed_random, guarded, traceless, unwrapped
+from .untouched import all_modules, fixed_random, guarded, leaving_no_trace, unwrapped
 
 # %% ../../nbs/core/08_scoring.ipynb #c59cc820
 _modes = {3:'linear', 4:'bilinear', 5:'trilinear'}
@@ -236,10 +236,9 @@ class ScoringPass:
         "The predictions of `model` for `xb`"
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
         model = self.model_of(model)
-        modules = all_modules(model)
 
         here = xb[0].device if isinstance(xb[0], Tensor) else None
-        there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
+        there = next((p.device for m in all_modules(model) for p in m._parameters.values() if p is not None), None)
         goes_there = None not in (here, there) and here!=there # a scorer may live on another device
         if goes_there: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
@@ -247,7 +246,7 @@ class ScoringPass:
             autocast = torch.autocast(device.type, dtype=_precisions[self.precision])
             small = map_tensors(_channels_last, small)
 
-        with traceless(model, modules, small) as inputs,autocast:
+        with leaving_no_trace(model, small) as inputs,autocast:
             pred = counted(partial(self._forward, model, inputs), model, inputs)
 
         if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
