@@ -87,11 +87,6 @@ def _copied(loss_func):
     if 'func' in vars(new): new.func = _copied(new.func)
     return new
 
-def _copy_to_set(loss_func):
-    "A copy whose `reduction` may be set, or `loss_func` itself if it can't be copied"
-    try: return _copied(loss_func)
-    except Exception: return loss_func
-
 # %% ../../nbs/core/02_losses.ipynb #d0918f76
 @contextmanager
 def unreduced(
@@ -104,7 +99,9 @@ def unreduced(
         yield partial(loss_func, reduction='none')
         return
 
-    loss = _copy_to_set(loss_func) if copies else loss_func
+    loss = loss_func
+    if copies:
+        with suppress(Exception): loss = _copied(loss_func) # some can't be
     owner = _owner(loss)
     before = owner.reduction
     try: owner.reduction = 'none'
