@@ -26,7 +26,6 @@ FOREIGN = dict(
     _n_inp='fastai: how many inputs a batch has',
     _types='fastai: what a batch is made of',
     _broadcast='fastai: ranks agree on the order of items',
-    _version='PyTorch: how often a tensor was changed',
     _buffers="PyTorch: a module's own",
     _modules="PyTorch: a module's own",
     _parameters="PyTorch: a module's own",
@@ -175,7 +174,6 @@ GIVEN = dict(
     learn={'xb','yb','dl','pred','iter','pct_train'}, # set anew for each batch or epoch
     recorder={'metric_names','log','cancel_train'}, # set anew for each fit or epoch
     bar={'comment'})
-PUT_BACK = {'vars(self.m).update(self.attributes)'} # a look gives a model back what it had
 KINDS = dict(Learner='learn', Recorder='recorder')
 
 def parameters_of(function):
@@ -217,7 +215,7 @@ class Writes(ast.NodeVisitor):
 
     def note(self, owner, name, node):
         text = ast.unparse(node)
-        is_put_back = text in self.restored or text in PUT_BACK
+        is_put_back = text in self.restored
         if self.is_foreign(owner, name) and not is_put_back: self.found.append(text)
 
     def bind(self, target, value):

@@ -95,6 +95,98 @@ def test_reduction_is_restored_also_after_an_error(loss):
     with pytest.raises(Exception): item_losses(loss, logits, labels[:2])
     assert loss.reduction==before
 
+class ByItself(nn.Module):
+    "Calls a method of its own that it holds, which a copy would still hold of the loss it was copied from"
+    def __init__(self):
+        super().__init__()
+        self.reduction,self.inner = 'mean',self.compute
+    def compute(self, pred, y): return F.cross_entropy(pred, y, reduction=self.reduction)
+    def forward(self, pred, y): return self.inner(pred, y)
+
+class Passes:
+    "Hands its reduction on to another loss, which a copy shares"
+    def __init__(self): self.loss = nn.CrossEntropyLoss()
+    @property
+    def reduction(self): return self.loss.reduction
+    @reduction.setter
+    def reduction(self, value): self.loss.reduction = value
+    def __call__(self, pred, y): return self.loss(pred, y)
+
+class Slotted:
+    __slots__ = 'reduction',
+    def __init__(self): self.reduction = 'mean'
+    def __call__(self, pred, y): return F.cross_entropy(pred, y, reduction=self.reduction)
+
+class Uncopied(Passes):
+    def __copy__(self): raise TypeError('there is one only')
+
+class Follows:
+    "Passes all attributes on, which `copy` can't follow"
+    def __init__(self, loss): self.loss = loss
+    def __getattr__(self, name): return getattr(self.loss, name)
+    def __call__(self, pred, y): return self.loss(pred, y)
+
+class Holds(nn.Module):
+    "Wraps another one as a part"
+    def __init__(self):
+        super().__init__()
+        self.func = nn.CrossEntropyLoss()
+    def forward(self, pred, y): return self.func(pred, y)
+
+@pytest.mark.parametrize('make', [ByItself, Passes, Slotted, Uncopied, Holds, nn.CrossEntropyLoss, FocalLossFlat,
+    CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat, lambda: partial(CrossEntropyLossFlat())], ids=name_of)
+def test_a_loss_stays_as_it_is_while_its_copy_is_unreduced(make):
+    loss = make()
+    def said(): return [o.reduction for o in (loss, getattr(loss, 'func', loss)) if hasattr(o, 'reduction')]
+    before = said()
+    losses,how = item_losses_how(loss, logits, label)
+    assert how=='reduction'
+    torch.testing.assert_close(losses.mean(), torch.as_tensor(loss(logits, label)), check_dtype=False)
+    assert said()==before==['mean']*len(before)
+    with pytest.raises(RuntimeError), unreduced(loss): raise RuntimeError
+    assert said()==before
+
+def test_a_loss_that_can_not_be_copied_gives_losses_all_the_same():
+    loss = Follows(nn.CrossEntropyLoss())
+    torch.testing.assert_close(item_losses(loss, logits, label).mean(), loss(logits, label))
+    assert loss.reduction=='mean'
+
+def test_a_copy_is_what_is_set():
+    for loss in CrossEntropyLossFlat(),nn.MSELoss(),FocalLossFlat(),partial(CrossEntropyLossFlat()):
+        innermost = getattr(loss, 'func', loss)
+        innermost = getattr(innermost, 'func', innermost)
+        with unreduced(loss) as f:
+            assert f is not loss
+            assert innermost.reduction=='mean'
+
+def test_an_interrupt_that_puts_nothing_back_leaves_the_loss_as_it_was():
+    loss = CrossEntropyLossFlat()
+    begun = unreduced(loss)
+    begun.__enter__()
+    assert loss.reduction==loss.func.reduction=='mean'
+    assert loss(logits, label).ndim==0
+
+class Counts(nn.Module):
+    "Counts its calls, and averages what it saw in a buffer"
+    def __init__(self):
+        super().__init__()
+        self.reduction,self.n = 'mean',0
+        self.register_buffer('seen', torch.zeros(()))
+    def forward(self, pred, y):
+        self.n += 1
+        self.seen.add_(1)
+        return F.cross_entropy(pred, y, reduction=self.reduction)
+
+def test_what_a_loss_counts_is_not_changed():
+    loss,hooked = Counts(),[]
+    loss.register_forward_hook(lambda m,args,out: hooked.append(out.shape))
+    wanted = F.cross_entropy(logits, label)
+    for _ in range(2): torch.testing.assert_close(item_losses(loss, logits, label).mean(), wanted)
+    assert loss.n==loss.seen==0
+    assert hooked==[(n,)]*2
+    loss(logits, label)
+    assert loss.n==loss.seen==1
+
 class HasNone(nn.Module):
     def forward(self, pred, targ): return (pred-targ).mean()
 class Ignores(HasNone): reduction = 'mean'

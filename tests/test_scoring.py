@@ -74,20 +74,23 @@ def entries(monkeypatch):
 def own_loss(pred, y, reduction='mean'): return F.cross_entropy(pred, y, reduction=reduction)
 
 @pytest.mark.parametrize('loss,kwargs,wanted', [
-    (nn.CrossEntropyLoss(), {}, 1),
-    (F.cross_entropy, dict(score='grad_bound'), 1),
-    (CrossEntropyLossFlat(), dict(score='entropy'), 1),
-    (partial(F.cross_entropy, label_smoothing=.1), dict(score='margin'), 1),
-    (own_loss, {}, 2),
-    (own_loss, dict(score='entropy'), 1),
-    (own_loss, dict(score='grad_bound'), 3),
-    (nn.CrossEntropyLoss(), dict(score=lambda pred,y: own_loss(pred, y, 'none')), 2),
-    (own_loss, dict(score=partial(F.cross_entropy, reduction='none')), 1)])
+    (nn.CrossEntropyLoss(), {}, 0),
+    (F.cross_entropy, dict(score='grad_bound'), 0),
+    (CrossEntropyLossFlat(), dict(score='entropy'), 0),
+    (partial(F.cross_entropy, label_smoothing=.1), dict(score='margin'), 0),
+    (own_loss, {}, 1),
+    (own_loss, dict(score='entropy'), 0),
+    (own_loss, dict(score='grad_bound'), 2),
+    (nn.CrossEntropyLoss(), dict(score=lambda pred,y: own_loss(pred, y, 'none')), 1),
+    (own_loss, dict(score=partial(F.cross_entropy, reduction='none')), 0)])
 def test_random_states_are_kept_once_for_what_may_draw(loss, kwargs, wanted, monkeypatch):
-    model,(x,y) = nn.Linear(4, 3),batch()
-    n = entries(monkeypatch)
-    select_batch(model, loss, x, y, 'top_k', keep=.5, **kwargs)
-    assert n==[wanted]
+    "PyTorch's layers draw from nothing but PyTorch; another model is kept for, too"
+    class Own(nn.Linear): pass
+    n,(x,y) = entries(monkeypatch),batch()
+    for model,more in (nn.Linear(4, 3),0),(Own(4, 3),1):
+        n[0] = 0
+        select_batch(model, loss, x, y, 'top_k', keep=.5, **kwargs)
+        assert n==[wanted+more]
 
 def drawing(pred, y, reduction='mean'):
     random.random()
@@ -195,21 +198,53 @@ def test_a_module_that_comes_later_is_looked_at_anew():
             ScoringPass()(model, inputs())
             assert alike(buffers(model), before)
 
-def test_only_what_changes_is_copied(monkeypatch):
+def test_layers_of_pytorch_are_not_copied_and_other_models_once_a_pass(monkeypatch):
     copied,clone = [],torch.Tensor.clone
     def noting(t, *args, **kwargs):
-        copied.append(tuple(t.shape))
+        copied.append(t.data_ptr())
         return clone(t, *args, **kwargs)
     monkeypatch.setattr(torch.Tensor, 'clone', noting)
     still,moving = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),Moving()
-    for model,later in (still,[]),(moving,[(4,)]):
-        copied.clear()
-        ScoringPass()(model, inputs())
-        assert set(copied)=={(8,4), *(tuple(b.shape) for b in model.buffers())}
-        for _ in range(2):
+    for model,buffers in (still,[]),(moving,[*moving.buffers()]):
+        x,*_ = inputs()
+        for _ in range(3):
             copied.clear()
-            ScoringPass()(model, inputs())
-            assert copied==later
+            with untouched(model): pass
+            assert copied==[b.data_ptr() for b in buffers]
+
+@pytest.mark.parametrize('spoil', ['forward', 'hook', 'child'])
+def test_a_layer_with_code_of_ones_own_is_kept(spoil):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    bn = model[1]
+    def move(*args):
+        bn.running_mean.add_(1)
+        bn.calls = np.random.rand()
+    class Child(nn.Module):
+        def forward(self, x):
+            move()
+            return x
+    if spoil=='forward': model[0].forward = lambda x, own=model[0].forward: (own(x), move())[0]
+    if spoil=='hook': model[0].register_forward_hook(move)
+    if spoil=='child': model.append(Child())
+    before,states = buffers(model),random_states()
+    ScoringPass()(model, inputs())
+    assert alike(buffers(model), before)
+    assert random_states()[1]==states[1]
+    assert not hasattr(bn, 'calls')
+
+def test_statistics_that_a_model_moves_while_it_is_scored_are_put_back():
+    class Adapts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn = nn.BatchNorm1d(4)
+        def forward(self, x):
+            self.bn.train()
+            return self.bn(x)
+    model = Adapts()
+    before = buffers(model)
+    for _ in range(2):
+        ScoringPass()(model, inputs())
+        assert alike(buffers(model), before)
 
 def test_a_model_is_forgotten_with_its_last_reference():
     model = Moving()

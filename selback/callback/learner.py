@@ -17,7 +17,7 @@ from fastai.learner import Learner
 from torch import Tensor
 
 from ..core.batches import map_tensors
-from ..core.losses import to_undo, weigh_grads
+from ..core.losses import weigh_grads
 from .report import callback_of
 
 # %% ../../nbs/callback/03_learner.ipynb #4756497f
@@ -56,15 +56,13 @@ def _hooks_of(cb):
 def _muted(hooks):
     "Within the context, these hooks do nothing"
     before = [(hook.hook_func, hook.detach) for hook in hooks]
-    def put_back():
-        for hook,(func,detach) in zip(hooks, before): hook.hook_func,hook.detach = func,detach
-    undo = to_undo(put_back)
     try:
         for hook in hooks:
             hook.hook_func = lambda *args, stored=hook.stored: stored # what it holds stays
             hook.detach = False
         yield
-    finally: undo()
+    finally:
+        for hook,(func,detach) in zip(hooks, before): hook.hook_func,hook.detach = func,detach
 
 def muted_hooks(
     learn:Learner, # May have hooks in its model for callbacks such as `ActivationStats`

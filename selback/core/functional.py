@@ -84,6 +84,39 @@ def select_batch(
     return *take((xb, yb), chosen.rows),chosen.weight
 
 # %% ../../nbs/core/09_functional.ipynb #b17421e3
+class _EpochPolicy:
+    "A policy that chooses from the losses of an epoch, with random draws of its own"
+    def __init__(self, policy, seed, kwargs):
+        masks = [name for name,value in kwargs.items() if isinstance(value, torch.Tensor)]
+        if masks:
+            wanted = 'a number or a function: each epoch has the items in another order'
+            raise ValueError(refusal(', '.join(masks), 'a tensor', wanted))
+        self.policy = get_policy(policy, **kwargs)
+        self.draws = Draws(seed)
+        self.draws_at_random = 'generator' in signature(self.policy.func).parameters
+
+    def check(self, n, device):
+        "Raise a `TypeError` if the policy does not choose rows"
+        chosen = self.asked(torch.ones(n, device=device))
+        if isinstance(chosen, Chosen): return
+        got = f'a function that returns {type(chosen).__name__}'
+        remedy = "policy='include', inclusion=... is for one that returns probabilities"
+        raise TypeError(refusal('policy', got, 'Chosen(rows, weight)', remedy))
+
+    def choose(self, loss):
+        "All items, until a loss is known"
+        if not loss.isfinite().any(): return Chosen(torch.arange(len(loss), device=loss.device))
+        if self.draws_at_random: return self.policy(loss, generator=self.draws.on(loss.device))
+        return self.policy(loss)
+
+    def asked(self, loss):
+        "What would be chosen, with all random states left alone"
+        state = self.draws.state_dict()
+        try:
+            with fixed_random(): return self.choose(loss)
+        finally: self.draws.load_state_dict(state)
+
+# %% ../../nbs/core/09_functional.ipynb #e3d5f233
 class MemorySampler(Sampler):
     "Dataset indices for a `DataLoader`, in random order: each epoch those that a policy chooses by remembered losses"
     def __init__(self,
@@ -94,44 +127,19 @@ class MemorySampler(Sampler):
     ):
         if not isinstance(memory, ItemMemory):
             raise TypeError(refusal('memory', type(memory).__name__, 'an ItemMemory(len(dataset))'))
-        masks = [name for name,value in kwargs.items() if isinstance(value, torch.Tensor)]
-        if masks:
-            wanted = 'a number or a function: each epoch has the items in another order'
-            raise ValueError(refusal(', '.join(masks), 'a tensor', wanted))
-
         self.memory,self.generator = memory,generator
-        self.policy = get_policy(policy, **kwargs)
-        self.draws = Draws(None if generator is None else generator.initial_seed() & 2**63-1)
         self.weight = None # by dataset index; None: all count alike
-        self._draws_at_random = 'generator' in signature(self.policy.func).parameters
         self._epoch,self._n = None,None # that began last, as the memory counts, and its items
-        self._check_policy()
 
-    def _check_policy(self):
-        "Raise a `TypeError` if the policy does not choose rows"
-        chosen = self._asked(torch.ones_like(self.memory.loss))
-        if isinstance(chosen, Chosen): return
-
-        got = f'a function that returns {type(chosen).__name__}'
-        remedy = "policy='include', inclusion=... is for one that returns probabilities"
-        raise TypeError(refusal('policy', got, 'Chosen(rows, weight)', remedy))
-
-    def _choose(self, loss):
-        if not loss.isfinite().any(): return Chosen(torch.arange(len(loss), device=loss.device))
-        if self._draws_at_random: return self.policy(loss, generator=self.draws.on(loss.device))
-        return self.policy(loss)
-
-    def _asked(self, loss):
-        "What would be chosen, with all random states left alone"
-        state = self.draws.state_dict()
-        try:
-            with fixed_random(): return self._choose(loss)
-        finally: self.draws.load_state_dict(state)
+        seed = None if generator is None else generator.initial_seed() & 2**63-1
+        self._choice = _EpochPolicy(policy, seed, kwargs)
+        self.policy = self._choice.policy
+        self._choice.check(len(memory), memory.loss.device)
 
     def __iter__(self):
         loss = self.memory.loss
         order = torch.tensor([*RandomSampler(self.memory, generator=self.generator)], device=loss.device)
-        rows,weight = self._choose(loss[order])
+        rows,weight = self._choice.choose(loss[order])
         idx = order[rows]
         self.weight = None if weight is None else torch.ones_like(loss).index_copy_(0, idx, weight.to(loss))
         self._epoch,self._n = self.memory.epochs,len(idx)
@@ -140,13 +148,14 @@ class MemorySampler(Sampler):
     def __len__(self):
         "Items of the epoch that runs; after `memory.next_epoch()`, of the coming one by the losses as they are"
         if self._epoch==self.memory.epochs: return self._n
-        return len(self._asked(self.memory.loss).rows)
+        return len(self._choice.asked(self.memory.loss).rows)
 
     def state_dict(self):
         "What to save between epochs: the memory, too"
         order = None if self.generator is None else self.generator.get_state()
-        self.draws.on(self.memory.loss.device) # else there is nothing to save before the first draw
-        return dict(memory=self.memory.state_dict(), draws=self.draws.state_dict(), order=order)
+        draws = self._choice.draws
+        draws.on(self.memory.loss.device) # else there is nothing to save before the first draw
+        return dict(memory=self.memory.state_dict(), draws=draws.state_dict(), order=order)
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
@@ -159,6 +168,6 @@ class MemorySampler(Sampler):
             raise ValueError(refusal('MemorySampler', got, wanted, 'make it as the saved one was'))
 
         self.memory.load_state_dict(state['memory'])
-        self.draws.load_state_dict(state['draws'])
+        self._choice.draws.load_state_dict(state['draws'])
         if self.generator is not None: self.generator.set_state(state['order'])
         self._epoch = None

@@ -12,7 +12,7 @@ __all__ = ['Chosen', 'check_chosen', 'round_up', 'loss_share', 'mid_rank', 'cdf_
 import math
 from typing import NamedTuple
 
-import numpy as np, torch
+import torch
 from torch import Tensor
 
 from .batches import sum_dtype
@@ -94,45 +94,26 @@ def loss_share(
     return _first(order, count, multiple_of)
 
 # %% ../../nbs/core/04_policies.ipynb #added060
-_but_sign = np.int32(0x7fffffff)
-
-def _in_order(values):
-    "Of float32 values, ascending: their bits, and their rows. NumPy sorts integers faster than anything else"
-    bits = (values.detach()+0.).numpy().view(np.int32) # -0. is 0.
-    bits = bits ^ (bits>>31 & _but_sign) # as integers in the order of the values
-    pairs = bits.astype(np.int64)
-    pairs <<= 32
-    pairs |= np.arange(len(pairs))
-    pairs.sort()
-    return pairs>>32,pairs & 0xffffffff
-
 def _own_mid_rank(values):
-    "The empirical CDF of finite float32 values at these themselves"
-    n = len(values)
-    ordered,rows = _in_order(values)
-    is_first = np.ones(n, dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    first = is_first.nonzero()[0]
-    end = np.append(first, n)[1:]
-    rank = (first+end).astype(np.float32)/np.float32(2*n)
-    ranks = np.empty(n, dtype=np.float32)
-    ranks[rows] = np.repeat(rank, end-first)
-    return torch.from_numpy(ranks)
+    "The empirical CDF of finite values at these themselves"
+    ordered,rows = values.sort()
+    _,n_equal = ordered.unique_consecutive(return_counts=True)
+    up_to = n_equal.cumsum(0)
+    ranks = ((2*up_to-n_equal)/(2*len(values))).repeat_interleave(n_equal)
+    return torch.empty_like(ranks).index_copy_(0, rows, ranks)
 
 def mid_rank(
     scores:Tensor, # Where to evaluate, shape (bs,)
     history:Tensor, # The sample, shape (n,); entries that are not finite don't count
 )->Tensor: # Values between 0 and 1, shape (bs,)
     "The empirical CDF of `history` at `scores`, with ties counted half"
-    n_known = history.isfinite().sum()
-    is_own = scores is history and scores.is_cpu and scores.dtype==torch.float32
-    if is_own and n_known==len(scores): return _own_mid_rank(scores)
+    if scores is history and bool(history.isfinite().all()): return _own_mid_rank(history)
 
     ordered = _unknown_highest(history).sort().values
     scores = scores.to(ordered.dtype)
     less = torch.searchsorted(ordered, scores)
     up_to = torch.searchsorted(ordered, scores, right=True)
-    return (less+up_to)/(2*n_known)
+    return (less+up_to)/(2*history.isfinite().sum())
 
 # %% ../../nbs/core/04_policies.ipynb #0cbbc9a6
 def cdf_power(
@@ -469,15 +450,7 @@ def _draw(prob, n, generator):
     sums = prob.cumsum(0)
     at = torch.rand(n, generator=generator, device=prob.device, dtype=prob.dtype)*sums[-1]
     last = (prob>0).nonzero()[-1,0] # where rounding would pass the end
-    return _found(sums, at).clamp(max=last)
-
-def _found(sums, at):
-    "How many of the sums are at most as much; a search in order finds the next one in the processor's cache"
-    if not at.is_cpu: return torch.searchsorted(sums, at, right=True)
-    order = np.argsort(at.numpy())
-    rows = np.empty_like(order)
-    rows[order] = np.searchsorted(sums.numpy(), at.numpy()[order], side='right')
-    return torch.from_numpy(rows)
+    return torch.searchsorted(sums, at, right=True).clamp(max=last)
 
 def prioritized(
     loss:Tensor, # The last loss of each item, shape (n,)

@@ -22,7 +22,7 @@ from .batches import Items, as_tensors, map_tensors, n_items, take_rows
 from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, preserved
 from .losses import item_losses, item_losses_how
 from .scores import get_score
-from .untouched import all_modules, fixed_random, guarded, traceless, unwrapped
+from .untouched import all_modules, fixed_random, guarded, leaving_no_trace, unwrapped
 
 # %% ../../nbs/core/08_scoring.ipynb #c59cc820
 _modes = {3:'linear', 4:'bilinear', 5:'trilinear'}
@@ -54,6 +54,24 @@ def _dense(pred, x, yb):
     return F.interpolate(pred, size=size, mode=_modes[pred.ndim], align_corners=False)
 
 # %% ../../nbs/core/08_scoring.ipynb #f8385e62
+def _new_copy(model, device, state):
+    "A copy of a model that does not train, in a saved state if there is one"
+    try: new = deepcopy(model).to(device).requires_grad_(False)
+    except RuntimeError as e:
+        message = f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None."
+        raise ValueError(message) from e
+    if state is not None: new.load_state_dict(state)
+    return new
+
+@torch.no_grad()
+def _follow(copied, model, decay):
+    "Bring a copy up to date: its weights in part, its buffers as a whole"
+    for own,new in zip(copied.parameters(), model.parameters()):
+        if decay and own.is_floating_point(): own.lerp_(new.to(own.device), 1-decay)
+        else: own.copy_(new)
+    for own,new in zip(copied.buffers(), model.buffers()): own.copy_(new)
+
+# %% ../../nbs/core/08_scoring.ipynb #2381994f
 class ModelCopy:
     "A copy of the model that lags behind, as `scorer=ModelCopy(...)`: stale, or with `decay` an average of its past"
     def __init__(self,
@@ -78,18 +96,10 @@ class ModelCopy:
         is_of_another = self._copied_from is not None and self._copied_from() is not model
         if is_of_another: self.renew()
         if self.model is None:
-            with fixed_random(): self.model = self._copied(model)
+            with fixed_random(): self.model = _new_copy(model, self.device, self._state)
 
         self._copied_from = weakref.ref(model)
         return self.model
-
-    def _copied(self, model):
-        try: new = deepcopy(model).to(self.device).requires_grad_(False)
-        except RuntimeError as e:
-            message = f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None."
-            raise ValueError(message) from e
-        if self._state is not None: new.load_state_dict(self._state)
-        return new
 
     def renew(self):
         "Let the copy be made anew when it is next asked for"
@@ -101,18 +111,7 @@ class ModelCopy:
         "Note a training step; every `every`-th brings the copy up to date"
         self.steps += 1
         is_due = self.steps%self.every==0
-        if is_due and self.model is not None and self._copied_from() is model: self._update(model)
-
-    @torch.no_grad()
-    def _update(self, model):
-        "Bring the copy up to date: its weights in part, its buffers as a whole"
-        def follow(ours, theirs, weight):
-            for own,new in zip(ours, theirs):
-                if weight<1 and own.is_floating_point(): own.lerp_(new.to(own.device), weight)
-                else: own.copy_(new)
-
-        follow(self.model.parameters(), model.parameters(), 1-self.decay)
-        follow(self.model.buffers(), model.buffers(), 1.)
+        if is_due and self.model is not None and self._copied_from() is model: _follow(self.model, model, self.decay)
 
     def state_dict(self):
         "What to save"
@@ -176,35 +175,73 @@ def trial_step(
             for b,value in buffers: b.copy_(value) # BatchNorm's change without a new version, by which `preserved` goes
 
 # %% ../../nbs/core/08_scoring.ipynb #f81b066e
-_precisions = dict(bf16=torch.bfloat16, fp16=torch.float16)
-
 def _cat(*ts): return torch.cat(ts) if ts[0].ndim else ts[0]
+
+class _InParts:
+    "Calls a model, with fewer items at a time once memory has run out"
+    def __init__(self): self.size = None # items at a time; None: all
+
+    def __call__(self, model, xb):
+        while True:
+            try:
+                if self.size is None: return map_tensors(torch.clone, model(*xb)) # it may be what the model keeps
+                return map_tensors(_cat, *[model(*part) for part in self._split(xb)])
+            except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
+
+    def _split(self, xb):
+        starts = range(0, n_items(xb), self.size)
+        return [take_rows(xb, slice(i, i+self.size)) for i in starts] or [xb]
+
+    def _halve(self, n):
+        "Take half as many of `n` items at a time; raises the error that is being handled if there is one only"
+        size = min(self.size or n, n)
+        if size<=1: raise
+        if self.size is None:
+            warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; '
+                'it takes smaller parts from now on.')
+        self.size = (size+1)//2
+
+# %% ../../nbs/core/08_scoring.ipynb #9b3d3cc7
+_precisions = dict(bf16=torch.bfloat16, fp16=torch.float16)
 
 def _as_float(t): return t.float() if t.is_floating_point() else t
 
 def _channels_last(t): return t.contiguous(memory_format=torch.channels_last) if t.ndim==4 else t
 
+def _check_pass(precision, scorer):
+    "Raise an error if one of them is none that a `ScoringPass` takes"
+    if precision not in (None, *_precisions):
+        raise ValueError(refusal('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
+    if isinstance(scorer, (type(None), torch.nn.Module, ModelCopy)): return
+    got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
+    raise TypeError(refusal('scorer', got, 'a module, ModelCopy(...), or None for the model that trains'))
+
+def _devices(xb, model):
+    "Where the inputs are and where the model is; None where that is not known"
+    weights = (p for m in all_modules(model) for p in m._parameters.values() if p is not None)
+    return xb[0].device if isinstance(xb[0], Tensor) else None,next((p.device for p in weights), None)
+
+def _autocast(precision, device):
+    kind = 'cpu' if device is None else device.type
+    return torch.autocast(kind, dtype=_precisions[precision])
+
+# %% ../../nbs/core/08_scoring.ipynb #3e7d6e9f
 class ScoringPass:
     "A forward pass that is cheap and leaves no trace"
     def __init__(self,
         scale_factor:float=1., # Resolution of the pass as a share of that of training, above 0 and at most 1
         precision:str|None=None, # 'bf16' or 'fp16'; None: that of training
-        scorer=None, # What looks in the model's place: a smaller model, or a `ModelCopy`; None: the model
+        scorer=None, # What scores in the model's place: a smaller model, or a `ModelCopy`; None: the model
     ):
         self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
-        if precision not in (None, *_precisions):
-            raise ValueError(refusal('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
-        if not isinstance(scorer, (type(None), torch.nn.Module, ModelCopy)):
-            got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
-            raise TypeError(refusal('scorer', got, 'a module, ModelCopy(...), or None for the model that trains'))
-
+        _check_pass(precision, scorer)
         self.precision,self.scorer = precision,scorer
-        self.chunk = None # items at a time; None: all
+        self._forward = _InParts()
 
     def model_of(self,
         model:torch.nn.Module, # The model that trains
     )->torch.nn.Module: # Without `DistributedDataParallel` around it
-        "The model that looks"
+        "The model that scores"
         model = unwrapped(model)
         if self.scorer is None: return model
         return self.scorer.of(model) if isinstance(self.scorer, ModelCopy) else self.scorer
@@ -229,28 +266,6 @@ class ScoringPass:
         "Go on with what was saved"
         if isinstance(self.scorer, ModelCopy) and state: self.scorer.load_state_dict(state)
 
-    def _parts(self, xb):
-        "The inputs in smaller parts, once memory has run out"
-        starts = range(0, n_items(xb), self.chunk)
-        return [take_rows(xb, slice(i, i+self.chunk)) for i in starts] or [xb]
-
-    def _forward(self, model, xb):
-        "`model(*xb)`, in as many parts as it takes"
-        while True:
-            try:
-                if self.chunk is None: return map_tensors(torch.clone, model(*xb)) # it may be what the model keeps
-                return map_tensors(_cat, *[model(*part) for part in self._parts(xb)])
-            except torch.cuda.OutOfMemoryError: self._halve(n_items(xb))
-
-    def _halve(self, n):
-        "Take half as many of `n` items at a time; raises the error that is being handled if there is one only"
-        size = min(self.chunk or n, n)
-        if size<=1: raise
-        if self.chunk is None:
-            warnings.warn(f'The scoring pass ran out of memory with {n} items at a time; '
-                'it takes smaller parts from now on.')
-        self.chunk = (size+1)//2
-
     def __call__(self,
         model:torch.nn.Module, # Its predictions are wanted, or those of `scorer`
         xb:tuple, # Inputs, plain tensors, as in `model(*xb)`
@@ -260,20 +275,13 @@ class ScoringPass:
         "The predictions of `model` for `xb`"
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
         model = self.model_of(model)
-        modules = all_modules(model)
-
-        here = xb[0].device if isinstance(xb[0], Tensor) else None
-        there = next((p.device for m in modules for p in m._parameters.values() if p is not None), None)
+        here,there = _devices(xb, model)
         goes_there = None not in (here, there) and here!=there # a scorer may live on another device
         if goes_there: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
-            device = there or here or torch.device('cpu')
-            autocast = torch.autocast(device.type, dtype=_precisions[self.precision])
-            small = map_tensors(_channels_last, small)
-
-        with traceless(model, modules, small) as inputs,autocast:
+            autocast,small = _autocast(self.precision, there or here),map_tensors(_channels_last, small)
+        with leaving_no_trace(model, small) as inputs,autocast:
             pred = counted(partial(self._forward, model, inputs), model, inputs)
-
         if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
         pred = map_tensors(_as_float, pred)
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
@@ -358,21 +366,51 @@ def is_of_derivatives(
     "Was it asked for derivatives, where none are kept?"
     return 'does not require grad' in str(error)
 
-def _mixed_losses(function, pred, yb, mixed, effects):
-    "The losses of items by `function`, or of their mixtures"
-    def of(yb): return item_losses_how(function, pred, *as_tensors(yb), effects=effects)[0]
-    if mixed is None: return of(yb)
+_ways = dict(
+    reduction="the loss function's unreduced losses",
+    vmap='all at once (vmap)',
+    loop='one after the other (a loop)',
+    item_loss='your item_loss')
+_slow = ("the loss function has no unreduced losses; each item's is computed by itself, {}. "
+    'A keyword `reduction` would make it faster.')
 
-    others,share = mixed
-    return torch.lerp(of(others), of(yb), share)
+def _is_averaged(function, how, losses, pred, yb):
+    "Is the loss of a batch the mean of its items' losses?"
+    return not is_sum(function) if how=='reduction' else is_mean(function, losses, pred, *yb)
 
+class _LossCalls:
+    "Calls of one loss function for the losses of items, after which the random states are as before"
+    def __init__(self):
+        self.has_effects = None # as `has_side_effects` says, once it is asked
+        self.takes_derivatives = False # of the predictions, as losses by equations do
+
+    def guarded(self, function):
+        "A context in which the loss may draw random numbers; whether it could is asked once a fit"
+        if self.has_effects is None: self.has_effects = has_side_effects(function)
+        return fixed_random() if self.has_effects else nullcontext()
+
+    def losses_how(self, function, pred, yb):
+        return item_losses_how(function, pred, *as_tensors(yb), effects=self.has_effects)
+
+    def of_step(self, function, pred, yb, mixed):
+        "Losses of what trains or of its mixtures, without a graph"
+        with self.guarded(function),torch.set_grad_enabled(self.takes_derivatives):
+            try: return self._mixed(function, pred, yb, mixed).detach()
+            except (RuntimeError,ValueError) as e:
+                if self.takes_derivatives or not is_of_derivatives(e): raise
+        self.takes_derivatives = True
+        return self.of_step(function, pred, yb, mixed)
+
+    def _mixed(self, function, pred, yb, mixed):
+        losses,_ = self.losses_how(function, pred, yb)
+        if mixed is None: return losses
+        others,share = mixed
+        return torch.lerp(self.losses_how(function, pred, others)[0], losses, share)
+
+# %% ../../nbs/core/08_scoring.ipynb #37356627
 class ItemLosses:
     "The loss of each item of a batch, by a loss function that is known to treat each by itself"
-    ways = dict(
-        reduction="the loss function's unreduced losses",
-        vmap='all at once (vmap)',
-        loop='one after the other (a loop)',
-        item_loss='your item_loss')
+    ways = _ways
 
     def __init__(self,
         item_loss=None, # Function `(pred, *yb)` that returns one loss per item; None: by the loss function
@@ -385,15 +423,12 @@ class ItemLosses:
     @property
     def slow_way(self):
         "What there is to tell of a loss function that has no unreduced losses, or None"
-        if self.how not in ('vmap','loop'): return None
-        return (f"the loss function has no unreduced losses; each item's is computed by itself, {self.ways[self.how]}. "
-            'A keyword `reduction` would make it faster.')
+        return _slow.format(self.ways[self.how]) if self.how in ('vmap','loop') else None
 
     def forget(self):
         "The loss function may be another one"
         self.are_separable,self.are_averaged = False,False
-        self.has_effects = None # as `has_side_effects` says, once it is asked
-        self.takes_derivatives = False # of the predictions, as losses by equations do
+        self.calls = _LossCalls()
 
     def function(self,
         loss_func, # The learner's own
@@ -404,26 +439,18 @@ class ItemLosses:
     @torch.no_grad()
     def of(self,
         loss_func, # The learner's own
-        pred, # Predictions of the look
+        pred, # Predictions of the scoring pass
         yb:tuple, # Targets, plain tensors
     )->Tensor: # Shape (bs,); raises a `ValueError` if the loss function mixes items
-        "The losses of a batch that was looked at"
+        "The losses of a batch that is scored"
         function = self.function(loss_func)
-        with self._guarded(function):
-            losses,how = item_losses_how(function, pred, *yb, effects=self.has_effects)
-            if self.item_loss is None and not self.are_separable: self._check(function, how, losses, pred, yb)
+        with self.calls.guarded(function):
+            losses,how = self.calls.losses_how(function, pred, yb)
+            if self.item_loss is None and not self.are_separable:
+                self.are_separable = check_separable(function, losses, pred, *yb)
+                self.are_averaged = _is_averaged(function, how, losses, pred, yb)
         self.how = how if self.item_loss is None else 'item_loss'
         return losses
-
-    def _guarded(self, function):
-        "A context in which the loss may draw random numbers; whether it could is asked once a fit"
-        if self.has_effects is None: self.has_effects = has_side_effects(function)
-        return fixed_random() if self.has_effects else nullcontext()
-
-    def _check(self, function, how, losses, pred, yb):
-        "Is each item treated by itself, and is the loss of the batch the mean of theirs?"
-        self.are_separable = check_separable(function, losses, pred, *yb)
-        self.are_averaged = not is_sum(function) if how=='reduction' else is_mean(function, losses, pred, *yb)
 
     def trained(self,
         loss_func, # The learner's own
@@ -432,25 +459,31 @@ class ItemLosses:
         mixed=None, # Targets that are mixed in, and the share of the others; None: nothing is mixed
     )->Tensor: # Shape (bs,), without a graph
         "The losses of the batch that trains"
-        function = self.function(loss_func)
-        with self._guarded(function),torch.set_grad_enabled(self.takes_derivatives):
-            try: return _mixed_losses(function, pred, yb, mixed, self.has_effects).detach()
-            except (RuntimeError,ValueError) as e:
-                if self.takes_derivatives or not is_of_derivatives(e): raise
-                self.takes_derivatives = True
-                return self.trained(loss_func, pred, yb, mixed)
+        return self.calls.of_step(self.function(loss_func), pred, yb, mixed)
 
     def mean(self,
         loss:Tensor, # The learner's own, of the batch that trains
         loss_func, # The learner's own
     )->Tensor|None: # A scalar; None: it takes the losses of the items
         "The mean loss of the items that train, in units of `of`, if the loss function tells it"
-        if self.are_averaged: return loss.mean()
-        is_known = self.how is not None
-        if not is_known and not is_sum(loss_func): return loss.mean() # it says of itself that it averages
-        return None
+        says_so = self.how is None and not is_sum(loss_func) # nothing else is known of it yet
+        return loss.mean() if self.are_averaged or says_so else None
 
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
+def _cure(error, score, scoring):
+    "What helps a model that failed in the scoring pass"
+    if is_of_derivatives(error):
+        return ('it takes derivatives, of which a scoring pass has none; '
+            'use a method without one, such as favor_hard')
+    if score in ('entropy','margin') and isinstance(error, AttributeError):
+        return "its output is no tensor; use the score 'loss', or a function of your own"
+    if scoring.scale_factor<1: return 'it takes no inputs of a lower resolution; use scale_factor=1'
+    if scoring.scorer is not None:
+        return ('the scorer must take the inputs of the model, give predictions of the same shape, '
+            'and live on a device that is there')
+    return "a callback that prepares its inputs needs an order below the selection's"
+
+# %% ../../nbs/core/08_scoring.ipynb #1058b125
 class Scorer:
     "Scores a batch by its predictions"
     def __init__(self,
@@ -494,10 +527,10 @@ class Scorer:
 
     def try_first(self,
         *args, # As for a call
-        looks:bool=True, # Are later batches looked at?
+        looks:bool=True, # Are later batches scored?
         **kwargs # As for a call
     ):
-        "Try on the first batch what later ones need, which is no pass of its own if none `looks`"
+        "Try on the first batch what later ones need, which is no pass of its own if none is scored"
         try: self(*args, **kwargs)
         except torch.cuda.OutOfMemoryError: raise
         except ValueError as e:
@@ -505,20 +538,9 @@ class Scorer:
         except TypeError: # says itself what is wrong
             if looks: raise
         except (RuntimeError,IndexError,AssertionError,AttributeError) as e:
-            if looks: raise ValueError(f'the model failed in the scoring pass ({e}): {self._cure(e)}.') from e
-
-    def _cure(self, error):
-        "What helps a model that failed in the scoring pass"
-        if is_of_derivatives(error):
-            return ('it takes derivatives, of which a scoring pass has none; '
-                'use a method without one, such as favor_hard')
-        if self.score in ('entropy','margin') and isinstance(error, AttributeError):
-            return "its output is no tensor; use the score 'loss', or a function of your own"
-        if self.scoring.scale_factor<1: return 'it takes no inputs of a lower resolution; use scale_factor=1'
-        if self.scoring.scorer is not None:
-            return ('the scorer must take the inputs of the model, give predictions of the same shape, '
-                'and live on a device that is there')
-        return "a callback that prepares its inputs needs an order below the selection's"
+            if not looks: return
+            cure = _cure(e, self.score, self.scoring)
+            raise ValueError(f'the model failed in the scoring pass ({e}): {cure}.') from e
 
 # %% ../../nbs/core/08_scoring.ipynb #61ed16f7
 def detached(

@@ -145,8 +145,10 @@ class _KeepsEarlyLosses(EpochSelection):
     def draw_items(self):
         idxs = super().draw_items()
         if not len(idxs): return idxs
-        is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
-        self.early.begin_epoch(len(self.memory), self.device, self.ranks, notes=not is_frozen)
+        n,is_frozen = len(self.memory),getattr(self.learn.opt, 'frozen_idx', 0)>0
+        self.early.check_items(n)
+        self.noted.give_up() # an epoch may have been interrupted
+        if self.early.loss is None and not is_frozen: self.noted.begin(n, self.device, self.ranks)
         return idxs
 
     def is_time(self, n): return self.early.loss is not None and super().is_time(n)
@@ -160,8 +162,9 @@ class _KeepsEarlyLosses(EpochSelection):
     def after_cancel_train(self): self.noted.give_up()
 
     def after_train(self):
-        is_kept = self.loader.is_done and self.early.end_epoch(self.after, self.pct_train)
-        if is_kept: self.tell_once('early', self.too_early)
+        losses = self.noted.end() if self.loader.is_done else None
+        is_kept = losses is not None and self.early.end_epoch(losses, self.after, self.pct_train)
+        if is_kept: self.tell_once('early', _too_early(self.early))
         super().after_train()
 
     def remember_anew(self):

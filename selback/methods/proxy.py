@@ -14,7 +14,7 @@ from fastai.learner import Learner
 from torch import nn
 
 from ..core.checks import check_range, refusal
-from ..core.losses import all_put_back, preserved
+from ..core.losses import preserved
 from ..core.untouched import fixed_random
 from ..callback.loaders import own_loader
 from ..callback.learner import base_loss
@@ -59,7 +59,7 @@ def proxy_learner(
         raise TypeError(refusal('proxy', repr(proxy), 'a model, as small_resnet(10) makes one'))
 
     loader,loss_func = own_loader(learn.dls.train),base_loss(learn)
-    with _same_shuffling(loader),all_put_back(),fixed_random(),preserved(loss_func):
+    with _same_shuffling(loader),fixed_random(),preserved(loss_func):
         small = Learner(learn.dls, proxy, loss_func=loss_func, opt_func=learn.opt_func, lr=learn.lr,
             cbs=[*cbs, _NoValidation()])
         with small.no_bar(),small.no_logging(): yield small

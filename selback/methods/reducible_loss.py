@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
 from ..core.checks import refusal
-from ..core.losses import ItemLoss, all_put_back, separable_losses
+from ..core.losses import ItemLoss, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
 from ..callback.loaders import loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
@@ -44,7 +44,7 @@ def _check_apart(holdout, scored):
 def _losses_of_all(learn, dls, loss_func):
     "A learner's loss on each item of the training set of `dls`, as it is without augmentation"
     losses,look = [],ScoringPass()
-    with all_put_back(),unaugmented(dls.train_ds):
+    with unaugmented(dls.train_ds):
         for batch in loader_of(dls.train, list(range(len(dls.train_ds)))):
             n_inp = getattr(dls, 'n_inp', len(batch)-1)
             batch = as_tensors(learn._set_device(batch))
