@@ -12,6 +12,7 @@ from functools import partial, reduce
 import torch
 from fastai.callback.core import CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.hook import HookCallback
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -139,6 +140,11 @@ class ChoosingSelection(ScoringSelection):
     def after_step(self): self.scorer.scoring.step(self.model)
 
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
+def _prepares(cb):
+    "Does a callback do something to a batch before it trains? One with hooks does it to the model"
+    has_event = 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
+    return has_event and not isinstance(cb, HookCallback)
+
 class WaitingSelection(ChoosingSelection):
     "Has what is chosen of batches wait until it trains"
     def drop_waiting(self):
@@ -147,27 +153,26 @@ class WaitingSelection(ChoosingSelection):
 
     def is_due(self,
         read:Read, # A batch of the loader, which the learner holds
-    )->bool:
+    )->bool|None: # None: it does not train, either
         "Is a batch chosen from? Then it is prepared"
         if not (self.is_awake and self.should_select()): return False
-        prepared = self.prepare(read)
+        try: prepared = self.prepare(read)
+        except CancelBatchException: return # it is cancelled when it is announced, too
         if prepared is None: return False
         if not self.is_tried: self.try_first(prepared)
         self.prepared.append(prepared)
         return True
 
-    def prepare(self, read)->Items|None: # None: it is not chosen from
+    def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
         "A batch as callbacks of a lower order prepare it for training"
         learn,items = self.learn,read.items
-        first = [cb for cb in learn.cbs if cb.order<=self.order and hasattr(cb, 'before_batch') and cb is not self]
+        first = [cb for cb in learn.cbs if cb.order<=self.order and cb is not self and _prepares(cb)]
         if not first: return Items(learn.xb, learn.yb, items.idx, items.weight)
         learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
-        try:
-            for cb in learn.cbs.sorted('order'):
-                if cb is self: break
-                cb('before_batch')
-        except CancelBatchException: return # it is cancelled when it trains, too
-        if not self.is_awake: return # taken off by one of them
+        for cb in learn.cbs.sorted('order'):
+            if cb is self: break
+            if cb in first: cb('before_batch')
+        if not self.is_awake: return
 
         n = n_items(learn.xb)
         if n==items.n: return Items(learn.xb, learn.yb, items.idx, items.weight)

@@ -34,21 +34,25 @@ class CurrentItems(NamedTuple):
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'
-    _own = 'dl','current','n_read','n_handed','is_exhausted','_is_running'
-    __class__ = property(lambda self: type(self.dl))
+    __class__ = property(lambda self: self.dl.__class__)
 
     def __init__(self,
         dl, # The loader
     ):
-        self.dl = dl
-        self.current = CurrentItems() # of the batch that was handed out last
-        self.n_read = 0 # batches read of the user's loader
-        self.n_handed = 0 # batches handed out
-        self.is_exhausted = False
-        self._is_running = False
+        self._has(
+            dl=dl,
+            current=CurrentItems(), # of the batch that was handed out last
+            n_read=0, # batches read of the user's loader
+            n_handed=0, # batches handed out
+            is_exhausted=False,
+            _is_running=False)
+
+    def _has(self, **attributes):
+        "Have attributes of its own"
+        vars(self).update(attributes)
 
     def __setattr__(self, name, value):
-        if name in self._own: object.__setattr__(self, name, value)
+        if name in vars(self): object.__setattr__(self, name, value)
         else: setattr(self.dl, name, value)
 
     def __len__(self): return len(self.dl)
@@ -114,14 +118,14 @@ def is_distributed(
     dl, # A loader
 )->bool: # Is it fastai's `DistributedDL`? Its module, which needs accelerate, is not imported for that
     "Does a loader hand each process its own part of the items?"
-    return 'world_size' in getattr(unwrapped_loader(dl), '__dict__', {})
+    return own_loader(dl) is not unwrapped_loader(dl)
 
 def own_loader(
     dl, # A loader
 ): # The loader that it hands out parts of, if it is distributed
     "The loader over the whole dataset"
     dl = unwrapped_loader(dl)
-    return dl.dl if is_distributed(dl) else dl
+    return dl.dl if 'world_size' in getattr(dl, '__dict__', {}) else dl
 
 # %% ../../nbs/callback/00_loaders.ipynb #205613db
 def pads(
@@ -147,11 +151,16 @@ def check_independent(
 # %% ../../nbs/callback/00_loaders.ipynb #0ddf581b
 _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `DataLoader` does with the items it drew
 
-def _defines(dl, name):
-    "Is a method the loader's own, of which it does not say that it keeps the order?"
-    if name in vars(dl): return True
-    owner = next(c for c in type(dl).__mro__ if name in vars(c))
-    return owner is not DataLoader and not vars(owner).get('keeps_order')
+def _cuts(dl):
+    "The names of what a loader's own class defines of that, without a word that it keeps the order"
+    names = [name for name in _cut_batches if name in vars(dl)]
+    known = []
+    for cls in type(dl).__mro__:
+        if cls is DataLoader: return names
+        for name in _cut_batches:
+            if name not in vars(cls) or name in known: continue
+            known.append(name)
+            if not vars(cls).get('keeps_order'): names.append(name)
 
 def check_loader(
     dl, # A training loader
@@ -166,7 +175,7 @@ def check_loader(
         raise TypeError(f'{said} over an iterable dataset; use a dataset with `__getitem__` and `__len__`.')
     if inner.bs is None: raise TypeError(f'{said} without a batch size, whose items are whole batches; give it `bs`.')
 
-    own = [name for name in _cut_batches if _defines(inner, name)]
+    own = _cuts(inner)
     if not own: return inner
     raise TypeError(f"{said}, which cuts batches in a way of its own ({', '.join(own)}). If they are consecutive pieces "
         'of what get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that chooses '
@@ -220,41 +229,46 @@ def draw(
 # %% ../../nbs/callback/00_loaders.ipynb #ea819ef6
 class ChosenBefore(LoaderInPlace):
     "Hands out items that were chosen before the epoch, in their order; the loader itself reads them"
-    _own = *LoaderInPlace._own,'idxs','weights','_n_chosen','_order','_read'
-
     def __init__(self,
         dl, # The training loader, distributed or not, one that `check_loader` takes
         idxs:Tensor, # Dataset indices, of all ranks, int64, shape (n,): some of those that were drawn
         weights:Tensor|None=None, # What the gradient of each item of the dataset is multiplied by, shape (items,); None: 1
     ):
-        super().__init__(dl)
-        idxs = longest_first(own_loader(dl), idxs)
-        self._n_chosen = len(idxs)
-        self.idxs = self._part(idxs) if is_distributed(dl) else idxs
-        self.weights = weights
-        self._order = () # `idxs` as the loader takes them
-        self._read = [] # numbers of the items that were read last, where no worker process reads them
+        super().__init__(unwrapped_loader(dl))
+        inner = own_loader(dl)
+        idxs = longest_first(inner, idxs)
+        self._has(
+            idxs=idxs, # of this rank
+            weights=weights,
+            _n_chosen=len(idxs), # of all ranks
+            _inner=inner, # what is read, of which a distributed one is a part
+            _order=(), # `idxs` as the loader takes them
+            _read=[]) # numbers of the items that were read last, where no worker process reads them
+        if self._is_part: self.idxs = self._part()
 
-    def _part(self, idxs):
+    @property
+    def _is_part(self): return self._inner is not self.dl
+
+    def _part(self):
         "The items of this rank"
-        with _replaced(own_loader(self.dl), get_idxs=partial(_same, idxs.tolist())): part = self.dl.get_idxs()
-        return torch.as_tensor(part, dtype=torch.int64, device=idxs.device)
+        with _replaced(self._inner, get_idxs=partial(_same, self.idxs.tolist())): part = self.dl.get_idxs()
+        return torch.as_tensor(part, dtype=torch.int64, device=self.idxs.device)
 
     @property
     def _drops_last(self):
         "Is a batch left out that is not full? Not an epoch's only one"
-        inner = own_loader(self.dl)
+        inner = self._inner
         return inner.drop_last and not self._n_chosen<inner.bs<=inner.n
 
     def __len__(self):
-        bs = own_loader(self.dl).bs
+        bs = self._inner.bs
         n = self._n_chosen//bs if self._drops_last else -(-self._n_chosen//bs)
-        return -(-n//self.dl.world_size) if is_distributed(self.dl) else n
+        return -(-n//self.dl.world_size) if self._is_part else n
 
     def _start(self):
         "The loader's iterator, and its first batch"
-        inner = own_loader(self.dl)
-        as_tensor = getattr(type(inner), 'by_tensor', False) and not is_distributed(self.dl)
+        inner = self._inner
+        as_tensor = getattr(type(inner), 'by_tensor', False) and not self._is_part
         self._order = self.idxs.cpu() if as_tensor else self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
@@ -291,14 +305,12 @@ class ChosenBefore(LoaderInPlace):
 # %% ../../nbs/callback/00_loaders.ipynb #d10d0bbb
 class ChosenWithin(LoaderInPlace):
     "Hands out what a generator makes of a loader's batches"
-    _own = *LoaderInPlace._own,'steps'
-
     def __init__(self,
         dl, # The loader
         steps, # A function of an iterator of its batches that yields pairs: what trains, and its `CurrentItems`
     ):
         super().__init__(dl)
-        self.steps = steps
+        self._has(steps=steps)
 
     @property
     def known_of_read(self)->CurrentItems:

@@ -58,6 +58,7 @@ class SelectionParts(AttachedCallback):
         self.epochs_done = 0 # since the callback was attached
         self.bs = None # items in a full batch of this epoch's loader
         self.loader = None # what this epoch reads
+        self.unwritten = [] # rows of batches that were read for a step to come
         self.current = CurrentItems() # what is known of the step that trains
 
     def __getstate__(self): return super().__getstate__() | dict(loader=None, current=CurrentItems())
@@ -154,23 +155,24 @@ class SelectionEpochs(AskedSelection):
         if self.is_new_fit: self.begin_fit()
         self.bs = size_of_batch(self.dl)
         self.current = CurrentItems()
-        self.unwritten = [] # rows of batches that were read for a step to come
+        self.unwritten.clear()
         self.drop_waiting() # an epoch may have been interrupted
         self.clock.begin_epoch()
         self.report.begin_epoch(self.epoch, len(self.dl))
 
     def draw_items(self)->Tensor: # Dataset indices, int64, shape (n,)
         "Draw the items of an epoch"
-        dl,dataset = own_loader(self.dl),id(own_loader(self.dl).dataset)
+        dl,device = own_loader(self.dl),self.device
+        dataset = id(dl.dataset)
         if self.tracker.is_other(dl.n, dataset):
             self.tell_once(('dataset', dataset), 'the training set is another one of as many items, and what is '
                 'remembered of each item goes on. If they are other items, attach a new selection.')
-        if dl.n: self.tracker.remember_dataset(dl.n, dataset, self.device, self.ranks)
+        if dl.n: self.tracker.remember_dataset(dl.n, dataset, device, self.ranks)
         idxs = draw(self.dl)
         if len(idxs) and not 0<=int(idxs.min())<=int(idxs.max())<dl.n:
             raise ValueError(refusal(f'{type(dl).__name__}.get_idxs', f'items {int(idxs.min())} to {int(idxs.max())}',
                 f'numbers from 0 to {dl.n-1}, as the loader has {dl.n} items'))
-        return idxs.to(self.device)
+        return idxs.to(device)
 
     def loader_of(self,
         plan:Plan,
@@ -209,13 +211,20 @@ class SelectionEpochs(AskedSelection):
     def after_train(self):
         is_trained,is_done = self.loader.n_read>0,self.loader.is_done # or the epoch was cancelled
         self.epochs_done += is_trained
-        if self.unwritten: self.write_rows()
+        self.write_left()
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
         if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
         if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
+
+    def after_cancel_epoch(self): self.write_left() # fastai has not said that training ended
+    def after_cancel_fit(self): self.write_left()
+
+    def write_left(self):
+        "Report the batches that no step follows"
+        if self.unwritten: self.write_rows()
 
     @property
     def why_idle(self)->str:
@@ -288,8 +297,7 @@ class Selection(SelectionEpochs):
         self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
             again=is_chosen and self.scored, repeats=repeats)
 
-    def after_batch(self):
-        if self.unwritten: self.write_rows() # it was cancelled, or has no targets
+    def after_batch(self): self.write_left() # it was cancelled, or has no targets
 
     def write_rows(self,
         loss:Tensor|None=None, # The mean of the items that train, where they were not scored

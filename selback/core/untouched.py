@@ -66,20 +66,18 @@ def all_modules(
     return queue
 
 # %% ../../nbs/core/07_untouched.ipynb #1d52c7ac
-def _set_training(m, is_training):
-    "Set the flag of a module by itself; `Module.__setattr__` checks a lot, which adds up"
-    if 'training' in vars(m): vars(m)['training'] = is_training
-    else: m.training = is_training # a scripted one
-
 @contextmanager
 def _evaluating(modules):
     "Within the context, `modules` are in evaluation mode"
-    flags = [m.training for m in modules]
+    own = [(vars(m), m.training) for m in modules if 'training' in vars(m)]
+    scripted = [(m, m.training) for m in modules if 'training' not in vars(m)]
     try:
-        for m in modules: _set_training(m, False)
+        for flags,_ in own: flags['training'] = False # `Module.__setattr__` checks a lot, which adds up
+        for m,_ in scripted: m.training = False
         yield
     finally:
-        for m,is_training in zip(modules, flags): _set_training(m, is_training)
+        for flags,is_training in own: flags['training'] = is_training
+        for m,is_training in scripted: m.training = is_training
 
 # %% ../../nbs/core/07_untouched.ipynb #d50a95f0
 def _are_layers(modules):
