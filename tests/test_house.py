@@ -123,17 +123,19 @@ def held(o, path, seen):
 
 def holders(cb):
     "The same for each part of a callback"
-    parts = {name: o for name,o in vars(cb).items() if name not in ('_learn','learn')}
+    no_parts = '_learn','learn','loader' # which is the learner's for an epoch
+    parts = {name: o for name,o in vars(cb).items() if name not in no_parts}
     return [found for name,o in parts.items() for found in held(o, name, {})]
 
 EVERYTHING = dict(noise_quantile=.95, track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
 BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2), multiple_of=4, presample=2)
 ONE_PASS = dict(passes=1, score='entropy')
 TAKES_NO = {
+    **{cls: ('auto',) for cls in methods() if not issubclass(cls, SelectionCallback)},
     ImportanceSamplingCallback: ('gather','passes'),
     StaleLossCallback: ('score',),
     RandomSubsetCallback: ('score','scorer','precision'),
-    EarlyLossSamplingCallback: ('noise_quantile',)}
+    EarlyLossSamplingCallback: ('auto','noise_quantile')}
 
 def settings_of(cls):
     "Options that make all of a method's parts, together and apart"
@@ -189,6 +191,8 @@ def put_back(function):
     nodes = [node for block in blocks for line in block for node in ast.walk(line)]
     return {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and is_stored(node)}
 
+HANDED_ON = {'setattr(self.dl, name, value)'} # to the loader in whose place another one is
+
 def is_class(node): return isinstance(node, ast.Name) and re.match('_?[A-Z].*[a-z]', node.id)
 
 def elements(node): return node.elts if isinstance(node, (ast.Tuple,ast.List)) else [node]
@@ -215,8 +219,8 @@ class Writes(ast.NodeVisitor):
 
     def note(self, owner, name, node):
         text = ast.unparse(node)
-        is_put_back = text in self.restored
-        if self.is_foreign(owner, name) and not is_put_back: self.found.append(text)
+        is_fine = text in self.restored or text in HANDED_ON
+        if self.is_foreign(owner, name) and not is_fine: self.found.append(text)
 
     def bind(self, target, value):
         if not isinstance(target, ast.Name): return

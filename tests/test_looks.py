@@ -38,9 +38,9 @@ def test_a_proxy_scores_and_the_model_does_not():
     learn.model = main = Looks()
     chosen = []
     class Spy(TopLossCallback):
-        def choose_from(self, pool, batch, scores, losses):
+        def choose_from(self, batch, scores, losses):
             chosen.append((as_tensors(batch.xb)[0], as_tensors(batch.yb)[0], scores))
-            return super().choose_from(pool, batch, scores, losses)
+            return super().choose_from(batch, scores, losses)
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn.add_cb(Spy(.5, warmup=0, scorer=proxy)), 1)
 
@@ -166,9 +166,11 @@ class Batches(Callback):
     "Each batch of the loader, with what losses a look at it finds, ahead of the selection"
     order,run_valid = SelectionCallback.order-1,False
     def __init__(self): self.epochs = []
-    def before_train(self): self.epochs.append([])
+    def before_train(self):
+        self.epochs.append([])
+        self.watch = StepWatch(self.learn)
     def before_batch(self):
-        if any(torch.equal(self.x, x) for x,*_ in self.epochs[-1]): return # a step after the last one
+        if self.watch.is_chosen_step(): return
         with fixed_random(),torch.no_grad():
             losses = F.cross_entropy(self.model.eval()(self.x), self.y, reduction='none')
         self.model.train()
@@ -246,8 +248,8 @@ def test_selective_backprop_of_several_batches(k):
     "Each item that is chosen trains once, in its turn and its epoch"
     choices = []
     class Spy(SelectiveBackpropCallback):
-        def choose_from(self, pool, batch, scores, losses):
-            got = super().choose_from(pool, batch, scores, losses)
+        def choose_from(self, batch, scores, losses):
+            got = super().choose_from(batch, scores, losses)
             choices.append((batch.xb[0][got.rows], batch.xb[0]))
             return got
     learn,epochs = follow(Spy(beta=1, warmup=0, seed=0, presample=k))
@@ -364,9 +366,9 @@ def test_the_gain_is_asked_for_each_batch():
     "Where it is too small for a batch, those that had come are chosen from, and that one trains as it is"
     class Spy(ImportanceSamplingCallback):
         def note_gain(self, scores): "It is told below"
-        def meet(self, batch):
+        def should_select(self):
             self.tau_now = torch.tensor(0. if self.iter in (0,5) else 9.)
-            return super().meet(batch)
+            return super().should_select()
     learn,((batches,steps),) = follow(Spy(tau=1., warmup=0, seed=0), n=32+160, n_epoch=1)
     stats = learn.selection.stats
     assert stats.query('seen>0').scored.tolist()==[i not in (0,5) for i in range(10)]
@@ -378,11 +380,11 @@ def test_the_gain_is_asked_for_each_batch():
         assert keys(steps[step])<=keys(torch.cat([batches[i][0] for i in pool]))
     assert stats[stats.trained>0].seen.tolist()==[16,16,16,0,16,16] # a step more for what was drawn from batch 4
 
-def test_a_meter_that_stands_aside_is_asked_for_each_batch():
+def test_a_clock_that_stands_aside_is_asked_for_each_batch():
     class Spy(TopLossCallback):
-        def meet(self, batch):
-            self.meter.is_aside = self.iter in (2,3,6)
-            return super().meet(batch)
+        def should_select(self):
+            self.clock.is_aside = self.iter in (2,3,6)
+            return super().should_select()
     learn,((batches,steps),) = follow(Spy(keep=.25, warmup=0, gather=True), n=32+160, n_epoch=1)
     stats = learn.selection.stats
     assert stats.scored.tolist()==[i not in (2,3,6) for i in range(10)]

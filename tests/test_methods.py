@@ -31,7 +31,7 @@ class Loads(Callback):
     "Notes, behind the selection, which items each epoch loads"
     order,run_valid = 20,False
     def before_fit(self): self.epochs = []
-    def before_train(self): self.epochs.append(self.learn.selection.tracker.idxs.tolist())
+    def before_train(self): self.epochs.append(self.learn.selection.loader.idxs.tolist())
 
 def test_tau_of_equal_and_of_one_hot_scores():
     for n in (2, 9, 100):
@@ -402,11 +402,11 @@ class Scored(TopLossCallback):
         super().__init__(*args, **kwargs)
         self.seen = []
 
-    def choose_from(self, pool, batch, scores, losses):
+    def choose_from(self, batch, scores, losses):
         with torch.no_grad(): by_hand = F.cross_entropy(self.model.eval()(batch.xb[0]), batch.yb[0], reduction='none')
         self.model.train()
         self.seen.append((batch, scores, by_hand))
-        return super().choose_from(pool, batch, scores, losses)
+        return super().choose_from(batch, scores, losses)
 
 def test_reducible_loss_scores_by_item():
     il = torch.rand(50, generator=gen())*3

@@ -145,7 +145,7 @@ class RestingCallback(SavedCallback):
         key, # By which it is known whether that was said before
         text:str|None, # A sentence, which the method's name will head; None: nothing
     ):
-        "Print a sentence, unless it was the last one with this key; within a fit, whose table is on the screen, after it"
+        "Print a sentence, unless it was the last one with this key; within a fit, after its table"
         if text: self.notices.tell_once(key, f'{type(self).__name__}: {text}')
 
     def drop_waiting(self):

@@ -17,7 +17,8 @@ from fastcore.meta import delegates
 from torch import Tensor
 
 from ..core.checks import check_range, refusal
-from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of, map_tensors, n_items
+from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of
+from ..core.batches import map_tensors, n_items
 from ..core.losses import is_sum
 from ..core.policies import Chosen, at_least_two, check_chosen
 from ..core.scores import get_score
@@ -131,7 +132,8 @@ class ChoosingSelection(ScoringSelection):
     )->Chosen: # Without suspected label errors, and never a single one
         "Choose by scores, and remember the losses"
         if losses is not None and self.tracker.is_on: self.tracker.note(batch.idx, losses)
-        chosen,allowed = check_chosen(self.choose(scores), f'{type(self).__name__}.choose'),self.tracker.allowed(batch.idx)
+        chosen = check_chosen(self.choose(scores), f'{type(self).__name__}.choose')
+        allowed = self.tracker.allowed(batch.idx)
         if allowed is not None:
             keep = allowed[chosen.rows]
             chosen = Chosen(chosen.rows[keep], None if chosen.weight is None else chosen.weight[keep])

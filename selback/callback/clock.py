@@ -29,7 +29,7 @@ class Clock:
     is_on = True # does it time anything?
 
     def __init__(self,
-        auto='warn', # 'warn': tell once what a selecting epoch takes; True: also stand aside if it saves nothing; False: no
+        auto='warn', # 'warn': tell what a selecting epoch takes; True: also stand aside if it saves nothing; False: no
         n_epochs:int=1, # Selecting epochs that are averaged, for a method whose epochs differ in turn
     ):
         if auto!='warn' and not isinstance(auto, bool):

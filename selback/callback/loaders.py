@@ -39,17 +39,13 @@ class LoaderInPlace(GetAttr):
     def __init__(self,
         dl, # The loader
     ):
-        self._has(
+        self.__dict__.update(
             dl=dl,
             current=CurrentItems(), # of the batch that was handed out last
             n_read=0, # batches read of the user's loader
             n_handed=0, # batches handed out
             is_exhausted=False,
             _is_running=False)
-
-    def _has(self, **attributes):
-        "Have attributes of its own"
-        vars(self).update(attributes)
 
     def __setattr__(self, name, value):
         if name in vars(self): object.__setattr__(self, name, value)
@@ -177,9 +173,9 @@ def check_loader(
 
     own = _cuts(inner)
     if not own: return inner
-    raise TypeError(f"{said}, which cuts batches in a way of its own ({', '.join(own)}). If they are consecutive pieces "
-        'of what get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that chooses '
-        'within a batch: selective_backprop, top_loss or batch_loss_filter.')
+    raise TypeError(f"{said}, which cuts batches in a way of its own ({', '.join(own)}). If these are consecutive "
+        'pieces of what get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that '
+        'chooses within a batch: selective_backprop, top_loss or batch_loss_filter.')
 
 # %% ../../nbs/callback/00_loaders.ipynb #392da485
 def _strict_item(do_item, read, name, i):
@@ -232,12 +228,12 @@ class ChosenBefore(LoaderInPlace):
     def __init__(self,
         dl, # The training loader, distributed or not, one that `check_loader` takes
         idxs:Tensor, # Dataset indices, of all ranks, int64, shape (n,): some of those that were drawn
-        weights:Tensor|None=None, # What the gradient of each item of the dataset is multiplied by, shape (items,); None: 1
+        weights:Tensor|None=None, # Of each item of the dataset, for its gradient, shape (items,); None: 1
     ):
         super().__init__(unwrapped_loader(dl))
         inner = own_loader(dl)
         idxs = longest_first(inner, idxs)
-        self._has(
+        self.__dict__.update(
             idxs=idxs, # of this rank
             weights=weights,
             _n_chosen=len(idxs), # of all ranks
@@ -310,7 +306,7 @@ class ChosenWithin(LoaderInPlace):
         steps, # A function of an iterator of its batches that yields pairs: what trains, and its `CurrentItems`
     ):
         super().__init__(dl)
-        self._has(steps=steps)
+        self.__dict__.update(steps=steps)
 
     @property
     def known_of_read(self)->CurrentItems:
@@ -339,7 +335,7 @@ def _copy(dl, **kwargs):
     try:
         with fixed_random(): new = dl.new(**kwargs)
     except TypeError as e:
-        raise TypeError(refusal(f'{type(dl).__name__}.new', e, 'a copy of the training loader that hands out some items',
+        raise TypeError(refusal(f'{type(dl).__name__}.new', e, 'a copy of the loader that hands out some items',
             'give the class a method `new`')) from e
     finally:
         for name in unknown: del dl.__dict__[name]

@@ -236,6 +236,7 @@ class Selection(SelectionEpochs):
     "A callback that says which items train: what the two kinds share"
     def before_batch(self):
         learn = self.learn
+        if not self.is_tried and len(learn.yb): check_rows((learn.xb, learn.yb))
         n = n_items(learn.xb)
         self.current = current = self.loader.known(learn.iter, n)
         learn.iter = current.i
