@@ -174,9 +174,9 @@ def count_told(warned, words): return sum(words in str(w.message) for w in warne
 
 def scored_by(most):
     "The scores of a fit, and the sizes of the parts in which they were computed"
-    learn = skip_validation(table_learner(cbs=TopLossCallback(.5, warmup=0))) # which has no smaller parts
+    learn = skip_validation(short_learner(cbs=TopLossCallback(.5, warmup=0))) # which has no smaller parts
     learn.model,seen = Small(most),[]
-    learn.model.net.load_state_dict(table_learner().model.state_dict())
+    learn.model.net.load_state_dict(short_learner().model.state_dict())
     choose = learn.selection.choose
     def noting(scores):
         seen.append(scores)
@@ -198,18 +198,18 @@ def test_a_scoring_pass_without_memory_takes_smaller_parts_once():
 
 def test_a_proxy_without_memory_takes_smaller_parts_once():
     proxy = Small(5)
-    learn = table_learner(cbs=TopLossCallback(.5, warmup=0, score=ReducibleLoss(proxy)))
+    learn = short_learner(cbs=TopLossCallback(.5, warmup=0, score=ReducibleLoss(proxy)))
     with pytest.warns(UserWarning, match='ran out of memory') as warned: quiet_fit(learn, 2)
     assert count_told(warned, 'out of memory')==1
     assert set(proxy.sizes[3:])=={4}
 
 def test_a_loss_without_memory_says_so():
     def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
-    learn = table_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0))
+    learn = short_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0))
     with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
 
 def test_no_memory_for_one_item_is_an_error():
-    learn = table_learner(cbs=TopLossCallback(.5, warmup=0))
+    learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
     learn.model = Small(0)
     is_told = pytest.warns(UserWarning, match='ran out of memory')
     with pytest.raises(torch.cuda.OutOfMemoryError),is_told: quiet_fit(learn, 1)
@@ -238,7 +238,7 @@ def test_a_model_on_another_device_scores_there():
 # Two selections, and batches that cannot be taken apart
 def test_two_selections_are_told_of_once(capsys):
     first,last = TopLossCallback(.5, warmup=0),BatchLossFilterCallback(warmup=0)
-    learn = table_learner(cbs=[first, last])
+    learn = short_learner(cbs=[first, last])
     quiet_fit(learn, 1)
     quiet_fit(learn, 1)
     told = capsys.readouterr().out
@@ -255,7 +255,7 @@ BOXES = dict(
 def test_detection_lists_are_refused_before_training(boxes):
     class Boxes(Ahead):
         def before_batch(self): self.learn.yb = (self.y,BOXES[boxes](len(self.y)))
-    for cls in methods(): check_refused(ValueError, 'as detection has them', table_learner(cbs=[Boxes(), cls()]))
+    for cls in methods(): check_refused(ValueError, 'as detection has them', short_learner(cbs=[Boxes(), cls()]))
 
 @dataclass
 class Record: logits:object
@@ -276,7 +276,7 @@ def test_batches_that_cannot_be_taken_apart_are_refused_before_training(cls, odd
     class Net(Wrapped):
         def forward(self, x, *rest): return self.net(x)
 
-    learn = table_learner(cbs=[Odd(), cls()])
+    learn = short_learner(cbs=[Odd(), cls()])
     learn.model = Net()
     check_refused(error, match, learn)
 
@@ -293,7 +293,7 @@ def by_item(pred, y): return F.cross_entropy(pred, y, reduction='none')
 
 @pytest.mark.parametrize('loss,way', [(one_number, 'vmap'), (in_a_loop, 'loop'), (CrossEntropyLossFlat(), 'reduction')])
 def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
-    learn = quiet_fit(table_learner(loss_func=loss).top_loss(warmup=0), 2)
+    learn = quiet_fit(short_learner(loss_func=loss).top_loss(warmup=0), 2)
     told = capsys.readouterr().out
     words = dict(vmap='(vmap)', loop='(a loop)', reduction='unreduced losses')[way]
     assert words in learn.selection.card
@@ -303,7 +303,7 @@ def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
 
 @every_method
 def test_losses_that_mix_items_are_refused_before_training(cls):
-    learn = table_learner(loss_func=normalised, cbs=cls())
+    learn = short_learner(loss_func=normalised, cbs=cls())
     if cls is RandomSubsetCallback: # it asks for no losses
         quiet_fit(learn, 2)
         return
@@ -312,12 +312,12 @@ def test_losses_that_mix_items_are_refused_before_training(cls):
 
 @every_method
 def test_item_loss_says_what_each_item_is_worth(cls):
-    learn = quiet_fit(table_learner(loss_func=normalised, cbs=cls(warmup=0, item_loss=by_item, seed=0)), 3)
+    learn = quiet_fit(short_learner(loss_func=normalised, cbs=cls(warmup=0, item_loss=by_item, seed=0)), 3)
     assert learn.selection.stats.trained.sum()>0
     if cls is not RandomSubsetCallback: assert 'your item_loss' in learn.selection.card
 
     def scores(loss, **kwargs):
-        learn = table_learner(loss_func=loss, cbs=cls(**kwargs))
+        learn = short_learner(loss_func=loss, cbs=cls(**kwargs))
         x,y = learn.dls.train.one_batch()
         return learn.selection.score(Items((x,), (y,)))
     if not cls.scored: return
@@ -325,9 +325,9 @@ def test_item_loss_says_what_each_item_is_worth(cls):
 
 def test_item_losses_of_another_shape_are_refused():
     for wrong in (one_number, lambda p,y: torch.zeros(3), lambda p,y: 1.):
-        learn = table_learner().top_loss(item_loss=wrong)
+        learn = short_learner().top_loss(item_loss=wrong)
         with pytest.raises(ValueError, match='item_loss: .*wanted one number for each of 16 items'): quiet_fit(learn, 1)
-    with pytest.raises(TypeError, match='item_loss: got 3, wanted a function'): table_learner().top_loss(item_loss=3)
+    with pytest.raises(TypeError, match='item_loss: got 3, wanted a function'): short_learner().top_loss(item_loss=3)
 
 def test_item_loss_leaves_scores_of_classes_alone():
     pred,y = torch.randn(6, 5, 3),torch.randint(0, 5, (6, 3))
@@ -348,7 +348,7 @@ def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
         order,run_valid = -20,False
         def before_batch(self): calls.append(1)
 
-    learn = table_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)])
+    learn = short_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)])
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
 
 def test_a_mixing_sum_of_fastai_losses_is_refused_with_the_reason():
@@ -374,7 +374,7 @@ def test_a_first_batch_that_tells_nothing_is_no_proof():
             first = math.nan if len(looks)==1 else 1.
             return out*torch.where(torch.arange(len(x))>0, 1., first)[:,None]
 
-    learn = table_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
+    learn = short_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
     learn.model = NaNFirst(4, 3)
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
 
@@ -427,8 +427,8 @@ class MovingUnreduced(Moving):
 @every_method
 def test_the_state_of_a_loss_is_left_alone(cls, loss):
     a,b = loss(),loss()
-    quiet_fit(table_learner(loss_func=a), 1)
-    quiet_fit(table_learner(loss_func=b, cbs=cls()), 1) # all warm-up
+    quiet_fit(short_learner(loss_func=a), 1)
+    quiet_fit(short_learner(loss_func=b, cbs=cls()), 1) # all warm-up
     torch.testing.assert_close((a.mean, a.last), (b.mean, b.last), rtol=0, atol=0)
     assert vars(b).keys()==vars(a).keys()
 
@@ -453,7 +453,7 @@ def forwards(p, y, **kwargs): return one_number(p, y, **kwargs)
 def test_losses_that_only_seem_to_have_a_reduction_are_taken_item_by_item(loss):
     pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
     torch.testing.assert_close(separable_losses(loss, pred, y), F.cross_entropy(pred, y, reduction='none'))
-    learn = quiet_fit(table_learner(loss_func=loss).top_loss(warmup=0), 1)
+    learn = quiet_fit(short_learner(loss_func=loss).top_loss(warmup=0), 1)
     assert learn.selection.stats.kept.sum()
 
 def test_a_loss_at_fault_itself_raises_its_own_error():
@@ -462,7 +462,7 @@ def test_a_loss_at_fault_itself_raises_its_own_error():
 
 def test_sums_are_told_as_means():
     for loss in partial(F.cross_entropy, reduction='sum'),nn.CrossEntropyLoss(reduction='sum'):
-        learn = quiet_fit(table_learner(loss_func=loss, cbs=TopLossCallback(.5)), 1, lr=1e-6)
+        learn = quiet_fit(short_learner(loss_func=loss, cbs=TopLossCallback(.5)), 1, lr=1e-6)
         assert learn.selection.stats.full_loss.mean()<3 # of three classes, not of sixteen items
 
 def test_mappings_of_any_kind():
@@ -478,7 +478,7 @@ def test_predictions_that_cannot_be_weighed_are_refused():
         def forward(self, x): return Record(self.net(x))
     def loss(p, y, reduction='mean'): return F.cross_entropy(p.logits, y, reduction=reduction)
 
-    learn = table_learner(loss_func=loss, cbs=InfoBatchCallback(warmup=0))
+    learn = short_learner(loss_func=loss, cbs=InfoBatchCallback(warmup=0))
     learn.model = Net()
     with pytest.raises(TypeError, match='weigh_grads: got predictions that are a Record'): quiet_fit(learn, 3)
     learn.remove_cb(InfoBatchCallback)
@@ -514,7 +514,7 @@ def test_losses_that_draw_are_remembered_without_a_trace(cls):
         def after_loss(self): assert states.pop()==random_states()
 
     asked = dict(track_items=True) if cls is EarlyLossSamplingCallback else dict(warmup=0, noise_quantile=.9)
-    quiet_fit(table_learner(loss_func=noisy, cbs=[Before(), cls(**asked), After()]), 3)
+    quiet_fit(short_learner(loss_func=noisy, cbs=[Before(), cls(**asked), After()]), 3)
     assert not states
 
 def test_a_fit_in_a_fit_wakes_no_resting_selection():
@@ -545,7 +545,7 @@ def test_a_validation_within_a_fit_changes_nothing(when, look, cls):
             with fixed_random(): getattr(self.learn, look)(dl=self.dls.valid)
 
     def stats(looks):
-        learn = quiet_fit(table_learner(cbs=[cls(warmup=0, seed=0), Peek(looks)]), 3)
+        learn = quiet_fit(short_learner(cbs=[cls(warmup=0, seed=0), Peek(looks)]), 3)
         return learn.selection.stats.drop(columns='epoch') # fastai begins to count the epochs anew
     plain = stats(False)
     assert (plain.kept<plain.seen).any()
@@ -557,7 +557,7 @@ def test_the_table_goes_on_after_a_validation_within_a_fit():
         def after_epoch(self):
             if not self.learn.lock.locked(): self.learn.validate()
 
-    learn = table_learner(cbs=[TopLossCallback(.5, warmup=0), Peek()])
+    learn = short_learner(cbs=[TopLossCallback(.5, warmup=0), Peek()])
     rows = []
     learn.logger = lambda log: rows.append(len(log))
     with learn.no_bar(): learn.fit(3)
@@ -593,7 +593,7 @@ def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls):
         def before_train(self):
             if self.epoch==0: raise CancelTrainException
 
-    learn = quiet_fit(table_learner(cbs=[cls(), Cancel()]), 3)
+    learn = quiet_fit(short_learner(cbs=[cls(), Cancel()]), 3)
     assert learn.selection.epochs_done==2
     warm_up = learn.selection.stats.query('epoch==1')
     assert set(warm_up.trained-warm_up.seen)=={0}
@@ -604,16 +604,16 @@ def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
         def before_batch(self):
             if self.iter==3: self.learn.full_batches()
 
-    learn = quiet_fit(table_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
+    learn = quiet_fit(short_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
     assert not learn.selection
     assert len(learn.recorder.values)==2
 
 @every_method
 def test_another_learner_starts_anew(cls):
     cb,fresh = cls(seed=0),cls(seed=0)
-    quiet_fit(table_learner(seed=3, cbs=cb), 3)
-    ours = quiet_fit(table_learner(cbs=cb), 3)
-    wanted = quiet_fit(table_learner(cbs=fresh), 3)
+    quiet_fit(short_learner(seed=3, cbs=cb), 3)
+    ours = quiet_fit(short_learner(cbs=cb), 3)
+    wanted = quiet_fit(short_learner(cbs=fresh), 3)
     assert same(weights(ours), weights(wanted))
 
     for learn in ours,wanted: # and goes on there
@@ -637,9 +637,9 @@ def test_a_model_may_have_layers_named_like_callbacks():
             self.lr_finder,self.recorder,self.gradient_accumulation = 1,2,3
 
     def trained(model, net):
-        learn = table_learner(cbs=TopLossCallback(.4, warmup=0))
+        learn = short_learner(cbs=TopLossCallback(.4, warmup=0))
         learn.model = model
-        net.load_state_dict(table_learner().model.state_dict())
+        net.load_state_dict(short_learner().model.state_dict())
         set_seed(0)
         return quiet_fit(learn, 2)
 
@@ -739,7 +739,7 @@ def test_usual_fits_are_not_warned_of(cls):
         warnings.simplefilter('error')
         learn = tabular_learner(cls(), bs=50, epochs=6)
         assert learn.selection.report.advice is None
-        learn = quiet_fit(table_learner(cbs=cls()), 6)
+        learn = quiet_fit(short_learner(cbs=cls()), 6)
         assert learn.selection.report.advice is None
         assert 'note:' not in learn.selection.card
 
@@ -762,12 +762,12 @@ def test_what_trains_with_a_broken_loss_is_told(cls, bad):
         return F.cross_entropy(p, y, reduction=reduction)*(bad if is_later else 1.)
     def always_bad(p, y, reduction='mean'): return F.cross_entropy(p, y, reduction=reduction)*bad
 
-    learn = table_learner(loss_func=later_bad, cbs=cls(warmup=9))
+    learn = short_learner(loss_func=later_bad, cbs=cls(warmup=9))
     is_told = pytest.warns(UserWarning, match='Epoch 0: the training losses were NaN or infinite in')
     with is_told: quiet_fit(learn, 1)
     assert 0<learn.selection.report.log[2]<9
 
-    learn = table_learner(loss_func=always_bad, cbs=cls(warmup=9))
+    learn = short_learner(loss_func=always_bad, cbs=cls(warmup=9))
     with pytest.warns(UserWarning, match='NaN or infinite'): quiet_fit(learn, 1)
     assert math.isnan(learn.selection.report.log[2])
 
@@ -833,7 +833,7 @@ def test_a_loader_keeps_its_own_options(cls):
     assert min(seen)>90
 
 def test_callbacks_may_all_be_taken_off():
-    learn = table_learner().selective_backprop()
+    learn = short_learner().selective_backprop()
     with learn.removed_cbs(list(learn.cbs)): pass
     learn.remove_cb(learn.selection_columns)
     quiet_fit(learn, 2)
@@ -845,7 +845,7 @@ def test_an_epoch_cancelled_before_ours_began_is_not_counted():
         order = -20
         def before_train(self):
             if self.epoch==1: raise CancelTrainException
-    learn = table_learner(cbs=[Cancels(),FavorHardCallback()])
+    learn = short_learner(cbs=[Cancels(),FavorHardCallback()])
     quiet_fit(learn, 3)
     assert learn.selection.epochs_done==2
 
@@ -857,9 +857,9 @@ def test_an_epoch_cancelled_before_ours_began_is_not_counted():
     assert scored==[None,1,2,1] # epoch 1 is cancelled before `Notes` is asked
 
 def test_a_state_that_is_refused_changes_nothing():
-    trained = quiet_fit(table_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2)
+    trained = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2)
     state = trained.selection.state_dict()
-    learn = quiet_fit(table_learner(seed=1, cbs=SelectiveBackpropCallback(track_items=True, hist_size=5)), 2)
+    learn = quiet_fit(short_learner(seed=1, cbs=SelectiveBackpropCallback(track_items=True, hist_size=5)), 2)
     before = learn.selection.memory.loss.clone()
     with pytest.raises(ValueError, match='hist_size'): learn.selection.load_state_dict(state)
     assert torch.equal(learn.selection.memory.loss, before)
@@ -910,7 +910,7 @@ def test_losses_of_trained_items_are_computed_once_a_batch():
         with_grad.append(torch.is_grad_enabled())
         return F.cross_entropy(pred, y, reduction=reduction)
 
-    learn = trained_only(table_learner(loss_func=summed, cbs=FavorHardCallback()), 1)
+    learn = trained_only(short_learner(loss_func=summed, cbs=FavorHardCallback()), 1)
     trained_only(learn, 1)
     steps = len(steps_of(learn))
     trained,looked = sum(with_grad),len(with_grad)-sum(with_grad)
@@ -921,7 +921,7 @@ def test_weights_under_another_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         for cb in FavorHardCallback(correct=1.),PrioritizedSamplingCallback(correct=1.),InfoBatchCallback():
-            learn = quiet_fit(table_learner(cbs=cb), 3)
+            learn = quiet_fit(short_learner(cbs=cb), 3)
             assert learn.selection.memory.loss.isfinite().all()
     finally: torch.set_default_dtype(torch.float32)
 
@@ -934,7 +934,7 @@ def test_a_loss_that_a_callback_averages():
             self.learn.loss = self.loss_grad.clone()
 
     for cb in FavorHardCallback(),SelectiveBackpropCallback(),RandomSubsetCallback():
-        learn = table_learner(loss_func=CrossEntropyLossFlat(reduction='none'), cbs=[Averages(), cb])
+        learn = short_learner(loss_func=CrossEntropyLossFlat(reduction='none'), cbs=[Averages(), cb])
         quiet_fit(learn, 2)
         assert not math.isnan(learn.selection.report.log[2])
 
@@ -1094,10 +1094,10 @@ class DerivesInside(nn.Module):
 def test_one_pass_chooses_where_a_model_takes_derivatives():
     "And a method that looks says which one does not"
     def fit(**kwargs):
-        learn = skip_validation(table_learner(cbs=BatchLossFilterCallback(.5, warmup=0, **kwargs)))
+        learn = skip_validation(short_learner(cbs=BatchLossFilterCallback(.5, warmup=0, **kwargs)))
         learn.model = DerivesInside()
         return quiet_fit(learn, 1)
-    assert 0<fit(passes=1).selection.stats.kept.sum()<100
+    assert 0<fit(passes=1).selection.stats.kept.sum()<52
     with pytest.raises(ValueError, match='has none; use a method without one, such as favor_hard'): fit()
 
 class Ragged:
@@ -1127,14 +1127,14 @@ def test_inputs_of_any_size_are_named():
 def test_numbers_that_differ_are_told_apart():
     "A loss that is a little larger in a batch"
     def mixing(pred, y): return cross_entropy(pred, y)*(1+3e-4*(len(y)>1))
-    learn = table_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0))
+    learn = short_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0))
     with pytest.raises(ValueError, match='gives no loss per item') as error: quiet_fit(learn, 1)
     one,other = re.findall(r'(?:mean of|wanted) (\d+\.\d+)', str(error.value))
     assert one!=other
 
 def test_a_callback_that_comes_back_selects_again():
     cb = TopLossCallback(warmup=0)
-    first,second = table_learner(cbs=cb),table_learner(cbs=cb)
+    first,second = short_learner(cbs=cb),short_learner(cbs=cb)
     quiet_fit(first.add_cb(cb), 1)
     assert first.selection is cb
     assert '_Elsewhere' not in [type(cb).__name__ for cb in first.cbs]
@@ -1150,7 +1150,7 @@ class Frozen:
     def __call__(self, pred, y): return cross_entropy(pred, y)
 
 def test_a_loss_that_can_not_be_set_stays_as_it_is():
-    learn = table_learner(loss_func=Frozen(), cbs=TopLossCallback(warmup=0))
+    learn = short_learner(loss_func=Frozen(), cbs=TopLossCallback(warmup=0))
     with contextlib.suppress(TypeError): quiet_fit(learn, 1)
     assert learn.loss_func.reduction=='mean'
 
@@ -1160,7 +1160,7 @@ def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
         slope, = torch.autograd.grad(losses.sum(), pred, create_graph=True)
         return (losses+slope.square().sum(1)).mean()
 
-    learn = skip_validation(table_learner(loss_func=steep, cbs=FavorHardCallback(warmup=1)))
+    learn = skip_validation(short_learner(loss_func=steep, cbs=FavorHardCallback(warmup=1)))
     quiet_fit(learn, 3)
     assert learn.selection.memory.loss.isfinite().all()
-    assert learn.selection.stats.kept.sum()<300
+    assert learn.selection.stats.kept.sum()<3*52

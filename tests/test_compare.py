@@ -162,7 +162,7 @@ def error(pred, y): return (pred.argmax(1)!=y).float().mean()
 def learner_on(dls, metrics=error, **kwargs):
     return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=metrics, **kwargs)
 
-def learner_of(n=132, bs=16, **kwargs): return learner_on(dls_of(*class_data(n), bs=bs, drop_last=True), **kwargs)
+def learner_of(n=132, bs=32, **kwargs): return learner_on(dls_of(*class_data(n), bs=bs, drop_last=True), **kwargs)
 
 def learner_with(metrics): return learner_on(learner_of().dls, metrics)
 
@@ -180,7 +180,7 @@ def test_runs_count_their_cost():
         assert counted(top, seed)==[96+2*24+2*96, 96+2*24]
         assert counted(random, seed)==[96+2*24]*2
         forwarded,trained = counted(back, seed)
-        assert trained%16==0
+        assert trained%32==0
         assert forwarded==trained+2*96
 
     assert (runs.groupby(['method','seed']).seconds.diff().dropna()>0).all()
@@ -1024,7 +1024,7 @@ def test_the_loss_decides_where_a_metric_is_no_average():
 def test_where_nothing_was_learned_there_is_no_ranking(lr, learns, tmp_path):
     methods = ['none','top_loss(keep=.5)','random_subset(keep=.5,gather=True)']
     path = tmp_path/'runs.csv'
-    compare(learner_of, methods, compute=400, seeds=1, lr=lr, plot=False, path=path)
+    compare(partial(learner_of, bs=16), methods, compute=400, seeds=1, lr=lr, plot=False, path=path)
     runs = pd.read_csv(path)
     said = verdict_of(runs)
     assert said.startswith('Nothing was learned: no run is better than a constant prediction')==(not learns)

@@ -9,9 +9,9 @@ from fastai.test_utils import synth_learner
 from helpers import *
 from torch.nn import functional as F
 
-def learner(cb=None, net=None, **kwargs): # a hundred items
+def learner(cb=None, net=None, bs=32, **kwargs): # a hundred items, four of them in the last batch
     cbs = [cb, Diary()] if cb else []
-    return numbered_learner(cbs=cbs, net=net, **kwargs)
+    return numbered_learner(cbs=cbs, net=net, bs=bs, **kwargs)
 
 def linear():
     "The same weights in whatever order tests run"
@@ -57,7 +57,7 @@ def test_epochs_count_over_fits():
     torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
 
 def test_an_item_that_did_not_train_counts_as_the_mean():
-    "100 items in batches of 16 without the last four"
+    "100 items in batches of 32 without the last four"
     learn = learner(EarlyLossSamplingCallback(1), linear(), drop_last=True)
     losses = losses_in(trained_only(learn, 1).diary.epochs[0])
     missing = losses.isnan()
@@ -90,7 +90,7 @@ class Cancel(Callback):
         if self.training and self.epoch==0 and self.iter>=self.batch: raise self.exception
 
 @pytest.mark.parametrize('event,batch,exception', [
-    ('before_batch', 6, CancelTrainException), # the last one
+    ('before_batch', 3, CancelTrainException), # the last one
     ('after_pred', 0, CancelTrainException),
     ('after_pred', 0, CancelBatchException),
     ('before_batch', 0, CancelBatchException)])
@@ -174,7 +174,7 @@ def test_until_losses_are_kept_training_is_bit_equal_to_plain(after, n_epoch):
 @pytest.mark.parametrize('alpha', [0., .5, 1., 2.])
 def test_items_come_as_often_as_their_early_loss_says(alpha):
     "Whatever is learned later"
-    learn = learner(EarlyLossSamplingCallback(1, alpha, seed=0), linear())
+    learn = learner(EarlyLossSamplingCallback(1, alpha, seed=0), linear(), bs=50)
     first,*later = trained_only(learn, 61, lr=.05).diary.epochs
     power = losses_in(first)**alpha
     assert all(len(items_of(epoch))==100 for epoch in later)
@@ -194,7 +194,7 @@ def test_weights_of_the_loader_and_early_losses_multiply():
     learn = learner(EarlyLossSamplingCallback(1, seed=0), linear())
     plain = learn.dls.train
     wgts = torch.arange(100.)+1
-    learn.dls.loaders[0] = WeightedDL(plain.dataset, bs=20, wgts=wgts.numpy(), shuffle=True, num_workers=0)
+    learn.dls.loaders[0] = WeightedDL(plain.dataset, bs=100, wgts=wgts.numpy(), shuffle=True, num_workers=0)
     first,*later = trained_only(learn, 301, lr=0.).diary.epochs
     assert kept(learn).isnan().any() # some were not drawn in the first epoch
     p = wgts*learn.selection.early.filled

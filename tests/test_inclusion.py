@@ -103,9 +103,10 @@ METHODS = dict(
     drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
     info_batch=(partial(InfoBatchCallback, prune=.7, delta=1.), partial(by_mean, prune=.7)))
 
-def learner(cb, net=None, **kwargs): return numbered_learner(cbs=[cb, Diary()], net=net, **kwargs) # a hundred items
+def learner(cb, net=None, bs=32, **kwargs): # a hundred items, four of them in the last batch
+    return numbered_learner(cbs=[cb, Diary()], net=net, bs=bs, **kwargs)
 
-def epochs_of(cb, n_epoch, bs=16, net=None, drop_last=False, num_workers=0, **kwargs):
+def epochs_of(cb, n_epoch, bs=32, net=None, drop_last=False, num_workers=0, **kwargs):
     learn = learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers)
     return trained_only(learn, n_epoch, **kwargs).diary.epochs
 
@@ -136,7 +137,7 @@ def test_each_epoch_loads_what_the_formula_says_of_the_last_losses(method, kwarg
     make,formula = METHODS[method]
     correct = kwargs.get('correct', method=='info_batch')
     last,smooth,rested = [math.nan]*100,[math.nan]*100,[0]*100
-    for epoch in epochs_of(make(seed=0, **kwargs), 16):
+    for epoch in epochs_of(make(seed=0, **kwargs), 16, bs=16):
         p = chances(smooth if 'ema' in kwargs else last, formula)
         p = [1. if kwargs.get('max_rest')==r else q for q,r in zip(p, rested)]
         total,sure = math.fsum(p),{i for i in range(100) if p[i]==1}
@@ -173,7 +174,7 @@ def test_over_epochs_each_item_is_loaded_as_often_as_its_probability_says(method
 
 def test_what_is_sure_to_be_loaded_never_stands_back():
     "50 hard items and 30 % of 50 easy ones are four batches of 16 and one item: another one joins it"
-    learn = learner(DropEasyCallback(quantile=.5, drop=.7, seed=0), linear())
+    learn = learner(DropEasyCallback(quantile=.5, drop=.7, seed=0), linear(), bs=16)
     hard = set(losses_of(learn).argsort()[50:].tolist())
     for epoch in trained_only(learn, 20, lr=0.).diary.epochs[1:]:
         loaded,last_batch = set(items_of(epoch)),epoch[-1][0]

@@ -240,8 +240,8 @@ def test_stale_with_n_1_is_selective_backprop(kwargs):
     options = dict(seed=1) | kwargs
     drop_last = options.pop('drop_last', False)
     if 'keep' in options: options['beta'] = 1/options.pop('keep')-1
-    a = quiet_fit(table_learner(drop_last=drop_last).selective_backprop(**options), 4)
-    b = quiet_fit(table_learner(drop_last=drop_last).stale_loss(n=1, **options), 4)
+    a = quiet_fit(short_learner(drop_last=drop_last).selective_backprop(**options), 4)
+    b = quiet_fit(short_learner(drop_last=drop_last).stale_loss(n=1, **options), 4)
     assert same(weights(a), weights(b))
     assert a.selection.stats.equals(b.selection.stats)
 
@@ -320,7 +320,7 @@ def test_mixed_losses_count_for_the_first_item(mixer):
             def ce(y): return F.cross_entropy(self.pred, y.as_subclass(torch.Tensor), reduction='none')
             mixed = mix.lam*ce(self.y)+(1-mix.lam)*ce(mix.yb1[0])
             seen.append((cb.item_idx, mixed, cb.memory.loss.clone()))
-    learn = image_learner(cbs=[mixer(), InfoBatchCallback(warmup=0), Spy()])
+    learn = image_learner(cbs=[mixer(), InfoBatchCallback(warmup=0), Spy()], n=36)
     quiet_fit(learn, 2)
     for idx,wanted,loss in seen: torch.testing.assert_close(loss[idx], wanted.detach().as_subclass(torch.Tensor))
 
@@ -376,7 +376,7 @@ def test_the_noise_guard_finds_wrong_labels(make):
     lambda **kwargs: InfoBatchCallback(delta=1., **kwargs),
     lambda **kwargs: DropEasyCallback(drop=1., **kwargs)])
 def test_suspects_never_train(make):
-    _,_,trained = guarded_fit(make(noise_quantile=.8), 10, n=200)
+    _,_,trained = guarded_fit(make(noise_quantile=.8), 7, n=200)
     assert not any(suspects for suspects,_ in trained[:3])
     assert trained[-1][0]
     assert not any(suspects & items for suspects,items in trained)
@@ -453,12 +453,12 @@ def test_schedules():
     halfway = table_learner(n=160).top_loss(keep=lambda pct: 1. if pct<.5 else .25, warmup=0)
     assert kept_by_epoch(halfway, 4).mean().tolist()==[16,16,4,4]
 
-    pruned = kept_by_epoch(table_learner().info_batch(prune=SchedLin(0., .9), delta=1.), 6).sum()
+    pruned = kept_by_epoch(short_learner().info_batch(prune=SchedLin(0., .9), delta=1.), 6).sum()
     assert pruned.iloc[-1]<pruned.iloc[1]
 
 def test_a_schedule_of_beta_is_one_of_keep():
     def stats(**kwargs):
-        return quiet_fit(table_learner().selective_backprop(**kwargs, warmup=0, seed=0), 3).selection.stats
+        return quiet_fit(short_learner().selective_backprop(**kwargs, warmup=0, seed=0), 3).selection.stats
     by_beta,by_keep = stats(beta=lambda pct: 3*pct),stats(keep=lambda pct: 1/(3*pct+1))
     assert by_beta.equals(by_keep)
     kept = by_beta.groupby('epoch').kept.sum()
@@ -589,13 +589,13 @@ def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
     assert same(weights(whole), weights(then))
 
 def test_states_of_another_method_are_refused():
-    state = quiet_fit(table_learner().stale_loss(), 1).selection.state_dict()
-    other = table_learner().top_loss().selection
+    state = quiet_fit(short_learner().stale_loss(), 1).selection.state_dict()
+    other = short_learner().top_loss().selection
     with pytest.raises(ValueError, match='got the state of StaleLossCallback, wanted TopLossCallback'):
         other.load_state_dict(state)
     for foreign in {}, None, dict(model=1, opt=2), dict(method='TopLossCallback'):
         for cb in TopLossCallback(),StaleLossCallback():
-            selection = table_learner(cbs=cb).selection
+            selection = short_learner(cbs=cb).selection
             with pytest.raises(ValueError, match='load_state_dict: got .*, wanted what state_dict\\(\\) of'):
                 selection.load_state_dict(foreign)
     with pytest.raises(ValueError, match='attach it first'): StaleLossCallback().load_state_dict(state)
@@ -617,7 +617,7 @@ def memory_of(state):
     return memory.frame()
 
 def test_a_saved_state_stays_as_it_was():
-    learn = quiet_fit(table_learner().stale_loss(warmup=0), 2)
+    learn = quiet_fit(short_learner().stale_loss(warmup=0), 2)
     state = learn.selection.state_dict()
     def history(): return state['parts']['history']['values']
     memory,values = memory_of(state),history().clone()
@@ -631,11 +631,11 @@ def test_a_saved_state_stays_as_it_was():
 
 # plain PyTorch
 def test_two_that_load_a_state_share_nothing():
-    state = quiet_fit(table_learner().stale_loss(warmup=0), 2).selection.state_dict()
-    a,b = (table_learner().stale_loss().selection for _ in range(2))
+    state = quiet_fit(short_learner().stale_loss(warmup=0), 2).selection.state_dict()
+    a,b = (short_learner().stale_loss().selection for _ in range(2))
     for cb in (a, b): cb.load_state_dict(state)
     assert a.history.values is not b.history.values
-    other_size = table_learner().stale_loss(hist_size=64).selection
+    other_size = short_learner().stale_loss(hist_size=64).selection
     with pytest.raises(ValueError, match='same hist_size'): other_size.load_state_dict(state)
 
 def test_select_batch_chooses_as_the_callback_does():
@@ -744,7 +744,7 @@ def test_tables_held_out():
 
 def test_reducible_loss_by_a_model():
     small = mlp()
-    learn = quiet_fit(table_learner(cbs=Scored(keep=.5, score=ReducibleLoss(small), warmup=0)), 1)
+    learn = quiet_fit(short_learner(cbs=Scored(keep=.5, score=ReducibleLoss(small), warmup=0)), 1)
     for batch,scores,losses in learn.selection.seen:
         held_out = F.cross_entropy(small.eval()(batch.xb[0]), batch.yb[0], reduction='none')
         torch.testing.assert_close(scores, losses-held_out.detach())

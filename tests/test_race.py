@@ -173,32 +173,32 @@ def test_few_validation_items_are_compared_by_their_loss():
     runs = runs_of(dict(none=[.3,.31], a=[.2,.21]), n_valid=100)
     assert 'validation loss' in race_verdict(runs)
 
-def learner():
-    learn = table_learner()
+def learner(): # fifty items
+    learn = table_learner(n=66, n_valid=16)
     learn.metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]
     return learn
 
 def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter','random_subset(keep=.5)']
-    runs = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
+    runs = race(learner, methods, compute=200, seeds=2, path=tmp_path/'race')
     first,second = runs[runs['round']==1],runs[runs['round']==2]
-    assert runs.groupby('round').budget.unique().tolist()==[['200 compute'],['400 compute']]
+    assert runs.groupby('round').budget.unique().tolist()==[['100 compute'],['200 compute']]
     assert first.method.nunique()==5
     assert second.method.nunique()==4
     assert {'none','random_subset(keep=.5)'}<set(second.method)
     ends = second.groupby(['method','seed']).compute.max()
-    assert ((ends>=400) & (ends<400+20)).all()
+    assert ((ends>=200) & (ends<200+20)).all()
 
     said = capsys.readouterr().out
     assert race_verdict(runs) in said
     assert escape(race_verdict(runs)) in in_notebook(runs)
     assert 'without' not in said
-    assert "Round 1 of 2: 5 methods, of which each computes 200 items' worth a run.\n" in said
+    assert "Round 1 of 2: 5 methods, of which each computes 100 items' worth a run.\n" in said
     assert 'Round 2 of 2: 4 methods' in said
 
     def files(): return {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
     before = files()
-    again = race(learner, methods, compute=400, seeds=2, path=tmp_path/'race')
+    again = race(learner, methods, compute=200, seeds=2, path=tmp_path/'race')
     assert set(before)=={'round_1.csv','round_2.csv'}
     assert files()==before
     pd.testing.assert_frame_equal(again, runs, check_dtype=False, rtol=1e-5)
@@ -255,13 +255,13 @@ def test_a_race_refuses_before_its_first_round(kwargs, error, match, capsys, tmp
     assert not (tmp_path/'race').exists()
 
 def test_a_race_hands_on_what_it_takes():
-    plan = dict(compute=200, seeds=1, annealing='step', watch=lambda learn: dict(steps=7))
+    plan = dict(compute=100, seeds=1, annealing='step', watch=lambda learn: dict(steps=7))
     runs = race(learner, ['top_loss(keep=.5,warmup=0)'], **plan)
     assert set(runs.annealing)=={'step'}
     assert set(runs.steps)=={7}
 
 def test_a_missing_control_is_said_once(capsys):
-    race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=400, seeds=1)
+    race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=200, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
 
 def test_six_methods_and_two_controls_take_three_rounds():
@@ -285,8 +285,8 @@ def test_the_rounds_ahead_are_those_that_come(n):
 def test_a_race_in_whose_first_round_no_method_chooses_is_refused(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', None)
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter']
-    said = r'compute: got 200, which is 1 epoch\(s\) in the first round, wanted more than 200.* so take 400'
-    with pytest.raises(ValueError, match=said): race(learner, methods, compute=200, seeds=1)
+    said = r'compute: got 100, which is 1 epoch\(s\) in the first round, wanted more than 100.* so take 200'
+    with pytest.raises(ValueError, match=said): race(learner, methods, compute=100, seeds=1)
 
 @pytest.mark.parametrize('n_valid,constant', [(5000,dict(constant_error=.2, constant_loss=2.)),
     (100,dict(constant_error=.9, constant_loss=1.))])
@@ -362,14 +362,14 @@ def test_a_rate_that_is_none(monkeypatch):
 
 @pytest.mark.law(10)
 def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):
-    runs = race(learner, ['top_loss(keep=.5)'], compute=200, seeds=2, path=tmp_path, lr=[1e-9,.01])
+    runs = race(learner, ['top_loss(keep=.5)'], compute=100, seeds=2, path=tmp_path, lr=[1e-9,.01])
     assert set(runs.lr)=={.01}
     searched = pd.concat([pd.read_csv(tmp_path/f'lr_{o}.csv') for o in ('1e-09','0.01')])
     ends = searched.groupby(['lr','seed']).tail(1)
     assert len(ends)==4
     assert set(ends.method)=={'none'}
     assert ends.groupby('lr').valid_loss.mean().idxmin()==.01
-    assert (ends.compute>=200).all()
+    assert (ends.compute>=100).all()
 
     said = capsys.readouterr().out
     parts = ['plain training at 1e-09.','plain training at 0.01.','learning rate of 0.01','Round 1']
@@ -378,7 +378,7 @@ def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):
 
 def test_the_command_searches_the_rate(tmp_path, capsys, tiny_network):
     methods = 'none,top_loss(keep=.5),random_subset(keep=.5)'
-    args = dict(data='digits', n_train=128, n_valid=64, bs=16, seeds=1, compute=512, methods=methods, out=str(tmp_path))
+    args = dict(data='digits', n_train=64, n_valid=32, bs=16, seeds=1, compute=256, methods=methods, out=str(tmp_path))
     main(lr='0.003,9', **args)
     assert set(pd.read_csv(tmp_path/'runs.csv').lr)=={.003}
     assert 'Plain training ends best at a learning rate of 0.003' in capsys.readouterr().out

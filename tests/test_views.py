@@ -68,7 +68,7 @@ class Watched(TopLossCallback):
         return chosen
 
 def test_a_sample_of_few_items_is_all_of_them():
-    learn = quiet_fit(table_learner(cbs=Watched(keep=.5, warmup=0)), 3)
+    learn = quiet_fit(short_learner(cbs=Watched(keep=.5, warmup=0)), 3)
     samples = learn.selection.report.samples
     assert list(zip(samples.epoch, samples.loss, samples.chosen))==learn.selection.seen
     assert samples.fit.eq(1).all()
@@ -148,13 +148,13 @@ def test_what_is_drawn_from_a_pool_of_batches_is_known():
         assert dict(zip(names, values))['loss_perc']==pytest.approx(kept/full, rel=1e-5)
 
 def test_random_subsets_have_no_losses():
-    learn = quiet_fit(table_learner().random_subset(warmup=0), 2)
+    learn = quiet_fit(short_learner().random_subset(warmup=0), 2)
     assert learn.selection.report.samples.empty
     (kept,) = learn.selection.plot() # no empty panels
     assert lines(kept)['of each batch'][:6,1].tolist()==[.5]*6
 
 def test_a_panel_without_chosen_items_is_left_out():
-    selection = quiet_fit(table_learner().top_loss(warmup=0), 1).selection
+    selection = quiet_fit(short_learner().top_loss(warmup=0), 1).selection
     samples = selection.report.samples
     assert len(selection_figure(selection.stats, samples).axes)==3
     assert len(selection_figure(selection.stats, samples.assign(chosen=False)).axes)==2
@@ -167,7 +167,7 @@ def type_sizes(fig):
     return [text.get_fontsize()*scale for text in shown]
 
 def test_pictures_can_be_read_on_a_phone():
-    learn = quiet_fit(image_learner(cbs=tracked()), 4)
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 4)
     selection = learn.selection
     views = [
         selection.plot,
@@ -183,7 +183,7 @@ def test_pictures_can_be_read_on_a_phone():
         assert min(type_sizes(plt.gcf()))>8.5, view
 
 def test_bands_are_named():
-    learn = quiet_fit(table_learner().top_loss(warmup=0), 2)
+    learn = quiet_fit(short_learner().top_loss(warmup=0), 2)
     kept,*_ = learn.selection.plot()
     assert 'epochs shown below' in [text.get_text() for text in kept.get_legend().get_texts()]
     assert len(kept.patches)==2
@@ -235,7 +235,7 @@ LEAVING_OUT = dict(
 
 @pytest.mark.parametrize('name', LEAVING_OUT)
 def test_kept_share_adds_up_however_items_are_left_out(name):
-    learn = quiet_fit(table_learner(cbs=LEAVING_OUT[name]()), 5)
+    learn = quiet_fit(short_learner(cbs=LEAVING_OUT[name]()), 5)
     stats = learn.selection.stats
     steps = kept_share(stats, 1)
     assert len(steps)==(stats.step>=0).sum()
@@ -258,24 +258,24 @@ def kept_and_seen(rows):
     return batches.kept.to_numpy(),batches.seen.to_numpy()+left_out/len(batches)
 
 def test_epochs_of_several_fits_are_told_apart():
-    learn = quiet_fit(quiet_fit(table_learner().top_loss(), 2), 2)
+    learn = quiet_fit(quiet_fit(short_learner().top_loss(), 2), 2)
     assert list(lines(learn.selection.plot()[1]))==['fit 1, epoch 1','fit 2, epoch 0','fit 2, epoch 1']
     assert len(lines(learn.selection.plot(n_epochs=2)[1]))==2
     with pytest.raises(ValueError, match='n_epochs: got 0'): learn.selection.plot(n_epochs=0)
 
 @pytest.mark.parametrize('name', ['card','plot','stats','show_hardest'])
 def test_a_learner_without_a_selection_says_how_to_get_one(name):
-    learn = table_learner()
+    learn = short_learner()
     how = rf'learn.selection.{name}: got a learner without.*learn.favor_hard\(\)'
     with pytest.raises(AttributeError, match=how): getattr(learn.selection, name)
 
 def test_no_selection_is_false():
-    learn = table_learner()
+    learn = short_learner()
     assert hasattr(learn, 'selection')
     assert not learn.selection
     assert not hasattr(learn.selection, 'card')
     assert 'learn.favor_hard()' in repr(learn.selection)
-    assert not quiet_fit(table_learner().top_loss(), 1).full_batches().selection
+    assert not quiet_fit(short_learner().top_loss(), 1).full_batches().selection
 
 def test_nothing_to_plot():
     learn = table_learner()
@@ -292,7 +292,7 @@ def test_plots_at_any_time(capsys):
             if self.training and (self.epoch,self.iter) in ((1,2),(2,0)): figures.append(self.learn.selection.plot())
 
     figures = []
-    learn = quiet_fit(table_learner(cbs=[TopLossCallback(), Looks()]), 3)
+    learn = quiet_fit(short_learner(cbs=[TopLossCallback(), Looks()]), 3)
     assert len(figures)==2
 
     before = learn.selection.report.samples
@@ -311,7 +311,7 @@ def saved_secs(learn, n_epoch):
 @pytest.mark.measured
 def test_seconds_saved_against_the_full_epochs():
     "Those of earlier fits count, too, under the same circumstances"
-    learn = table_learner().top_loss(warmup=2)
+    learn = short_learner().top_loss(warmup=2)
     saved = saved_secs(learn, 4)+saved_secs(learn, 2)
     times = [took for _,took in learn.selection.meter.epoch_times]
     plain = (times[0]+times[1])/2
@@ -334,7 +334,7 @@ def test_seconds_saved_are_known_in_both_fits_of_fine_tune():
         order = 99
         def after_fit(self): saved.append([values[-1] for values in self.recorder.values])
 
-    learn = table_learner(splitter=two_layers, cbs=TopLossCallback(.25)) # the first epoch is full
+    learn = short_learner(splitter=two_layers, cbs=TopLossCallback(.25)) # the first epoch is full
     quiet_fit(learn.add_cb(Notes()), 2, 'fine_tune')
     assert [len(of_fit) for of_fit in saved]==[1,2]
     assert not np.isnan(sum(saved, [])).any()
@@ -342,7 +342,7 @@ def test_seconds_saved_are_known_in_both_fits_of_fine_tune():
 
 @pytest.mark.measured
 def test_a_warm_up_is_the_plain_epoch_of_what_is_chosen_before_loading():
-    learn = table_learner().favor_hard()
+    learn = short_learner().favor_hard()
     saved = saved_secs(learn, 3)
     shares,times = zip(*learn.selection.meter.epoch_times)
     assert shares==(0,1,1)
@@ -374,15 +374,15 @@ class HarderHalf(EpochSelection):
 
 def test_the_columns_of_an_epoch_go_by_the_losses_it_was_chosen_by():
     "Or hard items, once trained, would seem to have had the smaller share of the loss"
-    selection = quiet_fit(table_learner(cbs=HarderHalf()), 2).selection
+    selection = quiet_fit(short_learner(cbs=HarderHalf()), 2).selection
     assert selection.report.log[:3]==pytest.approx(selection.expected)
     assert selection.expected[1]>.5
 
 # tracking
-def mixed_table_learner(cbs): return table_learner(cbs=[cbs, MixUp(.4)])
+def mixed_table_learner(cbs): return short_learner(cbs=[cbs, MixUp(.4)])
 
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
-@pytest.mark.parametrize('make', [image_learner, mixed_table_learner], ids=['image','table_mixup'])
+@pytest.mark.parametrize('make', [partial(image_learner, n=36), mixed_table_learner], ids=['image','table_mixup'])
 def test_tracking_changes_nothing(cls, make):
     def run(**kwargs):
         learn = quiet_fit(make(cbs=cls(seed=0, **full_epochs(cls, 1), **kwargs)), 3)
@@ -459,7 +459,7 @@ def test_a_second_fit_goes_on_and_an_interrupted_one_is_counted():
     assert [epoch for epoch,_ in selection.tracker.picks_by_epoch]==[1,2,3]
 
 def test_lr_find_leaves_items_alone():
-    learn = quiet_fit(table_learner().top_loss(track_items=True), 2)
+    learn = quiet_fit(short_learner().top_loss(track_items=True), 2)
     before = learn.selection.items()
     with learn.no_bar(): learn.lr_find(num_it=5, show_plot=False)
     pd.testing.assert_frame_equal(before, learn.selection.items())
@@ -468,18 +468,18 @@ TRACK = 'pass track_items=True'
 
 @pytest.mark.parametrize('name', ['items','picks_by_class','show_hardest','show_easiest','plot_items'])
 def test_a_view_of_items_says_how_to_have_them_remembered(name):
-    selection = quiet_fit(table_learner().top_loss(), 2).selection
+    selection = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match=f'{name}: got a TopLossCallback.*{TRACK}'): getattr(selection, name)()
 
 def test_nothing_is_remembered():
-    before_loading = quiet_fit(table_learner().random_subset(before_loading=True), 2).selection
+    before_loading = quiet_fit(short_learner().random_subset(before_loading=True), 2).selection
     with pytest.raises(ValueError, match=TRACK): before_loading.items()
-    untracked = quiet_fit(table_learner().top_loss(), 2).selection
+    untracked = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match='pass noise_quantile'): untracked.suspected_label_errors()
-    with pytest.raises(ValueError, match=TRACK): pick_rates(table_learner().top_loss().selection)
+    with pytest.raises(ValueError, match=TRACK): pick_rates(short_learner().top_loss().selection)
 
 def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
-    learn = table_learner().top_loss(track_items=True)
+    learn = short_learner().top_loss(track_items=True)
     selection = learn.selection
     with pytest.raises(ValueError, match='items: nothing is remembered of the items yet; call fit first'):
         selection.items()
@@ -488,16 +488,16 @@ def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
     assert len(selection.plot())==3
 
 def test_loaders_whose_items_are_unknown_are_refused():
-    learn = table_learner()
+    learn = short_learner()
     learn.dls.loaders[0] = torch.utils.data.DataLoader(learn.dls.train_ds, batch_size=16)
     with pytest.raises(TypeError, match="use fastai's DataLoader"): quiet_fit(learn.top_loss(track_items=True), 1)
 
 def test_what_is_remembered_stays_with_its_learner(tmp_path):
-    learn = quiet_fit(table_learner().top_loss(track_items=True), 2)
+    learn = quiet_fit(short_learner().top_loss(track_items=True), 2)
     selection = learn.selection
     assert pickle.loads(pickle.dumps(learn)).selection.tracker.picks_by_epoch==()
 
-    other = set_selection(table_learner(1), selection)
+    other = set_selection(short_learner(1), selection)
     with pytest.raises(ValueError, match='call fit first'): selection.items()
     quiet_fit(other, 1)
     assert selection.items().seen.eq(1).all()
@@ -576,13 +576,13 @@ def check_images(images, dataset, idxs):
         np.testing.assert_allclose(image, dataset.images[i].permute(1,2,0), atol=1e-6)
 
 def test_items_that_fastai_cannot_show():
-    selection = quiet_fit(table_learner().top_loss(track_items=True), 1).selection
+    selection = quiet_fit(short_learner().top_loss(track_items=True), 1).selection
     refused = r'show_hardest: got items that are a Tensor.*use items\(\)'
     with pytest.raises(ValueError, match=refused): selection.show_hardest()
 
 @pytest.mark.parametrize('easiest', [False, True])
 def test_the_hardest_items_are_shown_as_they_are(easiest):
-    learn = image_learner(cbs=[tracked(), Still()])
+    learn = image_learner(cbs=[tracked(), Still()], n=36)
     learn.model = nn.Sequential(nn.Flatten(), nn.Linear(3*12*12, 3)) # no BatchNorm
     learn.dls.train.after_batch.fs.clear() # no augmentation, so that the losses can be computed again
     quiet_fit(learn, 2)
@@ -595,7 +595,7 @@ def test_the_hardest_items_are_shown_as_they_are(easiest):
 def titles(): return [dict(line.split(' ', 1) for line in ax.get_title().split('\n')) for ax in shown_axes()]
 
 def test_shown_items_have_target_prediction_loss_and_index():
-    learn = quiet_fit(image_learner(cbs=tracked()), 2)
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
     shown(learn)
     items,ds = learn.selection.items(),learn.dls.train_ds
     with torch.no_grad(): predicted = learn.model.eval()(ds.images).argmax(1)
@@ -650,7 +650,7 @@ def look_at_everything(learn):
     gradient_similarity(learn, 2)
 
 def test_showing_changes_nothing_and_augments_nothing():
-    def fitted(): return quiet_fit(image_learner(cbs=tracked()), 2)
+    def fitted(): return quiet_fit(image_learner(cbs=tracked(), n=36), 2)
     def loader_state(learn): return learn.dls.train.rng.getstate()
     looked_at = fitted()
     before = random_states(),loader_state(looked_at)
@@ -771,11 +771,11 @@ def test_picks_over_the_epochs():
 
 def test_picks_over_the_epochs_are_saved_too():
     def picks_of(selection): return [picked.tolist() for _,picked in selection.tracker.picks_by_epoch]
-    half = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 2)
+    half = quiet_fit(short_learner().top_loss(keep=.5, track_items=True), 2)
     state,before = half.selection.state_dict(),picks_of(half.selection)
     quiet_fit(half, 1) # what is saved does not follow
 
-    resumed = table_learner().top_loss(keep=.5, track_items=True)
+    resumed = short_learner().top_loss(keep=.5, track_items=True)
     selection = resumed.selection
     selection.load_state_dict(state)
     assert picks_of(selection)==before
@@ -858,7 +858,7 @@ def test_the_gradient_of_all_is_that_of_all(make):
 
 def test_gradient_similarity_leaves_the_learner_as_it_was():
     def fitted():
-        learn = quiet_fit(table_learner().top_loss(), 1)
+        learn = quiet_fit(short_learner().top_loss(), 1)
         learn.model[1].train()
         return learn
 
@@ -878,14 +878,14 @@ def test_gradient_similarity_leaves_the_learner_as_it_was():
     assert same(looked_at_weights, weights(quiet_fit(fitted(), 1)))
 
 def test_gradients_of_a_loss_that_mixes_items_are_refused():
-    learn = table_learner(loss_func=lambda pred, y: F.cross_entropy(pred, y).sqrt())
+    learn = short_learner(loss_func=lambda pred, y: F.cross_entropy(pred, y).sqrt())
     with pytest.raises(ValueError, match='It mixes items'): gradient_similarity(learn)
     def item_loss(pred, y): return F.cross_entropy(pred, y, reduction='none')
     assert len(gradient_similarity(learn, 1, item_loss=item_loss))==2
 
 def test_gradients_that_are_refused():
-    with pytest.raises(ValueError, match='keep: got 0'): gradient_similarity(table_learner(), keep=0)
-    frozen = table_learner()
+    with pytest.raises(ValueError, match='keep: got 0'): gradient_similarity(short_learner(), keep=0)
+    frozen = short_learner()
     frozen.model.requires_grad_(False)
     with pytest.raises(ValueError, match='weights are all frozen'): gradient_similarity(frozen)
 
