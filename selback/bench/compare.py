@@ -112,9 +112,8 @@ _own_columns = _old_columns | {'compute','selected','constant_loss','constant_er
 
 def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
-    if getattr(selection, 'passes', 2)==2: return rows['seen'][rows['scored']>0].sum()
-    is_loaded = rows['step']>=0
-    return (rows['seen']-rows['trained'])[is_loaded].sum()
+    if getattr(selection, 'passes', 2)==1: return 0 # it chooses by the pass that trains all
+    return rows['seen'][rows['scored']>0].sum()
 
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
