@@ -418,7 +418,9 @@ class CountsTrained(Callback):
     def __init__(self): self.times = torch.zeros(100, dtype=torch.int32)
 
     def after_loss(self):
-        self.times.index_add_(0, self.learn.selection.item_idx, torch.ones(len(self.y), dtype=torch.int32))
+        idx,weight = self.learn.selection.item_idx,self.learn.selection.item_weight
+        counts = torch.ones(len(self.y)) if weight is None else weight!=0
+        self.times.index_add_(0, idx, counts.int())
 
 PICKING = [dict(), dict(gather=True), dict(passes=1), dict(gather=True, presample=2)]
 
