@@ -187,19 +187,37 @@ def test_runs_count_their_cost():
     warm = runs[runs.epoch==1].groupby('seed').valid_loss.nunique() # the warm-up is plain training with the same seed
     assert warm.tolist()==[1,1]
 
-LOOKS = [
-    ('top_loss(keep=.5,warmup=0)', 100),
-    ('top_loss(keep=.5,warmup=0,passes=1)', 50),
-    ('random_subset(keep=.5,warmup=0)', 0),
-    ('random_subset(keep=.5,warmup=0,passes=1)', 50)]
+COSTS = [
+    ('top_loss(keep=.5,warmup=0)', 150, 50),
+    ('top_loss(keep=.5,warmup=0,passes=1)', 100, 100),
+    ('random_subset(keep=.5,warmup=0)', 50, 50),
+    ('random_subset(keep=.5,warmup=0,passes=1)', 100, 100)]
 
-@pytest.mark.parametrize('method,looks', LOOKS)
-def test_with_one_pass_an_item_is_forwarded_once(method, looks):
-    "Besides what trains: all 100 items in a pass of its own, or in the pass of training the half that is left out"
+@pytest.mark.parametrize('method,forwarded,trained', COSTS)
+def test_with_one_pass_an_item_is_forwarded_once(method, forwarded, trained):
+    "And backwards as often, since those that are not chosen only weigh nothing; else all 100 in a pass of its own"
     def get_learner(): return learner_on(dls_of(*class_data(132), bs=20))
     runs = compare(get_learner, [method], 2, 1, plot=False)
-    assert runs.backpropagated.tolist()==[50,100]
-    assert runs.forwarded.tolist()==[50+looks, 100+2*looks]
+    assert runs.backpropagated.tolist()==[trained,2*trained]
+    assert runs.forwarded.tolist()==[forwarded,2*forwarded]
+
+@pytest.mark.measured
+def test_written_methods_choose_alike_on_any_machine_and_time_nothing(capsys):
+    "And whoever has asked for it is told that a method stands aside"
+    clocks = {}
+    def watch(learn):
+        if learn.selection: clocks[repr(learn.selection)] = learn.selection.clock
+        return {}
+
+    def aside(): return TopLossCallback(.5, auto=True)
+    methods = {m: m for m in ('top_loss(keep=.5)','favor_hard','prioritized_sampling','stale_loss')}
+    compare(learner_of, methods | {'own': lambda: FavorHardCallback(beta=2)}, 3, 1, plot=False, watch=watch)
+    assert len(clocks)==5
+    assert not any(clock.is_on or clock.plain for clock in clocks.values())
+    assert 'a selecting epoch took' not in capsys.readouterr().out
+
+    compare(learner_of, {'aside': aside}, 3, 1, plot=False, watch=watch)
+    assert capsys.readouterr().out.count('TopLossCallback: a selecting epoch took')==1
 
 class Clock:
     "The comparison's clock, which only a test moves"

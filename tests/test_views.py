@@ -309,44 +309,59 @@ def saved_secs(learn, n_epoch):
     return [dict(zip(names, values))['saved_secs'] for values in learn.recorder.values]
 
 @pytest.mark.measured
-def test_seconds_saved_against_the_full_epochs():
-    "Those of earlier fits count, too, under the same circumstances"
-    learn = short_learner().top_loss(warmup=2)
-    saved = saved_secs(learn, 4)+saved_secs(learn, 2)
-    times = [took for _,took in learn.selection.meter.epoch_times]
-    plain = (times[0]+times[1])/2
-    assert saved[0]==0
-    assert saved[1:]==pytest.approx([plain-took for took in times[1:]])
+def test_seconds_saved_against_the_plain_epochs_of_the_fit():
+    "Those of earlier fits do not count"
+    learn = short_learner().top_loss(.25, warmup=2)
+    saved,clock = saved_secs(learn, 4),learn.selection.clock
+    first,second = clock.plain
+    assert saved[:2]==pytest.approx([0, min(first, second)-second])
+    assert saved[2:]==pytest.approx([min(clock.plain)-took for took in clock.selecting])
+
+    assert np.isnan(saved_secs(learn, 2)).all()
+    assert clock.plain==[]
 
 @pytest.mark.measured
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
-def test_seconds_saved_are_known_unless_nothing_is_measured(cls):
-    assert not np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 2)).any()
-    assert np.isnan(saved_secs(table_learner(cbs=cls(warmup=0)), 1)).all()
+def test_seconds_saved_are_known_once_the_fit_had_a_plain_epoch(cls):
+    "And they are no larger a share of it than that of the items left out"
+    learn = table_learner(cbs=cls(**full_epochs(cls, 1)))
+    saved,clock = saved_secs(learn, 4),learn.selection.clock
+    assert saved[0]==0
+    assert not np.isnan(saved).any()
+
+    epochs = learn.selection.stats.groupby('epoch')
+    kept = epochs.kept.sum()/epochs.seen.sum()
+    assert (np.array(saved)<=(1-kept)*max(clock.plain)+1e-9).all()
+    assert not np.isnan(saved_secs(learn, 1)).any() or not clock.plain
+
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_no_seconds_are_known_where_nothing_is_timed(cls):
+    learn = table_learner(cbs=cls(**full_epochs(cls, 1)))
+    assert np.isnan(saved_secs(learn, 2)).all()
+    assert learn.selection.clock.plain==learn.selection.clock.selecting==[]
 
 def two_layers(model): return [list(model[0].parameters()), list(model[1:].parameters())]
 
 @pytest.mark.measured
-def test_seconds_saved_are_known_in_both_fits_of_fine_tune():
-    "The second one trains all layers: what was measured of the first is of no use to it"
+@pytest.mark.parametrize('warmup,known', [(1, [[True],[False,False]]), (2, [[True],[True,True]])])
+def test_seconds_saved_in_both_fits_of_fine_tune(warmup, known):
+    "The second one trains all layers: what was timed of the first is of no use to it"
     saved = []
     class Notes(Callback):
         order = 99
         def after_fit(self): saved.append([values[-1] for values in self.recorder.values])
 
-    learn = short_learner(splitter=two_layers, cbs=TopLossCallback(.25)) # the first epoch is full
+    learn = short_learner(splitter=two_layers, cbs=TopLossCallback(.25, warmup=warmup))
     quiet_fit(learn.add_cb(Notes()), 2, 'fine_tune')
-    assert [len(of_fit) for of_fit in saved]==[1,2]
-    assert not np.isnan(sum(saved, [])).any()
-    assert len(learn.selection.meter.epoch_times)==2
+    assert [[not np.isnan(secs) for secs in of_fit] for of_fit in saved]==known
 
 @pytest.mark.measured
 def test_a_warm_up_is_the_plain_epoch_of_what_is_chosen_before_loading():
     learn = short_learner().favor_hard()
-    saved = saved_secs(learn, 3)
-    shares,times = zip(*learn.selection.meter.epoch_times)
-    assert shares==(0,1,1)
-    assert saved==pytest.approx([times[0]-took for took in times])
+    saved,clock = saved_secs(learn, 3),learn.selection.clock
+    (plain,),selecting = clock.plain,clock.selecting
+    assert len(selecting)==2
+    assert saved==pytest.approx([0, *(plain-took for took in selecting)])
 
 @pytest.mark.measured
 @pytest.mark.parametrize('cls', [TopLossCallback, FavorHardCallback])
@@ -356,12 +371,11 @@ def test_an_epoch_that_was_stopped_saved_nothing(cls):
         order = 60
         def after_batch(self):
             if self.training and self.epoch in (0,2) and self.iter==1: raise CancelTrainException
-        def after_epoch(self): saved.append(self.learn.selection.meter.saved_secs)
+        def after_epoch(self): saved.append(self.learn.selection.clock.saved_secs)
 
-    learn = quiet_fit(table_learner(cbs=[cls(), StopsTwice()]), 4)
-    assert np.isnan([saved[0],saved[2]]).all()
-    assert not np.isnan(saved[3])
-    assert len(learn.selection.meter.epoch_times)==2
+    learn = quiet_fit(table_learner(cbs=[cls(warmup=2), StopsTwice()]), 4)
+    assert np.isnan(saved).tolist()==[True,False,True,False]
+    assert len(learn.selection.clock.plain)==len(learn.selection.clock.selecting)==1
 
 class HarderHalf(EpochSelection):
     "The half with the highest remembered losses"
@@ -404,7 +418,9 @@ class CountsTrained(Callback):
     def __init__(self): self.times = torch.zeros(100, dtype=torch.int32)
 
     def after_loss(self):
-        self.times.index_add_(0, self.learn.selection.item_idx, torch.ones(len(self.y), dtype=torch.int32))
+        idx,weight = self.learn.selection.item_idx,self.learn.selection.item_weight
+        counts = torch.ones(len(self.y)) if weight is None else weight!=0
+        self.times.index_add_(0, idx, counts.int())
 
 PICKING = [dict(), dict(gather=True), dict(passes=1), dict(gather=True, presample=2)]
 
@@ -950,7 +966,16 @@ def test_a_selection_names_its_options(make, wanted):
     assert repr(cb)==wanted
     assert cb.card.startswith(repr(cb)+'\n')
 
-def test_the_card_says_why_no_seconds_are_known():
-    assert 'cost: not measured.' in TopLossCallback().card
-    card = quiet_fit(table_learner().top_loss(), 1).selection.card
-    assert 'cost: seconds saved: \N{EN DASH}, as auto=False measures nothing' in card
+@pytest.mark.measured
+def test_the_card_says_what_was_saved_or_why_that_is_not_known():
+    def said(learn): return learn.selection.card.splitlines()[5]
+    unknown = 'time: not known, as this fit had no plain epoch to compare with.'
+    learn = table_learner().top_loss(.25)
+    assert said(learn)==unknown
+    assert said(quiet_fit(learn, 1))=='time: nothing saved in this fit: no epoch was chosen from.'
+    assert said(quiet_fit(learn, 2))==unknown
+
+    learn = quiet_fit(table_learner().top_loss(.25), 3)
+    assert said(learn).startswith('time: the selecting epochs of this fit took ')
+    assert said(learn).endswith(f'the {2*learn.selection.clock.plain[0]:.3g} s of plain ones.')
+    assert said(quiet_fit(table_learner().top_loss(auto=False), 2))=='time: not timed, as auto=False.'

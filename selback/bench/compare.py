@@ -60,8 +60,9 @@ def get_method(
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
 
-    options = {'auto': False} | kwargs # the same choices whatever the machine
-    return lambda: known[name](*args, **options)
+    takes_auto = 'auto' in inspect.signature(known[name]).parameters
+    same = dict(auto=False) if takes_auto else {} # choices whatever the machine
+    return lambda: known[name](*args, **same | kwargs)
 
 def split_methods(
     methods:str, # Methods with commas between them
@@ -111,9 +112,8 @@ _own_columns = _old_columns | {'compute','selected','constant_loss','constant_er
 
 def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
-    if getattr(selection, 'passes', 2)==2: return rows['seen'][rows['scored']>0].sum()
-    is_loaded = rows['step']>=0
-    return (rows['seen']-rows['trained'])[is_loaded].sum()
+    if getattr(selection, 'passes', 2)==1: return 0 # it chooses by the pass that trains all
+    return rows['seen'][rows['scored']>0].sum()
 
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
@@ -500,7 +500,6 @@ def check_budget(
         f'more than {least:.0f}, or no method chooses anything',
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
-
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
 @contextmanager
 def _cudnn_kept():
@@ -531,7 +530,9 @@ def _add_selection(learn, make, log):
     with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
     if not isinstance(selection, Selection|None):
         raise TypeError(refusal(log.method, repr(selection), 'a selection, or None for plain training'))
-    if selection is not None: learn.add_cb(selection)
+    if selection is None: return
+    if selection.clock.auto is not True: selection.clock.is_on = False # runs are timed here, and it would only tell
+    learn.add_cb(selection)
 
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
 def _train(learn, study, lr, log, *cbs):
@@ -779,7 +780,6 @@ def verdict_of(
     summary = summarize(runs, measure, target, comparable(runs))
     return nothing_learned(runs, measure) or verdict(summary, measure, target)
 
-
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77b3
 class Runs(pd.DataFrame):
     "A row for each epoch of each run; a notebook shows the verdict and a table of means. Parts of it are plain"
@@ -803,7 +803,6 @@ class Runs(pd.DataFrame):
         shown = brief(show_table(summarize(runs, measure, equal=comparable(runs))), measure)
         rows = f'{len(self):,} rows, one for each epoch of each run: a DataFrame, such as <code>runs.tail()</code>.'
         return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
-
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
 class _StepTimes(Callback):
@@ -869,4 +868,3 @@ def in_time(
     if seconds<90: return f'about {max(seconds, 1):.0f} seconds'
     if seconds<5400: return f'about {seconds/60:.0f} minutes'
     return f'about {seconds/3600:.1f} hours'
-
