@@ -92,7 +92,7 @@ def test_looks_at_full_cost(way):
     (InfoBatchCallback, dict(warmup=1)),
     (RandomSubsetCallback, dict(warmup=0))], ids=lambda o: getattr(o, '__name__', ''))
 def test_looks_of_methods(cls, options):
-    compute,spy = counted_fit(table_learner(cbs=cls(auto=False, **options)), 3)
+    compute,spy = counted_fit(short_learner(cbs=cls(auto=False, **options)), 3)
     assert (spy.looked>16)==cls.scored
     assert compute.spent==cost(spy)
 
@@ -145,7 +145,7 @@ def test_looks_by_another_model():
 def test_looks_by_a_model_without_products_are_free():
     class Free(nn.Module):
         def forward(self, x): return x[:,:3]
-    compute,spy = counted_fit(table_learner(cbs=top(scorer=Free())))
+    compute,spy = counted_fit(short_learner(cbs=top(scorer=Free())))
     assert compute.spent==spy.trained
     assert compute.is_exact
 
@@ -170,7 +170,7 @@ class Halves(Callback):
 
 @pytest.mark.parametrize('cbs', [[], [CPUMixedPrecision]], ids=['float32','autocast'])
 def test_items_that_are_resized_before_they_train_cost_less(cbs):
-    def learner(): return image_learner(cbs=[top(), Halves(), *[cb() for cb in cbs]])
+    def learner(): return image_learner(cbs=[top(), Halves(), *[cb() for cb in cbs]], n=36)
     compute,spy = counted_fit(learn := learner())
     flops = spy.trained*image_train(6)+spy.looked*image_look(12)
     assert compute.spent==pytest.approx(flops/image_train(12))
@@ -234,7 +234,7 @@ class Attends(nn.Module):
     def forward(self, x): return self.head(self.layer(x[:,None])[:,0])
 
 def with_model(model, **kwargs):
-    learn = table_learner(**kwargs)
+    learn = short_learner(**kwargs)
     learn.model = model
     return learn
 
@@ -301,7 +301,7 @@ class Stateful(nn.Module):
         return F.cross_entropy(pred, y, reduction=reduction)*(1+.1/self.n)+0*torch.rand(())
 
 def learner_for(task, cbs):
-    if task=='stateful': return table_learner(loss_func=Stateful(), cbs=cbs)
+    if task=='stateful': return short_learner(loss_func=Stateful(), cbs=cbs)
     return TASKS[task][0](cbs=cbs)
 
 @pytest.mark.parametrize('options', [None, {}, dict(passes=1)], ids=['plain','two passes','one pass'])
@@ -330,9 +330,9 @@ def test_each_kind_of_pass_is_counted_once(monkeypatch):
         counted_fit(learn, 3)
         return len(kinds)
 
-    copies = table_learner(cbs=top(scorer=ModelCopy(2))) # the last batch of an epoch is smaller
+    copies = short_learner(cbs=top(scorer=ModelCopy(2))) # the last batch of an epoch is smaller
     assert n_counted(copies)==3 # a step, a look by the copy, and by that which is made anew when it first selects
-    assert n_counted(image_learner(cbs=top()))==2
+    assert n_counted(image_learner(cbs=top(), n=36))==2
     text = TASKS['text'][0](cbs=top())
     assert n_counted(text)==1 # then it is known that it can't be counted, whatever the batches' lengths
 

@@ -34,7 +34,7 @@ def test_low_precision_and_resolution_go_together():
 
 # another model looks
 def test_a_proxy_scores_and_the_model_does_not():
-    learn,proxy = image_learner(),Looks()
+    learn,proxy = image_learner(n=36),Looks()
     learn.model = main = Looks()
     chosen = []
     class Spy(TopLossCallback):
@@ -53,10 +53,10 @@ def test_a_proxy_scores_and_the_model_does_not():
 def test_errors_name_the_scorer():
     with pytest.raises(TypeError, match='scorer: got the class ModelCopy, wanted a module'):
         TopLossCallback(scorer=ModelCopy)
-    learn = table_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3)))
+    learn = short_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3)))
     with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(learn, 1)
     for bad in dict(n_epoch=0),dict(lr=-1.):
-        with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(table_learner(), mlp(), **bad)
+        with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(short_learner(), mlp(), **bad)
 
 def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
     def run(first):
@@ -99,7 +99,7 @@ def test_a_copy_follows_the_model_every_k_steps(decay):
     assert learn.follow.n>9
 
 def learner_with(model, cb):
-    learn = table_learner(cbs=cb)
+    learn = short_learner(cbs=cb)
     learn.model = model
     return learn
 
@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_copied_is_named():
     with pytest.raises(ValueError, match="ModelCopy: the model can't be copied"): quiet_fit(learn, 1)
 
 def test_a_copy_is_saved_and_goes_on():
-    def make(): return table_learner(cbs=TopLossCallback(.5, warmup=0, seed=0, scorer=ModelCopy(every=7, decay=.5)))
+    def make(): return short_learner(cbs=TopLossCallback(.5, warmup=0, seed=0, scorer=ModelCopy(every=7, decay=.5)))
     whole = quiet_fit(make(), 1)
     state,trained = whole.selection.state_dict(),weights(whole)
     opt = copy.deepcopy(whole.opt.state_dict())
@@ -396,9 +396,9 @@ def test_a_meter_that_stands_aside_is_asked_for_each_batch():
 def test_a_resumed_copy_is_first_made_of_what_the_warm_up_trained():
     "As it is without the stop in between"
     def made(): return TopLossCallback(.5, auto=False, scorer=ModelCopy(every=10**6))
-    learn = quiet_fit(table_learner(cbs=made()), 1)
+    learn = quiet_fit(short_learner(cbs=made()), 1)
     trained = weights(learn)
-    then = table_learner(seed=9, cbs=made())
+    then = short_learner(seed=9, cbs=made())
     then.model.load_state_dict(trained)
     then.selection.load_state_dict(learn.selection.state_dict())
     for o in learn,then:
