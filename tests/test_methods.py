@@ -376,7 +376,7 @@ def test_the_noise_guard_finds_wrong_labels(make):
     lambda **kwargs: InfoBatchCallback(delta=1., **kwargs),
     lambda **kwargs: DropEasyCallback(drop=1., **kwargs)])
 def test_suspects_never_train(make):
-    _,_,trained = guarded_fit(make(noise_quantile=.8), 10, n=200)
+    _,_,trained = guarded_fit(make(noise_quantile=.8), 7, n=200)
     assert not any(suspects for suspects,_ in trained[:3])
     assert trained[-1][0]
     assert not any(suspects & items for suspects,items in trained)

@@ -407,7 +407,7 @@ def test_the_columns_of_an_epoch_go_by_the_losses_it_was_chosen_by():
 def mixed_table_learner(cbs): return short_learner(cbs=[cbs, MixUp(.4)])
 
 @pytest.mark.parametrize('cls', methods(), ids=one_liner)
-@pytest.mark.parametrize('make', [image_learner, mixed_table_learner], ids=['image','table_mixup'])
+@pytest.mark.parametrize('make', [partial(image_learner, n=36), mixed_table_learner], ids=['image','table_mixup'])
 def test_tracking_changes_nothing(cls, make):
     def run(**kwargs):
         learn = quiet_fit(make(cbs=cls(seed=0, **full_epochs(cls, 1), **kwargs)), 3)
