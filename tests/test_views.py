@@ -978,4 +978,4 @@ def test_the_card_says_what_was_saved_or_why_that_is_not_known():
     learn = quiet_fit(table_learner().top_loss(.25), 3)
     assert said(learn).startswith('time: the selecting epochs of this fit took ')
     assert said(learn).endswith(f'the {2*learn.selection.clock.plain[0]:.3g} s of plain ones.')
-    assert said(quiet_fit(table_learner().top_loss(auto=False), 2))=='time: not timed, as auto=False.'
+    assert said(quiet_fit(table_learner().top_loss(), 2))=='time: not timed, as auto=False.'
