@@ -34,7 +34,7 @@ class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'
     _own = 'dl','current','n_read','n_handed','is_exhausted','_is_running'
-    __class__ = property(lambda self: type(self.dl))
+    __class__ = property(lambda self: self.dl.__class__)
 
     def __init__(self,
         dl, # The loader
