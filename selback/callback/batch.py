@@ -8,10 +8,12 @@ __all__ = ['SelectionCallback', 'ScoringSelection', 'ChoosingSelection', 'Waitin
 
 # %% ../../nbs/callback/09_batch.ipynb #239efe5b
 from functools import partial, reduce
+from itertools import takewhile
 
 import torch
 from fastai.callback.core import CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.hook import HookCallback
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -137,7 +139,10 @@ class ChoosingSelection(ScoringSelection):
     def after_step(self): self.scorer.scoring.step(self.model)
 
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
-def _prepares(cb): return 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
+def _prepares(cb):
+    "Does a callback do something to a batch before it trains? One with hooks does it to the model"
+    has_event = 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
+    return has_event and not isinstance(cb, HookCallback)
 
 class WaitingSelection(ChoosingSelection):
     "Has what is chosen of batches wait until it trains"
@@ -147,26 +152,24 @@ class WaitingSelection(ChoosingSelection):
 
     def is_due(self,
         read:Read, # A batch of the loader, which the learner holds
-    )->bool:
+    )->bool|None: # None: it does not train, either
         "Is a batch chosen from? Then it is prepared"
         if not (self.is_awake and self.should_select()): return False
-        prepared = self.prepare(read)
+        try: prepared = self.prepare(read)
+        except CancelBatchException: return # it is cancelled when it is announced, too
         if prepared is None: return False
         if not self.is_tried: self.try_first(prepared)
         self.prepared.append(prepared)
         return True
 
-    def prepare(self, read)->Items|None: # None: it is not chosen from
+    def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
         "A batch as callbacks of a lower order prepare it for training"
         learn = self.learn
-        if any(cb.order<=self.order and cb is not self and _prepares(cb) for cb in learn.cbs):
-            learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
-            try:
-                for cb in learn.cbs.sorted('order'):
-                    if cb is self: break
-                    cb('before_batch')
-            except CancelBatchException: return # it is cancelled when it trains, too
-        if not self.is_awake: return # taken off by one of them
+        earlier = [*takewhile(lambda cb: cb is not self, learn.cbs.sorted('order'))]
+        preparing = [cb for cb in earlier if _prepares(cb)]
+        if preparing: learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
+        for cb in preparing: cb('before_batch')
+        if not self.is_awake: return
 
         n = n_items(learn.xb)
         if n==len(read.items): return Items(learn.xb, learn.yb, read.items.idx, read.items.weight)

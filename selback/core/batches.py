@@ -359,14 +359,18 @@ def chosen_steps(
     reads, # `Read`s, one after the other
     waiting, # `Gather` or `Replace`: where chosen items wait
     select, # Called with a list of `Read`s: chooses from them, and has what is chosen wait
-    is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is
+    is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is; None: it does not train, either
     presample:int=1, # How many batches are chosen from together
 ): # `Step`s
     "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
     pool,is_owed = [],False # is there a batch that no step was made for?
     for read in reads:
+        due = is_due(read)
+        if due is None: # whoever is to train it will leave it out
+            yield Step(read.items, read)
+            continue
         is_owed = True
-        if is_due(read):
+        if due:
             pool.append(read)
             if len(pool)<presample: continue
             select(pool)
