@@ -219,6 +219,9 @@ class SelectionEpochs(AskedSelection):
         is_last = self.epoch==self.n_epoch-1
         if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
 
+    def after_cancel_epoch(self): self.write_rows() # fastai has not said that training ended
+    def after_cancel_fit(self): self.write_rows()
+
     @property
     def why_idle(self)->str:
         "What to tell of a fit that trained on all items"
