@@ -6,6 +6,7 @@ from fastai.callback.core import Callback
 from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from helpers import *
+from selback.callback.loaders import ChosenBefore, ChosenWithin
 from selback.core.batches import ItemPool, Items, join, take
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,65 +54,110 @@ def test_keeping_all_in_one_pass_is_plain_training(cls, kwargs, mix):
     assert same(ours, plain)
     assert recorded==plainly_recorded
 
+class ChosenOnes(Callback):
+    "Behind the selection: are the gradients those of the items that the training pass chose, as if these were alone?"
+    order,run_valid = 60,False
+    def __init__(self, reduction): self.reduction = reduction
+
+    def before_fit(self): self.shares = []
+
+    def before_batch(self):
+        self.whole = self.x.clone(),self.y.clone()
+        self.learn.selection.choice = None
+
+    def after_backward(self):
+        if self.learn.selection.choice is None: return # an epoch that scores nothing
+        batch,chosen = self.learn.selection.choice
+        x,y = self.whole
+        for whole in (self.x, batch.xb[0]): assert torch.equal(whole, x)
+        for whole in (self.y, batch.yb[0]): assert torch.equal(whole, y)
+        assert len(self.pred)==len(x)
+        self.check_gradients(x[chosen.rows], y[chosen.rows], chosen.weight)
+        self.check_weights(len(x), *chosen)
+        self.shares.append(len(chosen.rows)/len(x))
+
+    def check_gradients(self, x, y, weight):
+        losses = F.cross_entropy(self.model(x), y, reduction='none')
+        loss = getattr(losses if weight is None else losses*weight, self.reduction)()
+        params = list(self.model.parameters())
+        for p,wanted in zip(params, torch.autograd.grad(loss, params)): torch.testing.assert_close(p.grad, wanted)
+
+    def check_weights(self, n, rows, weight):
+        "n/chosen for a mean over all of the batch, 1 for a sum; 0 for the others"
+        share = n/len(rows) if self.reduction=='mean' else 1.
+        wanted = torch.zeros(n)
+        wanted[rows] = share if weight is None else share*weight
+        got = self.learn.selection.item_weight
+        torch.testing.assert_close(torch.ones(n) if got is None else got, wanted)
+
+@pytest.mark.parametrize('reduction', ['mean','sum'])
 @pytest.mark.parametrize('cls', ONE_PASS, ids=name_of)
-def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls):
-    "As if these alone had trained, for a model without BatchNorm; with the weights of the method"
+def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
+    "For a model without BatchNorm, with the weights of the method; the batch itself stays whole"
     class Watch(cls):
-        def choose_from(self, pool, batch, *args):
-            chosen = super().choose_from(pool, batch, *args)
+        def choose_from(self, batch, *args):
+            chosen = super().choose_from(batch, *args)
             self.choice = batch,chosen
             return chosen
-    class Grads(Callback):
-        order,run_valid = 60,False
-        def before_fit(self): self.shares = []
-        def before_batch(self):
-            self.whole = self.x.clone()
-            self.learn.selection.choice = None
-        def after_backward(self):
-            if self.learn.selection.choice is None: return # an epoch that scores nothing
-            batch,chosen = self.learn.selection.choice
-            x,y = batch.xb[0][chosen.rows],batch.yb[0][chosen.rows]
-            assert torch.equal(batch.xb[0], self.whole)
-            assert torch.equal(self.y, y)
-            assert len(self.pred)==len(self.y)==len(self.x)
-            check_gradients(self.model, x, y, chosen.weight)
-            self.shares.append(len(y)/len(self.whole))
 
-    learn = table_learner(n=32+96, cbs=[Watch(passes=1, warmup=0, seed=0), Grads()])
+    cbs = [Watch(passes=1, warmup=0, seed=0), ChosenOnes(reduction)]
+    learn = table_learner(n=32+96, cbs=cbs, loss_func=CrossEntropyLossFlat(reduction=reduction))
     learn.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     quiet_fit(learn, 2)
-    assert len(learn.grads.shares)>=6
-    assert min(learn.grads.shares)<1
+    assert len(learn.chosen_ones.shares)>=6
+    assert min(learn.chosen_ones.shares)<1
     assert (learn.selection.stats.query('step>=0').trained>0).all()
 
-def check_gradients(model, x, y, weight):
-    losses = F.cross_entropy(model(x), y, reduction='none')
-    loss = losses.mean() if weight is None else (losses*weight).mean()
-    params = list(model.parameters())
-    for p,wanted in zip(params, torch.autograd.grad(loss, params)): torch.testing.assert_close(p.grad, wanted)
+def test_weights_of_a_whole_batch_and_those_of_one_pass_are_multiplied():
+    "Items that were read with weights, of which the training pass chooses some"
+    class Halves(TopLossCallback):
+        follows_items = True
+        def loader_of(self, plan):
+            return super().loader_of(plan._replace(weights=torch.arange(96.)%3))
+    class Watch(Callback):
+        order,run_valid = 60,False
+        def after_pred(self):
+            weight,read = self.learn.selection.item_weight,torch.tensor(numbers(self.x))%3
+            is_chosen = torch.zeros(16, dtype=torch.bool)
+            is_chosen[self.learn.selection.chosen_rows] = True
+            assert is_chosen.sum()==8
+            assert torch.equal(weight, torch.where(is_chosen, 2.*read, 0.))
+            self.learn.n_seen = getattr(self.learn, 'n_seen', 0)+1
+    learn = quiet_fit(numbered_learner(n=32+96, cbs=[Halves(.5, passes=1, warmup=0), Watch()]), 1)
+    assert learn.n_seen==6
+
+def losses_of_mix(pred, y, mixer):
+    "Of each item, where MixUp or CutMix may have mixed others in"
+    def losses_of(y): return F.cross_entropy(pred, y.as_subclass(torch.Tensor), reduction='none')
+    losses = losses_of(y)
+    return mixer.lam*losses+(1-mixer.lam)*losses_of(mixer.yb1[0]) if mixer else losses
 
 @pytest.mark.parametrize('mix', ['plain', 'mixup', 'cutmix'])
 def test_one_pass_trains_the_hardest_of_the_training_forward(mix):
     mixer = dict(plain=None, mixup=MixUp(.4), cutmix=CutMix(1.))[mix]
-    looks = []
     class Ahead(Callback):
-        order,run_valid = SelectionCallback.order-1,False
+        "Takes the gradients of the hardest half, of the pass that trains"
+        order,run_valid,n = SelectionCallback.order-1,False,0
         def after_pred(self):
-            def losses_of(y):
-                return F.cross_entropy(self.pred.detach(), y.as_subclass(torch.Tensor), reduction='none')
-            losses = losses_of(self.y)
-            if mixer: losses = mixer.lam*losses+(1-mixer.lam)*losses_of(mixer.yb1[0])
-            looks.append(losses)
+            losses = losses_of_mix(self.pred, self.y, mixer)
+            hardest,self.params = losses.topk(len(losses)//2).values,list(self.model.parameters())
+            self.wanted = torch.autograd.grad(hardest.mean(), self.params, retain_graph=True)
+            self.mean,self.xb = losses.detach().mean(),self.learn.xb
     class Behind(Callback):
         order,run_valid = 60,False
         def after_loss(self):
-            hardest = looks[-1].sort(descending=True).values[:len(looks[-1])//2]
-            assert len(self.y)==len(self.x)==len(self.pred)==len(hardest)
-            torch.testing.assert_close(self.loss.as_subclass(torch.Tensor).detach(), hardest.mean())
+            ahead = self.learn.ahead
+            assert self.learn.xb is ahead.xb # whole
+            assert len(self.y)==len(self.x)==len(self.pred)
+            torch.testing.assert_close(self.loss.as_subclass(torch.Tensor).detach(), ahead.mean)
+        def after_backward(self):
+            ahead = self.learn.ahead
+            ahead.n += 1
+            for p,wanted in zip(ahead.params, ahead.wanted): torch.testing.assert_close(p.grad, wanted)
 
     cbs = [*([mixer] if mixer else []), TopLossCallback(.5, passes=1, warmup=0), Ahead(), Behind()]
-    quiet_fit(image_learner(n=16+80, cbs=cbs), 2)
-    assert len(looks)==20
+    learn = quiet_fit(image_learner(n=16+80, cbs=cbs), 2)
+    assert learn.ahead.n==20
 
 def test_one_pass_looks_no_second_time_and_enters_no_autocast_again():
     class Once(torch.autocast):
@@ -194,28 +240,57 @@ COUNTED = dict(
 KNOWN = {type(make()) for make in (FIXED | COUNTED).values()}
 NEW = {one_liner(c): functools.partial(c, warmup=0) for c in methods() if c not in KNOWN}
 
-class Around(Callback):
-    "Enters a context around each event of the selection within a step"
+class Around:
+    """Enters a context around all that the selection does for a step: when its loader makes it, and at each event.
+    It is left while the user's own loader reads a batch"""
     events = 'before_batch','after_pred','after_loss','before_step','after_step','after_batch'
     def __init__(self, context, monkeypatch):
         self.context = context
+        self.mode = None # the context that was entered
+        self.n_made = 0 # steps
         self.steps = []
-        call = Selection.__call__
+        call,make,read = Selection.__call__,ChosenWithin.handed_out,ChosenWithin._reads
         def watched(cb, event):
-            if not cb.learn.training: return call(cb, event)
-            if event=='before_batch': self.steps.append(dict(found=[], read=0, epoch=cb.epoch))
-            is_trying_out = len(self.steps)<3
-            if is_trying_out or event not in self.events: return call(cb, event)
-            return self.watch(call, cb, event)
+            if event=='before_batch' and cb.learn.training: self.step_of(cb)
+            is_watched = cb.learn.training and event in self.events and len(self.steps)>=3
+            return self.watch(call, cb, event) if is_watched else call(cb, event)
+        def watched_loader(loader):
+            made = make(loader)
+            while True:
+                n_read,self.n_made = loader.n_read,self.n_made+1
+                self.made = dict(found=[])
+                step = self.watch(next, made, None) if self.n_made>=3 else next(made, None) # others are tried out
+                self.made['read'] = loader.n_read-n_read
+                if step is None: break
+                yield step
+            self.steps[-1]['found'] += self.made['found']
         monkeypatch.setattr(Selection, '__call__', watched)
+        def unwatched_reads(loader):
+            batches = read(loader)
+            while (batch := self.unwatched(next, batches, None)) is not None: yield batch
+        monkeypatch.setattr(ChosenWithin, 'handed_out', watched_loader)
+        monkeypatch.setattr(ChosenWithin, '_reads', unwatched_reads)
 
-    def watch(self, call, cb, event):
-        step,position = self.steps[-1],cb.feed.position
-        with self.context() as mode:
-            try: return call(cb, event)
+    def step_of(self, cb):
+        "Another step begins, which its loader may have been watched to make"
+        is_read_before = type(cb.loader) is ChosenBefore
+        self.made = dict(found=[], read=1) if is_read_before else self.made
+        self.steps.append(self.made | dict(epoch=cb.epoch))
+
+    def watch(self, call, *args):
+        with self.context() as self.mode:
+            try: return call(*args)
             finally:
-                step['found'] += getattr(mode, 'seen', [])
-                if event=='before_batch': step['read'] = cb.feed.position-position+cb.feed.is_new
+                self.made['found'] += getattr(self.mode, 'seen', [])
+                self.mode = None
+
+    def unwatched(self, call, *args):
+        mode,self.mode = self.mode,None
+        if mode: mode.__exit__(None, None, None)
+        try: return call(*args)
+        finally:
+            if mode: mode.__enter__()
+            self.mode = mode
 
 @pytest.mark.parametrize('name', FIXED | COUNTED | NEW)
 def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
@@ -233,7 +308,9 @@ def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
         assert set(step['found'])<={'aten::_local_scalar_dense'}
 
 class SyncDebug:
-    def __enter__(self): torch.cuda.set_sync_debug_mode('error')
+    def __enter__(self):
+        torch.cuda.set_sync_debug_mode('error')
+        return self
     def __exit__(self, *args): torch.cuda.set_sync_debug_mode('default')
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')

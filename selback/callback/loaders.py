@@ -58,7 +58,7 @@ class LoaderInPlace(GetAttr):
         raise NotImplementedError
 
     def __iter__(self):
-        if self._is_running: # a callback reads it within the epoch
+        if self._has_begun: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
         self._is_running = True
@@ -294,7 +294,9 @@ class ChosenBefore(LoaderInPlace):
         "Raise a `ValueError` if other items were read than those that were drawn"
         read = self._read[:len(drawn)]
         self._read.clear()
-        if not read or read==drawn: return
+        if not read: return # unknown
+        drawn = torch.as_tensor(drawn).tolist()
+        if read==drawn: return
         raise ValueError(refusal(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
             f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
