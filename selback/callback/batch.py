@@ -8,7 +8,6 @@ __all__ = ['SelectionCallback', 'ScoringSelection', 'ChoosingSelection', 'Waitin
 
 # %% ../../nbs/callback/09_batch.ipynb #239efe5b
 from functools import partial, reduce
-from itertools import takewhile
 
 import torch
 from fastai.callback.core import CancelBatchException
@@ -227,7 +226,7 @@ class SteppingSelection(WaitingSelection):
         "What trains in an epoch"
         reads = self.reads(batches)
         if self.passes==1: steps = (Step(read.items, read) for read in reads)
-        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample, self.is_left_out)
+        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample)
         for step in steps:
             yield self.handed(step)
             step = None # it may be large

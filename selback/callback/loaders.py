@@ -45,7 +45,7 @@ class LoaderInPlace(GetAttr):
             n_read=0, # batches read of the user's loader
             n_handed=0, # batches handed out
             is_exhausted=False,
-            _is_running=False)
+            _has_begun=False)
 
     def __setattr__(self, name, value):
         if name in vars(self): object.__setattr__(self, name, value)
@@ -61,13 +61,11 @@ class LoaderInPlace(GetAttr):
         if self._has_begun: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
-        self._is_running = True
-        try:
-            for batch,current in self.handed_out():
-                vars(self).update(current=current, n_handed=self.n_handed+1)
-                yield batch
-                batch = None # it may be large
-        finally: self._is_running = False
+        self._has_begun = True
+        for batch,current in self.handed_out():
+            vars(self).update(current=current, n_handed=self.n_handed+1)
+            yield batch
+            batch = None # it may be large
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -148,15 +146,15 @@ def check_independent(
 _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `DataLoader` does with the items it drew
 
 def _cuts(dl):
-    "The names of what a loader's own class defines of that, without a word that it keeps the order"
+    "The names of what a loader defines of that, without a word, of its class or one below, that it keeps the order"
     names = [name for name in _cut_batches if name in vars(dl)]
-    known = []
+    known,keeps_order = set(),False
     for cls in type(dl).__mro__:
         if cls is DataLoader: return names
+        keeps_order = keeps_order or vars(cls).get('keeps_order', False)
         for name in _cut_batches:
-            if name not in vars(cls) or name in known: continue
-            known.append(name)
-            if not vars(cls).get('keeps_order'): names.append(name)
+            if name in vars(cls) and name not in known and not keeps_order: names.append(name)
+            if name in vars(cls): known.add(name)
 
 def check_loader(
     dl, # A training loader
@@ -294,7 +292,7 @@ class ChosenBefore(LoaderInPlace):
         "Raise a `ValueError` if other items were read than those that were drawn"
         read = self._read[:len(drawn)]
         self._read.clear()
-        if not read: return # unknown
+        if not read: return # it is not known
         drawn = torch.as_tensor(drawn).tolist()
         if read==drawn: return
         raise ValueError(refusal(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
