@@ -119,7 +119,7 @@ def test_weights_of_a_whole_batch_and_those_of_one_pass_are_multiplied():
         def after_pred(self):
             weight,read = self.learn.selection.item_weight,torch.tensor(numbers(self.x))%3
             is_chosen = torch.zeros(16, dtype=torch.bool)
-            is_chosen[self.learn.selection.chosen_rows] = True
+            is_chosen[self.learn.selection.current.rows] = True
             assert is_chosen.sum()==8
             assert torch.equal(weight, torch.where(is_chosen, 2.*read, 0.))
             self.learn.n_seen = getattr(self.learn, 'n_seen', 0)+1

@@ -148,12 +148,12 @@ _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `
 def _cuts(dl):
     "The names of what a loader defines of that, without a word, of its class or one below, that it keeps the order"
     names = [name for name in _cut_batches if name in vars(dl)]
-    known,keeps_order = set(),False
+    known,said = set(),None # the lowest class that says something is believed
     for cls in type(dl).__mro__:
         if cls is DataLoader: return names
-        keeps_order = keeps_order or vars(cls).get('keeps_order', False)
+        if said is None: said = vars(cls).get('keeps_order')
         for name in _cut_batches:
-            if name in vars(cls) and name not in known and not keeps_order: names.append(name)
+            if name in vars(cls) and name not in known and not said: names.append(name)
             if name in vars(cls): known.add(name)
 
 def check_loader(

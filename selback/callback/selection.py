@@ -286,7 +286,7 @@ class Selection(SelectionEpochs):
             if current.rows is not None: of_items = of_items[current.rows]
             if lacks_mean: mean = of_items.mean()
             if notes: self.note_losses(of_items)
-        if self.unwritten: self.write_rows(mean)
+        if self.unwritten: self.write_rows(self.n_trained, mean)
 
     def note_losses(self,
         losses:Tensor, # Of the items that train, shape (n,)
@@ -298,17 +298,20 @@ class Selection(SelectionEpochs):
         self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
             again=is_chosen and self.scored, repeats=repeats)
 
-    def after_batch(self): self.write_left() # it was cancelled, or has no targets
+    def after_batch(self):
+        if not self.unwritten: return # only those of a step that was cancelled, or has no targets
+        is_announced = self.current is self.loader.current # else a callback before this one cancelled it
+        self.write_rows(self.n_trained if is_announced else 0)
 
     def write_rows(self,
-        loss:Tensor|None=None, # The mean of the items that train, where they were not scored
+        trained:int=0, # Items of the step that follows
+        loss:Tensor|None=None, # Their mean loss, where they were not scored
     ):
-        "Report the batches that were read, the last of them with the step that trains"
+        "Report the batches that were read, the last of them with its step"
         *before,last = self.unwritten
         self.unwritten.clear()
         for row in before: self.report.add(row)
-        is_announced = self.current is self.loader.current # else a callback before this one cancelled it
-        self.report.add(last, self.n_trained if is_announced else 0, loss)
+        self.report.add(last, trained, loss)
 
     @property
     def n_trained(self)->int:

@@ -366,12 +366,12 @@ def chosen_steps(
     "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
     pool,is_owed = [],False # is there a batch that no step was made for?
     for read in reads:
-        is_owed = True
         due = is_due(read)
         if due is None: # whoever is to train it will leave it out
             yield Step(read.items, read)
             continue
         if due:
+            is_owed = True
             pool.append(read)
             if len(pool)<presample: continue
             select(pool)
