@@ -33,7 +33,7 @@ class CurrentItems(NamedTuple):
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'
-    _own = 'dl','current','n_read','n_handed','is_exhausted','_is_running'
+    _own = 'dl','current','n_read','n_handed','is_exhausted','_has_begun'
     __class__ = property(lambda self: self.dl.__class__)
 
     def __init__(self,
@@ -44,7 +44,7 @@ class LoaderInPlace(GetAttr):
         self.n_read = 0 # batches read of the user's loader
         self.n_handed = 0 # batches handed out
         self.is_exhausted = False
-        self._is_running = False
+        self._has_begun = False
 
     def __setattr__(self, name, value):
         if name in self._own: object.__setattr__(self, name, value)
@@ -57,17 +57,15 @@ class LoaderInPlace(GetAttr):
         raise NotImplementedError
 
     def __iter__(self):
-        if self._is_running: # a callback reads it within the epoch
+        if self._has_begun: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
-        self._is_running = True
-        try:
-            for batch,current in self.handed_out():
-                self.current = current
-                self.n_handed += 1
-                yield batch
-                batch = None # it may be large
-        finally: self._is_running = False
+        self._has_begun = True
+        for batch,current in self.handed_out():
+            self.current = current
+            self.n_handed += 1
+            yield batch
+            batch = None # it may be large
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -141,10 +139,13 @@ def check_independent(
 _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `DataLoader` does with the items it drew
 
 def _defines(dl, name):
-    "Is a method the loader's own, of which it does not say that it keeps the order?"
+    "Is a method the loader's own, of which neither its class nor one below it says that it keeps the order?"
     if name in vars(dl): return True
-    owner = next(c for c in type(dl).__mro__ if name in vars(c))
-    return owner is not DataLoader and not vars(owner).get('keeps_order')
+    classes = type(dl).__mro__
+    owner = next(c for c in classes if name in vars(c))
+    below = classes[:classes.index(owner)+1]
+    said = next((vars(c)['keeps_order'] for c in below if 'keeps_order' in vars(c)), False)
+    return owner is not DataLoader and not said
 
 def check_loader(
     dl, # A training loader
@@ -277,7 +278,9 @@ class ChosenBefore(LoaderInPlace):
         "Raise a `ValueError` if other items were read than those that were drawn"
         read = self._read[:len(drawn)]
         self._read.clear()
-        if not read or read==drawn: return
+        if not read: return # unknown
+        drawn = torch.as_tensor(drawn).tolist()
+        if read==drawn: return
         raise ValueError(refusal(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
             f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
