@@ -46,6 +46,7 @@ class Witness(Callback):
         self.steps = []
         self.loaders,self.lengths = set(),[]
         self.orders,self.memories = [],[]
+        self.n_cancelled = 0 # items of the step that was cancelled
 
     def before_epoch(self):
         self.n += 1
@@ -57,8 +58,8 @@ class Witness(Callback):
         self.memories.append(state_of(selection.memory) if selection else None)
 
     def before_batch(self):
-        dl,feed = self.learn.dl,getattr(self.learn.selection, 'loader', None)
-        is_own = feed is None or dl is feed
+        dl,of_epoch = self.learn.dl,getattr(self.learn.selection, 'loader', None)
+        is_own = of_epoch is None or dl is of_epoch
         self.loaders.add((isinstance(dl, DistributedDL), is_own))
 
     def after_loss(self):
@@ -70,7 +71,7 @@ class Witness(Callback):
 
     @property
     def notes(self):
-        names = 'steps','loaders','lengths','orders','memories'
+        names = 'steps','loaders','lengths','orders','memories','n_cancelled'
         return {name: getattr(self, name) for name in names}
 
 # who trains
@@ -87,7 +88,9 @@ class CancelEpoch(Callback):
     run_valid = False
 
     def before_batch(self):
-        if self.learn.witness.n==2 and self.learn.iter>=3: raise CancelEpochException
+        if self.learn.witness.n!=2 or self.learn.iter<3: return
+        self.learn.witness.n_cancelled = len(self.y)
+        raise CancelEpochException
 
 def replays():
     "Leaves out every third item, others in each of three epochs"

@@ -1,4 +1,4 @@
-"Pull until full: every batch that fastai announces trains, and the loader is read further for it"
+"Until a batch is full the loader is read further: every batch that fastai announces trains"
 import contextlib, functools, multiprocessing
 from collections import Counter
 
@@ -8,11 +8,8 @@ from fastai.callback.core import (Callback, CancelBatchException, CancelEpochExc
 from fastai.callback.data import CollectDataCallback
 from fastai.callback.hook import ActivationStats, HookCallback
 from fastai.callback.schedule import ParamScheduler
-from fastai.data.load import DataLoader
 from helpers import *
 from selback.core.untouched import fixed_random
-from selback.callback.loaders import Feed, is_distributed, own_loader
-from test_loader import OnCpu
 from torch.nn import functional as F
 
 GATHERING = dict(
@@ -32,7 +29,7 @@ def share_trained(cb, i):
     return pytest.approx((cb.epoch+i/cb.n_iter)/cb.n_epoch)
 
 class Arrivals(Callback):
-    "Ahead of the selection: notes each batch of the loader, and what is chosen"
+    "Ahead of the selection: notes each batch of the loader once, and what is chosen"
     order,run_valid = SelectionCallback.order-1,False
     def before_fit(self):
         self.epochs = []
@@ -45,15 +42,14 @@ class Arrivals(Callback):
         selection.choose = noted
     def before_train(self):
         self.batches,self.choices = [],[]
-        self.is_announced = True
+        self.watch = StepWatch(self.learn)
         self.epochs.append((self.batches, self.choices))
     def before_batch(self):
-        feed = self.learn.selection.feed
-        if not feed.is_new: return # one that was there before, for a step after the last batch
-        i = feed.position-1
+        loader,n_handed = self.learn.selection.loader,self.watch.n_handed
+        if self.watch.is_chosen_step(): return
+        i,is_announced = loader.n_read-1,loader.n_handed>n_handed
         assert self.pct_train==share_trained(self, i)
-        assert self.is_announced or self.iter==i
-        self.is_announced = False
+        assert is_announced or self.iter==i
         self.batches.append((i, numbers(self.x)))
 
 class Steps(Callback):
@@ -64,7 +60,6 @@ class Steps(Callback):
     def before_train(self): self.epochs.append([])
     def after_cancel_train(self): self.is_cancelled = True
     def before_batch(self):
-        self.learn.arrivals.is_announced = True
         i = self.learn.selection.loader.n_read-1 # of the batch that was read last
         assert self.iter==i
         assert self.pct_train==share_trained(self, i)
@@ -243,15 +238,16 @@ def test_each_item_is_prepared_once(make, in_place):
     assert learn.prepares.n>=12
 
 class Refuses(Callback):
-    "Raises for some batches of the loader"
+    "Raises for some batches of the loader, each time it meets them"
     order,run_valid = -8,False
     def __init__(self, ex, when):
         self.ex,self.when = ex,when
-        self.refused = []
+        self.refused = {} # by number of the batch
+    def before_train(self): self.watch = StepWatch(self.learn)
     def before_batch(self):
-        if self.learn.selection.feed.is_new and self.when(self):
-            self.refused += numbers(self.x)
-            raise self.ex
+        if self.watch.is_chosen_step() or not self.when(self): return
+        self.refused[self.learn.selection.loader.n_read] = numbers(self.x)
+        raise self.ex
 
 REFUSED = dict(
     pulled=lambda cb: cb.n_read in (1,4),
@@ -268,7 +264,7 @@ def test_a_cancelled_batch_is_dropped_alone(make, when):
     cbs = [cb, Refusing(CancelBatchException, when), Arrivals(), Steps()]
     learn = quiet_fit(numbered_learner(n=32+180, cbs=cbs), 1)
     (batches,choices),steps = learn.arrivals.epochs[0],learn.steps.epochs[0]
-    arrived,refused = sum((items for _,items in batches), []),learn.refusing.refused
+    arrived,refused = sum((items for _,items in batches), []),sum(learn.refusing.refused.values(), [])
 
     wanted = steps_by_the_rules(batches, choices, lambda i: cb.window.is_on(i/12, 0, i), cb.presample)
     assert_same_steps([items for items,_,_ in steps], wanted)
@@ -380,8 +376,8 @@ def test_workers_change_nothing_and_are_gone_after_a_fit(track_items, workers):
 @pytest.mark.parametrize('in_model', [False, True])
 @pytest.mark.parametrize('ex', [KeyboardInterrupt, ZeroDivisionError, CancelFitException])
 def test_no_worker_is_left_after_an_exception(ex, in_model, workers):
-    is_copied = workers=='persistent' # its loader is a copy of the user's, as items are tracked
-    cbs = [TopLossCallback(.5, gather=True, warmup=0, track_items=is_copied)]
+    follows = workers=='persistent' # two loaders are in the place of the user's, as items are tracked
+    cbs = [TopLossCallback(.5, gather=True, warmup=0, track_items=follows)]
     if not in_model: cbs.append(Raises(ex))
     net = Breaks(ex, 2) if in_model else None
     learn = numbered_learner(n=32+132, drop_last=in_model, cbs=cbs, net=net, **WORKERS[workers])
@@ -448,68 +444,6 @@ def test_a_fit_within_a_fit(event):
     assert (stats.trained<=16).all()
     assert stats.groupby(['fit','epoch']).seen.sum().max()==180
 
-# the Feed by itself
-def loaders(): return dls_of(torch.arange(82.)[:,None], torch.arange(82), bs=8, n_valid=32, shuffle=False)
-
-def rows(dl): return [(b[0] if isinstance(b, (tuple,list)) else b).flatten().tolist() for b in dl]
-
-@pytest.mark.parametrize('make', [
-    lambda: loaders().train,
-    lambda: OnCpu(loaders().train, 0, 2),
-    lambda: torch.utils.data.DataLoader(list(range(50)), batch_size=8)], ids=['fastai','distributed','pytorch'])
-def test_the_feed_passes_for_its_loader(make):
-    dl = make()
-    feed = Feed(dl)
-    assert isinstance(feed, type(dl))
-    assert isinstance(feed, DataLoader)==isinstance(dl, DataLoader)
-    assert len(feed)==len(dl)
-    assert feed.dataset is dl.dataset
-    assert is_distributed(feed)==is_distributed(dl)
-    assert own_loader(feed) is own_loader(dl)
-    assert Feed(feed).dl is dl
-
-    assert feed.pull() is None # it is not being read
-    assert rows(feed)==rows(dl)==rows(feed)
-    assert feed.pull() is None
-    assert feed.position==len(rows(dl))
-    assert feed.is_new
-
-def test_the_feed_is_read_further_and_owes_steps():
-    dl,owed = loaders().train,[]
-    wanted = [b[1].tolist() for b in dl]
-    feed = Feed(dl, lambda exhausted: exhausted and len(owed)>0)
-    read,is_new = [],[]
-
-    for i,(x,y) in enumerate(feed):
-        is_new.append(feed.is_new)
-        if feed.is_new:
-            read.append(y.tolist())
-            read += [feed.pull()[1].tolist() for _ in range(i) if feed.position<len(dl)]
-        feed.accept()
-        if feed.position<7: continue
-        if feed.is_new: owed += [1,2]
-        else: owed.pop()
-
-    assert read==wanted
-    assert is_new==[True]*(len(is_new)-2)+[False]*2
-    assert feed.pull() is None
-
-def test_an_iteration_that_is_left_is_closed():
-    class Closes:
-        closed = 0
-        def __iter__(self):
-            try: yield from range(5)
-            finally: self.closed += 1
-    dl = Closes()
-    for leave in (lambda it: it.close(), lambda it: it.throw(KeyboardInterrupt), lambda it: list(it)):
-        feed = Feed(dl)
-        it = iter(feed)
-        assert next(it)==0
-        assert feed.pull()==1
-        with contextlib.suppress(KeyboardInterrupt): leave(it)
-        assert feed.pull() is None
-    assert dl.closed==3
-
 # which items fill up the last step
 def test_suspects_fill_up_nothing():
     suspects = set(range(0, 180, 3))
@@ -517,7 +451,7 @@ def test_suspects_fill_up_nothing():
         order = -50
         def before_train(self):
             cb = self.learn.selection
-            cb.tracker.meet(180, id(self.learn.dls.train.dataset))
+            cb.tracker.remember_dataset(180, id(self.learn.dls.train.dataset))
             cb.memory.streak[sorted(suspects)] = 9
     cb = TopLossCallback(.3, gather=True, noise_quantile=.95, warmup=0)
     learn = quiet_fit(numbered_learner(n=32+180, cbs=[cb, Arrivals(), Steps(), Suspects()]), 2)

@@ -55,7 +55,7 @@ def test_keeping_all_in_one_pass_is_plain_training(cls, kwargs, mix):
     assert recorded==plainly_recorded
 
 class ChosenOnes(Callback):
-    "Behind the selection: are the gradients those of the items that the training pass chose, as if these alone trained?"
+    "Behind the selection: are the gradients those of the items that the training pass chose, as if these were alone?"
     order,run_valid = 60,False
     def __init__(self, reduction): self.reduction = reduction
 
