@@ -165,10 +165,6 @@ class WaitingSelection(ChoosingSelection):
         self.prepared.append(prepared)
         return True
 
-    def is_left_out(self)->bool:
-        "Was the step that was handed out last cancelled before it came here?"
-        return self.current is not self.loader.current
-
     def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
         "A batch as callbacks of a lower order prepare it for training"
         learn,items = self.learn,read.items
@@ -230,7 +226,7 @@ class SteppingSelection(WaitingSelection):
         "What trains in an epoch"
         reads = self.reads(batches)
         if self.passes==1: steps = (Step(read.items, read) for read in reads)
-        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample, self.is_left_out)
+        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample)
         for step in steps:
             yield self.handed(step)
             step = None # it may be large

@@ -34,18 +34,18 @@ class CurrentItems(NamedTuple):
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'
-    _own = 'dl','current','n_read','n_handed','is_exhausted','_has_begun'
     __class__ = property(lambda self: self.dl.__class__)
 
     def __init__(self,
         dl, # The loader
     ):
-        self.dl = dl
-        self.current = CurrentItems() # of the batch that was handed out last
-        self.n_read = 0 # batches read of the user's loader
-        self.n_handed = 0 # batches handed out
-        self.is_exhausted = False
-        self._has_begun = False
+        self.__dict__.update(
+            dl=dl,
+            current=CurrentItems(), # of the batch that was handed out last
+            n_read=0, # batches read of the user's loader
+            n_handed=0, # batches handed out
+            is_exhausted=False,
+            _has_begun=False)
 
     def __setattr__(self, name, value):
         if name in vars(self): object.__setattr__(self, name, value)
@@ -63,8 +63,7 @@ class LoaderInPlace(GetAttr):
             return
         self._has_begun = True
         for batch,current in self.handed_out():
-            self.current = current
-            self.n_handed += 1
+            vars(self).update(current=current, n_handed=self.n_handed+1)
             yield batch
             batch = None # it may be large
 
@@ -146,14 +145,16 @@ def check_independent(
 # %% ../../nbs/callback/00_loaders.ipynb #0ddf581b
 _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `DataLoader` does with the items it drew
 
-def _defines(dl, name):
-    "Is a method the loader's own, of which neither its class nor one below it says that it keeps the order?"
-    if name in vars(dl): return True
-    classes = type(dl).__mro__
-    owner = next(c for c in classes if name in vars(c))
-    below = classes[:classes.index(owner)+1]
-    said = next((vars(c)['keeps_order'] for c in below if 'keeps_order' in vars(c)), False)
-    return owner is not DataLoader and not said
+def _cuts(dl):
+    "The names of what a loader defines of that, without a word, of its class or one below, that it keeps the order"
+    names = [name for name in _cut_batches if name in vars(dl)]
+    known,said = set(),None # the lowest class that says something is believed
+    for cls in type(dl).__mro__:
+        if cls is DataLoader: return names
+        if said is None: said = vars(cls).get('keeps_order')
+        for name in _cut_batches:
+            if name in vars(cls) and name not in known and not said: names.append(name)
+            if name in vars(cls): known.add(name)
 
 def check_loader(
     dl, # A training loader
@@ -291,7 +292,7 @@ class ChosenBefore(LoaderInPlace):
         "Raise a `ValueError` if other items were read than those that were drawn"
         read = self._read[:len(drawn)]
         self._read.clear()
-        if not read: return # unknown
+        if not read: return # it is not known
         drawn = torch.as_tensor(drawn).tolist()
         if read==drawn: return
         raise ValueError(refusal(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
