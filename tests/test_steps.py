@@ -249,7 +249,7 @@ class Around:
         self.mode = None # the context that was entered
         self.n_made = 0 # steps
         self.steps = []
-        call,make,read = Selection.__call__,ChosenWithin.handed_out,ChosenWithin._reads
+        call,make,read = Selection.__call__,ChosenWithin.handed_out,ChosenWithin.reads
         def watched(cb, event):
             if event=='before_batch' and cb.learn.training: self.step_of(cb)
             is_watched = cb.learn.training and event in self.events and len(self.steps)>=3
@@ -269,7 +269,7 @@ class Around:
             batches = read(loader)
             while (batch := self.unwatched(next, batches, None)) is not None: yield batch
         monkeypatch.setattr(ChosenWithin, 'handed_out', watched_loader)
-        monkeypatch.setattr(ChosenWithin, '_reads', unwatched_reads)
+        monkeypatch.setattr(ChosenWithin, 'reads', unwatched_reads)
 
     def step_of(self, cb):
         "Another step begins, which its loader may have been watched to make"

@@ -165,6 +165,10 @@ class WaitingSelection(ChoosingSelection):
         self.prepared.append(prepared)
         return True
 
+    def is_left_out(self)->bool:
+        "Was the batch that was handed out last cancelled before it came here?"
+        return self.current is not self.loader.current
+
     def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
         "A batch as callbacks of a lower order prepare it for training"
         learn,items = self.learn,read.items
@@ -226,7 +230,7 @@ class SteppingSelection(WaitingSelection):
         "What trains in an epoch"
         reads = self.reads(batches)
         if self.passes==1: steps = (Step(read.items, read) for read in reads)
-        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample)
+        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample, self.is_left_out)
         for step in steps:
             yield self.handed(step)
             step = None # it may be large
@@ -248,7 +252,7 @@ class SteppingSelection(WaitingSelection):
     def handed(self, step):
         "A step as the learner takes it"
         i,items,read = self.loader.n_read-1,step.items,step.read
-        if step.is_more and self.is_awake: self.count(i)
+        if self.is_awake: self.count(i)
         batch = batch_of(items, self.form) if read is None else read.batch
         return batch,CurrentItems(i, items.idx, items.weight, read is None)
 

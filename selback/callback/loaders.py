@@ -313,7 +313,8 @@ class ChosenWithin(LoaderInPlace):
         "What is known of the batch that was read last"
         return self.dl.current if type(self.dl) is ChosenBefore else CurrentItems()
 
-    def _reads(self):
+    def reads(self):
+        "The batches of the loader"
         for batch in self.dl:
             vars(self)['n_read'] += 1
             yield batch
@@ -321,7 +322,7 @@ class ChosenWithin(LoaderInPlace):
         self.is_exhausted = True
 
     def handed_out(self):
-        reads = self._reads()
+        reads = self.reads()
         yield from self.steps(reads)
         for batch in reads: yield batch,CurrentItems(self.n_read-1) # it stopped before the end
 

@@ -362,6 +362,7 @@ def chosen_steps(
     select, # Called with a list of `Read`s: chooses from them, and has what is chosen wait
     is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is; None: it does not train, either
     presample:int=1, # How many batches are chosen from together
+    is_left_out=lambda: False, # Was the batch that was handed out last left out by whoever was to train it?
 ): # `Step`s
     "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
     pool,is_owed = [],False # is there a batch that no step was made for?
@@ -381,8 +382,9 @@ def chosen_steps(
         else:
             if pool: select(pool)
             pool = []
-            waiting.pass_by(read.items)
             yield Step(read.items, read) # what was chosen goes on waiting
+            if is_left_out(): continue
+            waiting.pass_by(read.items)
         is_owed = False
         while waiting.owes(False): yield Step(waiting.pop(), is_more=True)
 
