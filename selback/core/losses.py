@@ -196,6 +196,13 @@ def _no_item_losses(loss_func, got, wanted, why=''):
     said = refusal(f'{_name(loss_func)} gives no loss per item', got, wanted)
     return ValueError(f'{said} {why}{_remedy}')
 
+def _at_once(of_one, batch):
+    "The losses of all items by `vmap`; None if it can't follow. If the loss itself is at fault, a loop raises"
+    def of_row(row): return of_one(map_tensors(lambda t: t[None], row))
+    try: return torch.func.vmap(of_row, randomness='different')(batch)
+    except torch.cuda.OutOfMemoryError: raise
+    except Exception: return None
+
 def one_by_one(
     loss_func, # Any loss
     pred, # What the model predicts for the batch
@@ -203,12 +210,9 @@ def one_by_one(
 ): # One float32 loss per item, shape (bs,), and how it was computed: 'vmap' or 'loop'
     "The loss of each item as a batch of its own; raises a `ValueError` if a batch of one fails"
     def of_one(batch): return torch.as_tensor(loss_func(*batch)).float().mean()
-    def of_row(row): return of_one(map_tensors(lambda t: t[None], row))
     batch = pred,*yb
-
-    try: return torch.func.vmap(of_row, randomness='different')(batch),'vmap'
-    except torch.cuda.OutOfMemoryError: raise
-    except Exception: pass # if the loss itself is at fault, the loop raises
+    losses = _at_once(of_one, batch)
+    if losses is not None: return losses,'vmap'
 
     try:
         ones = (take_rows(batch, slice(i, i+1)) for i in range(n_items(yb or pred)))
