@@ -99,7 +99,7 @@ class Remembers(Callback):
     def before_train(self):
         selection = self.learn.selection
         self.losses[self.epoch] = selection.memory.loss.clone()
-        self.loaded[self.epoch] = selection.tracker.idxs
+        self.loaded[self.epoch] = selection.loader.idxs
 
 def known_of(losses): return sorted(losses[~losses.isnan()].tolist())
 
