@@ -99,7 +99,7 @@ class Remembers(Callback):
     def before_train(self):
         selection = self.learn.selection
         self.losses[self.epoch] = selection.memory.loss.clone()
-        self.loaded[self.epoch] = selection.tracker.idxs
+        self.loaded[self.epoch] = selection.loader.idxs
 
 def known_of(losses): return sorted(losses[~losses.isnan()].tolist())
 
@@ -122,8 +122,8 @@ class Draws(ImportanceSamplingCallback):
         super().__init__(**kwargs)
         self.seen = [] # epoch, losses, rows
 
-    def choose_from(self, pool, batch, scores, losses):
-        chosen = super().choose_from(pool, batch, scores, losses)
+    def choose_from(self, batch, scores, losses):
+        chosen = super().choose_from(batch, scores, losses)
         self.seen.append((self.epoch, losses, chosen.rows))
         return chosen
 
