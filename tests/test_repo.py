@@ -297,7 +297,7 @@ def test_messages_that_are_explained_are_said(said, explained):
 
 def test_warnings_are_explained(warned, explained):
     def is_explained(text): return any(all(part in text for part in parts) for parts in explained)
-    assert len(warned)>=8
+    assert len(warned)>=5
     assert not [text for text in warned if not is_explained(text)]
 
 def laws_on_the_page():
@@ -426,7 +426,7 @@ def test_benchmarks_are_made_by_one_command():
     assert set(made)=={script.stem for script in scripts}-{'common','against'}
     for script in scripts: compile(script.read_text(), script, 'exec')
 
-COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading',
+COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','loading',
     'imports','lean','epochs','drawing'}
 
 def test_measured_costs_say_where_they_come_from():
