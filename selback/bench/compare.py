@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from ..core.checks import check_range, refusal, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
+from ..callback.clock import Clock
 from .compute import ComputeCount, counted_steps
 from .findings import brief, is_control, is_random, never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
@@ -60,8 +61,7 @@ def get_method(
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
 
-    options = {'auto': False} | kwargs # the same choices whatever the machine
-    return lambda: known[name](*args, **options)
+    return lambda: known[name](*args, **kwargs)
 
 def split_methods(
     methods:str, # Methods with commas between them
@@ -531,7 +531,9 @@ def _add_selection(learn, make, log):
     with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
     if not isinstance(selection, Selection|None):
         raise TypeError(refusal(log.method, repr(selection), 'a selection, or None for plain training'))
-    if selection is not None: learn.add_cb(selection)
+    if selection is None: return
+    if selection.clock.auto=='warn': selection.clock = Clock(False) # what runs take is told at the end
+    learn.add_cb(selection)
 
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
 def _train(learn, study, lr, log, *cbs):
