@@ -1,5 +1,5 @@
-"""What the benchmarks share: learners on random images, steps timed in turn, fits that take turns, and CSV files that
-say where they come from"""
+"""What the benchmarks share: learners on random images, steps timed in turn, and CSV files that say where they come
+from"""
 import argparse, os, platform, sys
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from fastai.callback.core import Callback, CancelBatchException
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from greenlet import getcurrent, greenlet
 from selback.core.batches import Items, take
 from selback.callback.clock import clock
 from selback.all import *
@@ -87,9 +86,35 @@ class Indexed:
     def __getitem__(self, i): return int(self.idx[i])
     def rows(self, b): return self.x[b],self.y[b]
 
+class TimedReads:
+    "A loader's batches, and the seconds that they took"
+    def __init__(self, batches, clock):
+        self.batches,self.clock = batches,clock
+        self.n,self.seconds = 0,0. # batches that were asked for
+
+    def __iter__(self): return self
+
+    def __next__(self):
+        start = self.clock()
+        self.n += 1
+        try: return next(self.batches)
+        finally: self.seconds += self.clock()-start
+
+def timed_steps(steps, batches, clock, note):
+    "What a selection makes of a loader's batches; the seconds of each step are noted, less those of the loader"
+    reads = TimedReads(batches, clock)
+    running = steps(reads)
+    while True:
+        start,waited = clock(),reads.seconds
+        step = next(running, None)
+        note(clock()-start-(reads.seconds-waited))
+        if step is None: return
+        yield step
+        step = None # it may be large
+
 class Turns(Callback):
     "Times kinds of steps in turn, by batches of the loader: plain, smaller and selecting ones, and scoring by itself"
-    order = -60
+    order = SelectionCallback.order+1 # no scored batch is copied for it
 
     def __init__(self, kinds, repeats, device):
         self.turns = [(repeat,kind) for repeat in range(-2, repeats) for kind in kinds] # two repeats to warm up
@@ -97,19 +122,28 @@ class Turns(Callback):
         self.start = None # of the step that is being timed
 
     def before_fit(self):
-        self.cb = self.learn.selection
-        if self.cb is None: return
-        self.cb.window.is_on = lambda *args: self.rows[-1]['kind']=='select'
-        self.cb.meter.auto = False
+        self.cb,steps = self.learn.selection,self.learn.selection.steps
+        self.cb.window.is_on = lambda *args: self.kind=='select'
+        self.cb.steps = lambda batches: steps(self.begun(batches))
 
-    def before_batch(self): # of each batch of the loader, also those that a selecting step reads further
-        self.stop()
-        if self.cb is not None and not self.cb.feed.is_new: return # the last chosen items: a step without such a batch
-        repeat,kind = self.turns[len(self.rows)]
+    @property
+    def kind(self): return self.rows[-1]['kind']
+
+    def begun(self, batches):
+        "Each batch of the loader, with which a turn begins"
+        for batch in batches:
+            self.stop()
+            repeat,kind = self.turns[len(self.rows)]
+            self.rows.append(dict(kind=kind, repeat=repeat, seconds=0., trained=0))
+            self.start = clock(self.device)
+            yield batch
+            batch = None
+
+    def before_batch(self):
+        if self.start is None or self.kind=='select': return # or the last chosen items, for which no batch was read
         self.start = clock(self.device)
-        self.rows.append(dict(kind=kind, repeat=repeat, seconds=0., trained=0))
-        if isinstance(kind, float): self.make_smaller(kind)
-        if kind=='score': self.only_score()
+        if isinstance(self.kind, float): self.make_smaller(self.kind)
+        if self.kind=='score': self.only_score()
 
     def make_smaller(self, share):
         n = int(len(self.y)*share)
@@ -138,8 +172,7 @@ def in_turn(net, bs, cb, kinds, args, size=32):
     """Mean seconds of each kind of step in each repeat, for each batch of the loader, and as `trained` the share of a
     batch that selecting steps trained"""
     turns = Turns(kinds, args.repeats, args.device)
-    cbs = [turns, Stop(turns)] if cb is None else [turns, Stop(turns), cb]
-    learn = image_learner(net, bs, len(turns.turns), args.device, cbs, size)
+    learn = image_learner(net, bs, len(turns.turns), args.device, [turns, Stop(turns), cb], size)
     with learn.no_bar(),learn.no_logging(): learn.fit(1)
 
     rows = pd.DataFrame(turns.rows).query('repeat>=0')
@@ -147,29 +180,3 @@ def in_turn(net, bs, cb, kinds, args, size=32):
     means = rows.groupby(['kind','repeat'], sort=False)[['seconds','trained']].mean().unstack(0)
     trained = means.trained['select']/bs if 'select' in means.trained else 1.
     return means.seconds.assign(trained=trained)
-
-class TakesTurns(Callback):
-    "Lets other fits go on, every so many batches"
-    order = -100
-    def __init__(self, every): self.every,self.n = every,0
-    def before_batch(self):
-        self.n += 1
-        if self.n%self.every==0: getcurrent().parent.switch()
-
-class Fit(greenlet):
-    "A fit that others can interrupt, and its clock, which stands still meanwhile"
-    def __init__(self, learn, cb, device, every=None, epochs=2):
-        self.learn,self.device,self.epochs = learn,device,epochs
-        self.seconds,self.start = 0.,0. # in its turns so far; when the present one began
-        if cb is not None: learn.add_cb(cb)
-        if every: learn.add_cb(TakesTurns(every))
-        super().__init__()
-
-    def run(self):
-        with self.learn.no_bar(),self.learn.no_logging(): self.learn.fit(self.epochs)
-
-    def go_on(self):
-        if self.dead: return
-        self.start = clock(self.device)
-        self.switch()
-        self.seconds += clock(self.device)-self.start

@@ -5,6 +5,7 @@ the parts that it is made of, beside NumPy's argsort of as many numbers"""
 import os
 os.environ['OMP_NUM_THREADS'] = '1'
 import statistics, time, warnings
+from contextlib import redirect_stdout
 
 import numpy as np
 from fastai.learner import Recorder
@@ -13,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from common import *
 from selback.bench.datasets import Pixels, TensorDL
-from selback.callback.loaders import drawn, load
+from selback.callback.loaders import ChosenBefore, draw
 from selback.core.policies import include, rank_inclusion
 
 SIZES = {'at 192x128': (192,128), 'at its own size': None}
@@ -44,7 +45,7 @@ def photograph(name, size):
 
 def epoch_of(learn):
     "Seconds, processor seconds and steps of the median epoch of a fit"
-    with learn.no_bar(),learn.no_logging(): learn.fit(EPOCHS)
+    with learn.no_bar(),learn.no_logging(),redirect_stdout(None): learn.fit(EPOCHS)
     return [statistics.median(column) for column in zip(*learn.epochs.rows[1:])]
 
 def pixel_learner(size, cb):
@@ -96,10 +97,10 @@ def timed(call):
 
 def draw_of(dl, losses, generator):
     "Processor seconds of the parts of a draw"
-    order,shuffle = timed(lambda: drawn(dl))
+    order,shuffle = timed(lambda: draw(dl))
     known,lookup = timed(lambda: losses[order])
     chosen,choice = timed(lambda: include(known, lambda loss: rank_inclusion(loss, 2.), 0., generator))
-    _,loading = timed(lambda: load(dl, order[chosen.rows]))
+    _,loading = timed(lambda: ChosenBefore(dl, order[chosen.rows]))
     return dict(shuffle=shuffle, lookup=lookup, choice=choice, loading=loading)
 
 def drawing(args):

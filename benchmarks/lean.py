@@ -4,6 +4,7 @@ learner, the microseconds that a selecting step adds to a plain one: the process
 loader and of as many plain steps on as many items, less that of a look by hand with the same loss function, for each
 batch of the loader"""
 import statistics, time, warnings
+from contextlib import redirect_stdout
 from itertools import cycle
 from time import process_time
 
@@ -164,7 +165,7 @@ def fitted(dls, n_epoch, cb=None):
     learn = Learner(dls, nn.Linear(32, 10), loss_func=CrossEntropyLossFlat(), lr=1e-3, opt_func=Adam, cbs=cb)
     learn._do_epoch_validate = lambda *args: None
     ends = Ends()
-    with learn.no_bar(),learn.no_logging(): learn.fit(n_epoch, cbs=ends)
+    with learn.no_bar(),learn.no_logging(),redirect_stdout(None): learn.fit(n_epoch, cbs=ends)
     return ends.epochs
 
 def of_later_epochs(epochs):

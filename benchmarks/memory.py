@@ -34,7 +34,6 @@ def peak(cb, args, bs=128):
     learn = image_learner(net, bs, 8, args.device, cb)
     with learn.no_bar(),learn.no_logging():
         learn.fit(1) # the optimizer's state
-        if cb is not None: cb.meter.forget() # it measures again
         if args.device=='cpu':
             with Live() as live: learn.fit(1)
             return live.peak
@@ -52,8 +51,7 @@ METHODS = dict(
     batch_loss_filter=lambda: BatchLossFilterCallback(**OFF),
     one_pass=lambda: TopLossCallback(1/3, passes=1, warmup=0),
     importance_sampling=lambda: ImportanceSamplingCallback(tau=0, **OFF),
-    keep_all=lambda: TopLossCallback(1., **OFF),
-    measuring=lambda: TopLossCallback(1/3, warmup=0))
+    keep_all=lambda: TopLossCallback(1., **OFF))
 
 def main():
     args = arguments(__doc__)

@@ -2,10 +2,12 @@
 and the memory of items"""
 import json, os, subprocess, sys, time
 from collections import deque
+from contextlib import redirect_stdout
 from itertools import cycle
 from unittest.mock import patch
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 from scipy.stats import percentileofscore
 from selback.core.batches import as_tensors
 from selback.core.policies import cdf_power
@@ -28,18 +30,37 @@ def methods():
         random_subset=RandomSubsetCallback(1/3, **OFF),
         **histories)
 
+class Fit(greenlet):
+    "A fit of one epoch that others can interrupt"
+    def __init__(self, learn):
+        self.learn = learn
+        super().__init__()
+
+    def run(self):
+        with self.learn.no_bar(),self.learn.no_logging(): self.learn.fit(1)
+
 def chooses_only(cb, note, preds):
     """Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let
     none train"""
-    before_batch = cb.before_batch
+    steps,before_batch = cb.steps,cb.before_batch
+    n_read,took = 0,0.
+    def now(): return clock(cb.device)
+    def add(seconds):
+        nonlocal took
+        took += seconds
+
     def timed():
-        position,waited,start = cb.feed.position,cb.feed.waited,clock(cb.device)
+        nonlocal n_read,took
+        start = now()
         before_batch()
-        seconds = clock(cb.device)-start-(cb.feed.waited-waited)
-        note(seconds/(1+cb.feed.position-position)) # it may have read further
+        add(now()-start)
+        note(took/(cb.loader.n_read-n_read)) # it may have read several
+        n_read,took = cb.loader.n_read,0.
         getcurrent().parent.switch()
         cb.learn.yb = ()
         raise CancelBatchException
+
+    cb.steps = lambda batches: timed_steps(steps, batches, now, add)
     cb.before_batch = timed
     if cb.scored: cb.scorer.scoring = Ready(preds)
     return cb
@@ -77,7 +98,7 @@ BY_HAND = dict(numpy_sort=sort_in_numpy, percentile_loop=percentiles_in_a_loop)
 
 def one_fit(ds, net, bs, device, *cbs):
     learn = learner_of(ds, bs, NETS[net](), device, cbs)
-    return Fit(learn, None, device, epochs=1)
+    return Fit(learn)
 
 def take_turns(fits, first):
     "A step of each; who comes after a plain step finds its memory cold, so another one begins each time"
@@ -115,18 +136,22 @@ class Batches(Callback):
     def __init__(self): self.spent = []
     def after_batch(self): self.spent.append(0.)
 
+    def add(self, seconds):
+        if self.spent: self.spent[-1] += seconds
+
 def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
     learn = image_learner('small_resnet', 8, 40*args.repeats, args.device)
     learn.top_loss(warmup=99)
-    batches,call = Batches(),SelectionCallback.__call__
+    batches,call,steps = Batches(),SelectionCallback.__call__,learn.selection.steps
     def timed(self, event):
         start = time.perf_counter()
         try: return call(self, event)
-        finally:
-            if batches.spent: batches.spent[-1] += time.perf_counter()-start
+        finally: batches.add(time.perf_counter()-start)
 
-    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=batches)
+    learn.selection.steps = lambda reads: timed_steps(steps, reads, time.perf_counter, batches.add)
+    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(),redirect_stdout(None):
+        learn.fit(1, cbs=batches)
     parts = [batches.spent[40*repeat+1:40*repeat+39] for repeat in range(args.repeats)]
     return [dict(repeat=repeat, microseconds=1e6*float(np.mean(part))) for repeat,part in enumerate(parts)]
 

@@ -12,7 +12,7 @@ import selback.all
 from selback.bench.command import run_study
 from selback.callback.base import known_methods
 from selback.callback.batch import BatchSelection
-from selback.callback.inclusion import InclusionSelection
+from selback.callback.epoch import InclusionSelection
 from selback.callback.selection import Selection
 from selback.compare import compare
 from selback.functional import MemorySampler

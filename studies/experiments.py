@@ -97,7 +97,7 @@ class StepTimes(Callback):
     def __init__(self):
         self.seconds = dict(selection=0., forward=0., backward=0., other=0.)
         self._mark = None # when the last part ended
-        self._waited = None # for reading, when the step began; None: the step has no batch yet
+        self._selection = None # whose steps are timed
 
     def lap(self,
         what:str, # A key of `seconds`
@@ -107,37 +107,40 @@ class StepTimes(Callback):
         self.seconds[what] += end-self._mark
         self._mark = end
 
-    def arrive(self):
-        "The first batch of a step is there; a selection may read more of them"
-        if self._waited is not None: return
-        self.lap('other')
-        self._waited = self._read
+    def before_fit(self):
+        selection = self.learn.selection
+        if not isinstance(selection, SelectionCallback): return
+        self._selection,steps = selection,selection.steps
+        selection.steps = lambda batches: self._timed(steps(self._reads(batches)))
 
-    @property
-    def _read(self): return getattr(self.dl, 'waited', 0.) # seconds that a `Feed` has spent reading
+    def after_fit(self):
+        if self._selection is not None: del self._selection.steps
+        self._selection = None
 
-    def before_train(self):
-        self._mark = clock(self.dls.device or 'cpu')
-        self._waited = None
+    def _timed(self, steps):
+        "What trains; the time until it is there is the selection's"
+        while True:
+            self.lap('other')
+            step = next(steps, None)
+            self.lap('selection')
+            if step is None: return
+            yield step
 
-    def before_batch(self):
-        self.lap('selection')
-        read = self._read-self._waited
-        self._waited = None
-        self.seconds['selection'] -= read
-        self.seconds['other'] += read
+    def _reads(self, batches):
+        "The loader's batches; the time until they are there is not the selection's"
+        while True:
+            self.lap('selection')
+            batch = next(batches, None)
+            self.lap('other')
+            if batch is None: return
+            yield batch
 
+    def before_train(self): self._mark = clock(self.dls.device or 'cpu')
+    def before_batch(self): self.lap('other' if self._selection is None else 'selection')
     def after_loss(self): self.lap('forward')
     def after_backward(self): self.lap('backward')
     def after_train(self): self.lap('other')
 
-class _BeforeSelection(Callback):
-    "Tells `StepTimes` that a batch is there"
-    order,run_valid = TrainEvalCallback.order+1,False
-    def __init__(self, times): self.times = times
-    def before_batch(self): self.times.arrive()
-
 def step_times()->list: # Callbacks; the first is a `StepTimes`
     "What times the parts of a step"
-    times = StepTimes()
-    return [times, _BeforeSelection(times)]
+    return [StepTimes()]

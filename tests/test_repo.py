@@ -280,8 +280,10 @@ def warned(nodes):
     "What of it it warns of or tells once"
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
     telling = [call for call in calls if ast.unparse(call.func) in ('warnings.warn','self.tell_once')]
-    texts = [text_of(call.args[-1]) for call in telling]
-    return [text for text in texts if text]
+    makers = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in ('_oddities','_verdict')]
+    made = [node for maker in makers for line in maker.body[1:] for node in ast.walk(line)]
+    texts = map(text_of, [*(call.args[-1] for call in telling), *made])
+    return [text for text in texts if text.endswith('.') and text[0]!=' '] # sentences, not parts of them
 
 @pytest.fixture(scope='module')
 def explained():
@@ -426,7 +428,7 @@ def test_benchmarks_are_made_by_one_command():
     assert set(made)=={script.stem for script in scripts}-{'common','against'}
     for script in scripts: compile(script.read_text(), script, 'exec')
 
-COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','governor','loading',
+COSTS = {'steps','peak_memory','choosing','at_rest','memory_of_items','looks','agreement','loading',
     'imports','lean','epochs','drawing'}
 
 def test_measured_costs_say_where_they_come_from():

@@ -77,10 +77,9 @@ class HandClock:
 
 @pytest.fixture
 def hand_clock(monkeypatch):
-    "What times the parts of a step, and what times reading"
+    "What times the parts of a step"
     clock = HandClock()
     monkeypatch.setattr('studies.experiments.clock', lambda device: clock.seconds)
-    monkeypatch.setattr('selback.callback.loader.time', SimpleNamespace(perf_counter=lambda: clock.seconds))
     return clock
 
 @pytest.mark.parametrize('gather', [False,True])
