@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 from IPython.display import Markdown
 from selback.bench.findings import Difference, min_seeds, signed
-from selback.core.checks import refusal
+from selback.core.checks import error_text
 
 results = Path(__file__).resolve().parents[1]/'results'
 
@@ -148,7 +148,7 @@ def gain(
     found = df[df.method==method]
     if not len(found):
         wanted = f"a method that ran there: {', '.join(df.method) or 'none did'}"
-        raise ValueError(refusal('gain', f'{method} on {where!r}', wanted))
+        raise ValueError(error_text('gain', f'{method} on {where!r}', wanted))
 
     study = found.iloc[0]
     d,loss = study.difference,study.loss
@@ -181,5 +181,5 @@ def published(
     if dataset is not None: df = df[df.dataset==dataset]
     if df.empty:
         wanted = 'a source of results/published.csv with data of its own'
-        raise ValueError(refusal('published', f'{source!r} and {dataset!r}', wanted))
+        raise ValueError(error_text('published', f'{source!r} and {dataset!r}', wanted))
     return df.reset_index(drop=True)

@@ -11,7 +11,7 @@ from selback.bench.compare import comparable, measure_of
 from selback.bench.findings import Difference, differences, last_epochs, options_of, summarize
 from selback.callback.batch import SelectionCallback
 from selback.callback.clock import clock
-from selback.core.checks import refusal
+from selback.core.checks import error_text
 from _measured import published # for the notebooks
 
 results_folder = Path(__file__).parents[1]/'results'
@@ -21,7 +21,7 @@ _scales = 'small','paper','tiny'
 def scale()->str: # 'small', 'paper' or 'tiny'; raises a `ValueError` for anything else
     "How much the experiments do"
     name = os.environ.get('SELBACK_SCALE', 'small')
-    if name not in _scales: raise ValueError(refusal('SELBACK_SCALE', repr(name), f"one of {', '.join(_scales)}"))
+    if name not in _scales: raise ValueError(error_text('SELBACK_SCALE', repr(name), f"one of {', '.join(_scales)}"))
     return name
 
 def results(

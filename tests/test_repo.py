@@ -252,10 +252,10 @@ def test_commands_in_contributing_exist():
         assert is_placeholder or (root/path).exists(), path
 
 # What pages say
-def is_refusal(o): return isinstance(o, ast.Call) and ast.unparse(o.func)=='refusal' and len(o.args)>2
+def is_refusal(o): return isinstance(o, ast.Call) and ast.unparse(o.func)=='error_text' and len(o.args)>2
 
 def text_of(o):
-    "What a string says, with a mark where something is filled in; also one that `refusal` makes"
+    "What a string says, with a mark where something is filled in; also one that `error_text` makes"
     if isinstance(o, ast.JoinedStr): return '\0'.join(text_of(part) for part in o.values)
     if is_refusal(o):
         where,got,wanted,*remedy = map(text_of, o.args)

@@ -69,19 +69,19 @@ def help_parser(
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca5
 def _factor(target):
     "The number in '1.2x'"
-    from selback.core.checks import check_range, refusal
+    from selback.core.checks import check_range, error_text
     try: return check_range('target_error', float(str(target).removesuffix('x')), 1)
     except ValueError as e:
         wanted = "a multiple of plain training's best, at least 1, such as 1.2x"
-        raise ValueError(refusal('target_error', repr(target), wanted)) from e
+        raise ValueError(error_text('target_error', repr(target), wanted)) from e
 
 def _rates(lr):
     "The numbers in '0.001,0.01'"
-    from selback.core.checks import refusal
+    from selback.core.checks import error_text
     try: return [float(o) for o in str(lr).split(',')]
     except ValueError as e:
         wanted = 'a learning rate, or several with commas between them, such as 0.001,0.01'
-        raise ValueError(refusal('lr', repr(lr), wanted)) from e
+        raise ValueError(error_text('lr', repr(lr), wanted)) from e
 
 def _fail(said):
     "Tell an error in a line, and end"
@@ -136,10 +136,11 @@ def stopped(
 def _check_outside(out, data):
     "Raise a `ValueError` if the plots would lie among the images"
     from selback.bench.datasets import parts_of
-    from selback.core.checks import refusal
+    from selback.core.checks import error_text
     read = [part.resolve() for part in parts_of(Path(data)) if part]
     if not any(map(out.resolve().is_relative_to, read)): return
-    raise ValueError(refusal('out', f'{out}, which lies in the data', 'a folder elsewhere', 'its plots would be data'))
+    raise ValueError(error_text('out', f'{out}, which lies in the data', 'a folder elsewhere',
+        'its plots would be data'))
 
 def _make_writable(out):
     "Make a folder, or raise an `OSError` if nothing can be written to it"
@@ -257,8 +258,8 @@ def run_study(
 
 def _not_in_a_race():
     "What to say of other budgets than compute"
-    from selback.core.checks import refusal
-    return refusal('race', '--epochs, --seconds, --items or --annealing', '--compute alone',
+    from selback.core.checks import error_text
+    return error_text('race', '--epochs, --seconds, --items or --annealing', '--compute alone',
         'a race has a learning rate that ends with each round')
 
 # %% ../../nbs/bench/05_command.ipynb #5c1e77e1

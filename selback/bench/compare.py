@@ -30,7 +30,7 @@ from fastprogress.fastprogress import ConsoleProgressBar
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.checks import check_range, refusal, unknown_option
+from ..core.checks import check_range, error_text, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
@@ -55,7 +55,7 @@ def get_method(
     if name=='none': return lambda: None
 
     writable = [m for m,cls in known.items() if not _needs_an_object(cls)]
-    if name not in known: raise ValueError(refusal('method', repr(name), f"one of none, {', '.join(writable)}"))
+    if name not in known: raise ValueError(error_text('method', repr(name), f"one of none, {', '.join(writable)}"))
     if name not in writable:
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
@@ -167,7 +167,7 @@ class CostLog(Callback):
         "The columns of `watch`"
         more = self.watch(self.learn)
         if not isinstance(more, dict) or _own_columns & set(more):
-            raise ValueError(refusal('watch', repr(more), f"a dict without {', '.join(sorted(_own_columns))}"))
+            raise ValueError(error_text('watch', repr(more), f"a dict without {', '.join(sorted(_own_columns))}"))
         return {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
 
 # %% ../../nbs/bench/03_compare.ipynb #a0d19d08
@@ -180,7 +180,7 @@ class Budget(Callback):
         amount:float, # How many
     ):
         if unit not in ('seconds','items','compute'):
-            raise ValueError(refusal('unit', repr(unit), "'seconds', 'items' or 'compute'"))
+            raise ValueError(error_text('unit', repr(unit), "'seconds', 'items' or 'compute'"))
         self.unit = unit
         self.amount = check_range(unit, amount, 0, above=True)
 
@@ -191,7 +191,7 @@ class Budget(Callback):
 
     def before_fit(self):
         if self.unit!='compute' or self.learn.cost_log.compute.learn is not None: return
-        raise ValueError(refusal('Budget', 'a fit whose compute is not counted',
+        raise ValueError(error_text('Budget', 'a fit whose compute is not counted',
             'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it'))
 
     def before_epoch(self):
@@ -215,7 +215,7 @@ def schedule(
     one_cycle = combine_scheds([.25,.75], [SchedCos(lr/25, lr), SchedCos(lr, lr/1e5)])
 
     known = dict(constant=constant, one_cycle=one_cycle, step=step)
-    if name not in known: raise ValueError(refusal('annealing', repr(name), f"one of {', '.join(known)}"))
+    if name not in known: raise ValueError(error_text('annealing', repr(name), f"one of {', '.join(known)}"))
     return known[name]
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
@@ -307,7 +307,7 @@ def _missing(runs, methods, seeds):
 
 def _read(path):
     "The runs in a file, and all of it as text"
-    def refused(got): return ValueError(refusal(path, got, 'one that compare wrote', 'name another'))
+    def refused(got): return ValueError(error_text(path, got, 'one that compare wrote', 'name another'))
     try: runs,text = pd.read_csv(path),pd.read_csv(path, dtype=str, keep_default_na=False)
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as e:
         raise refused(f'a file that is no table ({e})') from e
@@ -321,7 +321,7 @@ def _check_epochs(runs, path):
     "Has each run all of its epochs, from the first one on?"
     for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
         if epoch.tolist()==[*range(1, len(epoch)+1)]: continue
-        raise ValueError(refusal(path, f'epochs {epoch.tolist()} of {method}, seed {seed}', 'each once, in order',
+        raise ValueError(error_text(path, f'epochs {epoch.tolist()} of {method}, seed {seed}', 'each once, in order',
             'remove these lines to run it again'))
 
 # %% ../../nbs/bench/03_compare.ipynb #92ab4e10
@@ -349,7 +349,7 @@ def _finished(path, about, methods, seeds):
         wanted = _as_written(value)
         others = text[name][text[name]!=wanted].tolist() if name in text else ['unknown']
         if not others: continue
-        raise ValueError(refusal(path, f'runs with {name} {others[0]}', wanted, 'remove the file, or name another'))
+        raise ValueError(error_text(path, f'runs with {name} {others[0]}', wanted, 'remove the file, or name another'))
     return runs
 
 # %% ../../nbs/bench/03_compare.ipynb #581c9726
@@ -358,22 +358,22 @@ def check_maker(
 ):
     "Check that there is a function to call"
     if callable(get_learner) and not isinstance(get_learner, Learner): return
-    raise TypeError(refusal('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
+    raise TypeError(error_text('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
 
 def _check_path(path):
     "Is there a place for the file?"
     if path is None: return
     if Path(path).parent.is_dir() and not Path(path).is_dir(): return
-    raise ValueError(refusal('path', repr(str(path)), 'a CSV file in a folder that exists'))
+    raise ValueError(error_text('path', repr(str(path)), 'a CSV file in a folder that exists'))
 
 def _checked_methods(methods):
     "Methods by name, each written or made by a function"
     methods = methods_by_name(methods)
-    if not methods: raise ValueError(refusal('methods', 'none', "at least one, such as 'none'"))
+    if not methods: raise ValueError(error_text('methods', 'none', "at least one, such as 'none'"))
     for name,o in methods.items():
         is_maker = callable(o) and not isinstance(o, Selection)
         if isinstance(name, str) and (isinstance(o, str) or is_maker): continue
-        raise TypeError(refusal('methods', f'{name!r}: {o!r}',
+        raise TypeError(error_text('methods', f'{name!r}: {o!r}',
             'a name with what get_method takes, or with a function that returns a new callback'))
     return methods
 
@@ -381,7 +381,7 @@ def _makers(methods):
     "Functions that make the callbacks; what is written is made once, which checks its numbers"
     if methods.get('none', 'none')!='none':
         got = f"{methods['none']!r} by the name 'none', which plain training has"
-        raise ValueError(refusal('methods', got, 'another name'))
+        raise ValueError(error_text('methods', got, 'another name'))
     makers = {name: get_method(o) if isinstance(o, str) else o for name,o in methods.items()}
     for name,o in methods.items():
         if isinstance(o, str): makers[name]()
@@ -391,13 +391,13 @@ def _seeds(seeds):
     "The seeds themselves"
     if isinstance(seeds, Real): return range(check_range('seeds', seeds, 1, whole=True))
     seeds = [check_range('seeds', s, 0, whole=True) for s in seeds]
-    if not seeds or len(set(seeds))<len(seeds): raise ValueError(refusal('seeds', seeds, 'one at least, each once'))
+    if not seeds or len(set(seeds))<len(seeds): raise ValueError(error_text('seeds', seeds, 'one at least, each once'))
     return seeds
 
 def _unit_and_amount(**budgets):
     "The one budget that is given; else 16 epochs"
     given = [(unit,amount) for unit,amount in budgets.items() if amount is not None]
-    if len(given)>1: raise ValueError(refusal('budget', ' and '.join(unit for unit,_ in given), 'one of them'))
+    if len(given)>1: raise ValueError(error_text('budget', ' and '.join(unit for unit,_ in given), 'one of them'))
     return given[0] if given else ('epochs',16)
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
@@ -428,10 +428,11 @@ def check_study(
 )->tuple: # Makers of callbacks, epochs, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = {} if about is None else about
-    if not isinstance(about, dict): raise TypeError(refusal('about', repr(about), 'a dict of columns and their values'))
+    if not isinstance(about, dict): raise TypeError(error_text('about', repr(about),
+        'a dict of columns and their values'))
     methods = _checked_methods(methods)
     if clash := sorted(_own_columns & set(about)):
-        raise ValueError(refusal('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
+        raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
     makers = _makers(methods)
     seeds = _seeds(seeds)
     check_range('lr', lr, 0, above=True)
@@ -454,25 +455,25 @@ def _check_metric(metric):
     "Is less of it better, as far as its name tells?"
     parts = set(re.findall('[a-z0-9]+', camel2snake(metric.name).replace('_', ' ')))
     if not parts & _more_is_better or parts & {'error','loss'}: return
-    raise ValueError(refusal('get_learner', f'the metric {metric.name}, of which more is better',
+    raise ValueError(error_text('get_learner', f'the metric {metric.name}, of which more is better',
         'an error, of which less is better: error_rate in place of accuracy, '
         f'else a function that returns 1-{metric.name}(pred, targ)'))
 
 def _check_learner(learn):
     "Can it be compared?"
-    if not isinstance(learn, Learner): raise TypeError(refusal('get_learner', type(learn).__name__, 'a Learner'))
+    if not isinstance(learn, Learner): raise TypeError(error_text('get_learner', type(learn).__name__, 'a Learner'))
     if learn.selection:
-        raise ValueError(refusal('get_learner', f'a learner with {type(learn.selection).__name__}',
+        raise ValueError(error_text('get_learner', f'a learner with {type(learn.selection).__name__}',
             'one without a selection', 'name it among the methods'))
 
     train_too = learn.recorder.train_metrics
     if len(learn.metrics)!=1 or train_too:
         got = f"a learner with {len(learn.metrics)} metrics{', of training too' if train_too else ''}"
-        raise ValueError(refusal('get_learner', got, 'one metric of validation, an error'))
+        raise ValueError(error_text('get_learner', got, 'one metric of validation, an error'))
     _check_metric(learn.metrics[0])
 
     for name,dl in zip(('training','validation'), learn.dls.loaders):
-        if not len(dl): raise ValueError(refusal('get_learner', f'a {name} set without a batch', 'one at least'))
+        if not len(dl): raise ValueError(error_text('get_learner', f'a {name} set without a batch', 'one at least'))
 
 # %% ../../nbs/bench/03_compare.ipynb #96573305
 def describe(
@@ -496,7 +497,7 @@ def check_budget(
     least = warmup*epoch/share
     if unit=='seconds' or amount>least: return
     where = ' in the first round' if share<1 else ''
-    raise ValueError(refusal(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
+    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
         f'more than {least:.0f}, or no method chooses anything',
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
@@ -513,7 +514,7 @@ def _renewed(learn, get_learner, seed):
     "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
     new = get_learner()
     if new.model is learn.model:
-        raise ValueError(refusal('get_learner', 'the same model twice', 'a new learner with a new model each time'))
+        raise ValueError(error_text('get_learner', 'the same model twice', 'a new learner with a new model each time'))
     train = new.dls.train
     if train is learn.dls.train: train.rng = random.Random(seed) # as new loaders, which draw theirs from the seed
     return new
@@ -529,7 +530,7 @@ def _add_selection(learn, make, log):
     "A run's selection, whose preparation is counted"
     with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
     if not isinstance(selection, Selection|None):
-        raise TypeError(refusal(log.method, repr(selection), 'a selection, or None for plain training'))
+        raise TypeError(error_text(log.method, repr(selection), 'a selection, or None for plain training'))
     if selection is None: return
     if selection.clock.auto is not True: selection.clock.is_on = False # runs are timed here, and it would only tell
     learn.add_cb(selection)
@@ -663,7 +664,7 @@ def compare(
     check_maker(get_learner)
     _check_path(path)
     if watch is not None and not callable(watch):
-        raise TypeError(refusal('watch', repr(watch), 'a function of the learner'))
+        raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
     if measure is not None: about = (about or {}) | dict(measure=measure)
     if isinstance(about, dict) and 'measure' in about: check_measure(about['measure'])
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
@@ -737,7 +738,7 @@ def check_measure(
 )->str: # The same; raises a `ValueError` for anything else
     "Check what runs are to be ranked by"
     if measure in ('valid_loss','error'): return measure
-    raise ValueError(refusal('measure', repr(measure), "'valid_loss' or 'error', which is the learner's metric"))
+    raise ValueError(error_text('measure', repr(measure), "'valid_loss' or 'error', which is the learner's metric"))
 
 def measure_of(
     runs:pd.DataFrame, # As `compare` returns it

@@ -33,7 +33,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.untouched import untouched
 
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
@@ -55,7 +55,7 @@ def _as_image(o, size):
     if not isinstance(o, torch.Tensor): o = image2tensor(PILImage.create(o).convert('RGB').resize(size[::-1]))
     if o.ndim!=3:
         wanted = '(3, height, width), bytes or floats between 0 and 1'
-        raise ValueError(refusal('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
+        raise ValueError(error_text('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
     return TensorImage(_as_float(o))
 
 def _image_and_label(item):
@@ -180,7 +180,7 @@ def tensor_dls(
     "`DataLoaders` for what is in memory"
     n_classes = n_classes or (_n_classes(train[1]) if vocab is None else len(vocab))
     if vocab is not None and len(vocab)!=n_classes:
-        raise ValueError(refusal('vocab', f'{len(vocab)} names', f'{n_classes}, one for each class'))
+        raise ValueError(error_text('vocab', f'{len(vocab)} names', f'{n_classes}, one for each class'))
 
     device = default_device()
     def items(xy, split_idx): return TensorItems(*(o.to(device) for o in xy), split_idx, n_classes, vocab)
@@ -343,7 +343,7 @@ class Pixels:
     def _check_place(self, o):
         if np.shape(o)==(2,): return
         got = f'a {type(o).__name__} of shape {tuple(np.shape(o))}'
-        raise ValueError(refusal('test_dl', got, 'a place: its row and its column, each between -1 and 1'))
+        raise ValueError(error_text('test_dl', got, 'a place: its row and its column, each between -1 and 1'))
 
     def decode(self,
         o:tuple, # An item
@@ -351,7 +351,7 @@ class Pixels:
     )->tuple:
         "An item as it is"
         if full: return o
-        raise ValueError(refusal('show_batch', 'single pixels', 'items that can be shown',
+        raise ValueError(error_text('show_batch', 'single pixels', 'items that can be shown',
             '`learned(learn)` is the image as the network knows it'))
 
 def _pixels(name, bs, full_size):
@@ -381,10 +381,10 @@ def _check_parts(dls):
     "Raise a `ValueError` if there is nothing to validate on, or a class of which nothing trains"
     trained,validated = ({parent_label(f) for f in part.items} for part in (dls.train_ds, dls.valid_ds))
     few = 'more of them, or folders train and valid with some of each class'
-    if not validated: raise ValueError(refusal('data', f'{len(dls.train_ds)} images, none to validate on', few))
+    if not validated: raise ValueError(error_text('data', f'{len(dls.train_ds)} images, none to validate on', few))
     if missing := sorted(validated-trained):
         got = f"images of {', '.join(missing)} to validate on and none to train on"
-        raise ValueError(refusal('data', got, few))
+        raise ValueError(error_text('data', got, few))
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873e1
 class UnreadableImage(ValueError): "A file that is named like an image, and can't be read as one"
@@ -400,7 +400,7 @@ class NamedImage(PILImage):
         try: return super().create(fn, **kwargs)
         except OSError as e:
             remedy = "fastai's `verify_images(get_image_files(FOLDER))` lists all such files"
-            raise UnreadableImage(refusal('data', f'{fn} ({e})', 'an image', remedy)) from e
+            raise UnreadableImage(error_text('data', f'{fn} ({e})', 'an image', remedy)) from e
 
 def _are_few(files):
     "Are they read sooner than processes start that would read them?"
@@ -474,20 +474,21 @@ def _check_data(data, n_train, n_valid, part, cutout, full_size, size):
     "Is there such data, and can it be cut like that?"
     known = *datasets,*folders,*pictures
     if data not in known and not Path(data).is_dir():
-        raise ValueError(refusal('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
+        raise ValueError(error_text('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
     if part and n_train is None:
-        raise ValueError(refusal('part', f'{part} without n_train', 'how many items a part has'))
+        raise ValueError(error_text('part', f'{part} without n_train', 'how many items a part has'))
     if full_size and data not in pictures:
-        raise ValueError(refusal('full_size', f'True with {data!r}', 'False', f"it is for {' and '.join(pictures)}"))
+        raise ValueError(error_text('full_size', f'True with {data!r}', 'False', f"it is for {' and '.join(pictures)}"))
     if size!=128 and data in (*datasets,*pictures):
-        raise ValueError(refusal('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
+        raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
     if data in datasets: return
 
     in_memory = ', '.join(datasets)
     if n_train is not None or n_valid is not None:
-        raise ValueError(refusal('n_train, n_valid', f'a number with {data!r}', 'None', f'they cut {in_memory} only'))
+        raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'None',
+            f'they cut {in_memory} only'))
     if cutout:
-        raise ValueError(refusal('cutout', f'{cutout} with {data!r}', '0',
+        raise ValueError(error_text('cutout', f'{cutout} with {data!r}', '0',
             f'it is for {in_memory}. Add `Cutout` to your `batch_tfms`'))
 
 def get_dls(
@@ -512,7 +513,7 @@ def get_dls(
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
         wanted = f'at least 2 classes, each in a folder of its own, and a batch of {bs}'
-        raise ValueError(refusal('data', got, wanted, 'a smaller bs may do'))
+        raise ValueError(error_text('data', got, wanted, 'a smaller bs may do'))
     return dls
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c
@@ -547,7 +548,7 @@ def damage(
     seed:int=0, # Of the random choice
 )->torch.Tensor: # Which items are damaged, a mask of shape (n,)
     "Damage a share of the items of a dataset"
-    if kind not in damages: raise ValueError(refusal('kind', repr(kind), f"one of {', '.join(damages)}"))
+    if kind not in damages: raise ValueError(error_text('kind', repr(kind), f"one of {', '.join(damages)}"))
     check_range('share', share, 0, 1)
     n = len(ds)
     generator = torch.Generator().manual_seed(seed)
@@ -698,4 +699,4 @@ def get_model(
 
     missing = ' (which is not installed)' if timm is None else ''
     wanted = f"one of {', '.join(networks)}, or a network of torchvision or timm{missing}, such as 'resnet18'"
-    raise ValueError(refusal('arch', repr(arch), wanted))
+    raise ValueError(error_text('arch', repr(arch), wanted))

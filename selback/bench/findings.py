@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np, pandas as pd
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..all import known_methods
 
 # %% ../../nbs/bench/02_findings.ipynb #648faf13
@@ -103,7 +103,7 @@ def word_of(
 )->str: # Raises a `ValueError` for anything else
     "What a measure is called; less of it is better"
     if measure in words: return words[measure]
-    raise ValueError(refusal('measure', repr(measure), "'valid_loss' or 'error', of which less is better",
+    raise ValueError(error_text('measure', repr(measure), "'valid_loss' or 'error', of which less is better",
         "'error' is what the learner's metric gave"))
 
 def is_random(
@@ -282,7 +282,7 @@ def paired(
     finite = by_seed.replace([np.inf,-np.inf], np.nan).dropna()
     if not len(finite):
         got = f'no seed that both {method} and {other} ran to a finite {measure}'
-        raise ValueError(refusal('paired', got, 'one at least'))
+        raise ValueError(error_text('paired', got, 'one at least'))
     found = over_seeds(relative(finite[method], finite[other]))
     return found._replace(diverged=int(n_seeds-len(finite)))
 
@@ -344,7 +344,7 @@ def parse_method(
         return call.func.id,args,kwargs
     except (SyntaxError, AttributeError, ValueError) as e:
         wanted = "a name or a call such as 'selective_backprop(beta=1)'"
-        raise ValueError(refusal('method', repr(spec), wanted)) from e
+        raise ValueError(error_text('method', repr(spec), wanted)) from e
 
 def _written(value): return f'{value:g}' if type(value) in (int,float) else repr(value)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from fastcore.basics import listify
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from .findings import is_control, last_epochs, never_selected, standing, table, words
 from ..views.groups import WorstGroup
 from .compare import Runs, check_budget, check_maker, check_measure, check_study, compare, describe
@@ -25,7 +25,7 @@ def check_rates(
 )->list: # Of each once, from low to high; raises a `ValueError` or a `TypeError`
     "Check learning rates"
     rates = listify(lr)
-    if not rates: raise ValueError(refusal('lr', 'none', 'a learning rate, or several'))
+    if not rates: raise ValueError(error_text('lr', 'none', 'a learning rate, or several'))
     for rate in rates: check_range('lr', rate, 0, above=True)
     return sorted(set(rates))
 
@@ -67,7 +67,7 @@ def best_rate(
     means = _means_by_rate(runs, measure)
     if means.isna().all():
         got = f"{', '.join(f'{rate:g}' for rate in rates)}, at each of which plain training diverged"
-        raise ValueError(refusal('lr', got, 'a lower one'))
+        raise ValueError(error_text('lr', got, 'a lower one'))
     best = means.idxmin()
     _tell_best(best, means, measure)
     return float(best)
@@ -133,7 +133,7 @@ def check_race(
     "Check what `race` gets, before the first run"
     methods = {'none': 'none'} | methods_by_name(field if methods is None else methods)
     if all(map(is_control, methods)):
-        raise ValueError(refusal('methods', ', '.join(methods), 'one at least that chooses by loss'))
+        raise ValueError(error_text('methods', ', '.join(methods), 'one at least that chooses by loss'))
     lowest = check_rates(lr)[0]
     compute = 1 if compute is None else compute
     check_study(methods, seeds=seeds, lr=lowest, compute=compute, annealing=annealing, about=about)
@@ -181,7 +181,7 @@ def race(
 )->pd.DataFrame: # `Rounds`: a row for each epoch of each run, with its `round`, from 1 on
     "Find out which method suits some data: rounds with a growing budget, ever fewer methods; it prints what came of it"
     if others := sorted({'epochs','seconds','items'} & set(kwargs)):
-        raise TypeError(refusal('race', ', '.join(others), 'compute alone, the budget of the last round'))
+        raise TypeError(error_text('race', ', '.join(others), 'compute alone, the budget of the last round'))
     for name in kwargs: refuse_option(name, race, 'compute alone')
     check_maker(get_learner)
     if measure is not None: check_measure(measure)

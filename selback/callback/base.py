@@ -16,7 +16,7 @@ from fastai.callback.schedule import LRFinder
 from fastai.learner import Learner
 from fastcore.basics import camel2snake, patch, patch_to
 
-from ..core.checks import refusal, unknown_option
+from ..core.checks import error_text, unknown_option
 from .report import SelectionColumns, SelectionReport, TrainingOnly, callback_of
 
 # %% ../../nbs/callback/06_base.ipynb #17263631
@@ -52,8 +52,9 @@ def _check_state(selection, state):
     method = type(selection).__name__
     is_state = isinstance(state, dict) and {'method','counters','parts'}<=set(state)
     got = list(state) if isinstance(state, dict) else type(state).__name__
-    if not is_state: raise ValueError(refusal('load_state_dict', got, f'what state_dict() of {method} returned'))
-    if state['method']!=method: raise ValueError(refusal('load_state_dict', f"the state of {state['method']}", method))
+    if not is_state: raise ValueError(error_text('load_state_dict', got, f'what state_dict() of {method} returned'))
+    if state['method']!=method: raise ValueError(error_text('load_state_dict', f"the state of {state['method']}",
+        method))
     if selection.learn is None: raise ValueError(f'load_state_dict: {method} has no learner yet; attach it first.')
 
 class SavedCallback(TrainingOnly):
@@ -103,7 +104,7 @@ class RestingCallback(SavedCallback):
         self.rests = False # in a fit that is none, such as lr_find
 
     def _not_taken(self, name):
-        if name in self.gone: return refusal(type(self).__name__, f'the option {name!r}', 'none', self.gone[name])
+        if name in self.gone: return error_text(type(self).__name__, f'the option {name!r}', 'none', self.gone[name])
         return unknown_option(name, type(self))
 
     def __call__(self, event_name):
@@ -172,7 +173,7 @@ class _Elsewhere(RestingCallback):
         learn.add_cb(cls(type(selection).__name__))
 
     def before_train(self):
-        raise ValueError(refusal(self.of, 'a callback that was attached to another learner since',
+        raise ValueError(error_text(self.of, 'a callback that was attached to another learner since',
             'one for each learner', 'make another one, or go on without with full_batches()'))
 
 # %% ../../nbs/callback/06_base.ipynb #218a0d0d
@@ -234,7 +235,7 @@ class NoSelection:
     def __bool__(self): return False
     def __repr__(self): return 'No selection; attach one with learn.favor_hard() or another method.'
     def __getattr__(self, name):
-        raise AttributeError(refusal(f'learn.selection.{name}', 'a learner without a selection', 'one with',
+        raise AttributeError(error_text(f'learn.selection.{name}', 'a learner without a selection', 'one with',
             'attach it with learn.favor_hard(), learn.prioritized_sampling() or another method. '
             'After full_batches() it is gone'))
 

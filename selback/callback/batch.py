@@ -16,7 +16,7 @@ from fastai.callback.hook import HookCallback
 from fastcore.meta import delegates
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of
 from ..core.batches import map_tensors, n_items
 from ..core.losses import is_sum
@@ -54,7 +54,7 @@ class ScoringSelection(Selection):
         self.clock = Clock(auto)
         self.scorer = Scorer(score, ScoringPass(scale_factor, precision, scorer), self.losses)
         if self.scored and self.scorer.needs_items: self.tracker.follow()
-        if passes not in (1, 2): raise ValueError(refusal('passes', repr(passes), '1 or 2'))
+        if passes not in (1, 2): raise ValueError(error_text('passes', repr(passes), '1 or 2'))
         if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
             raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; '
                 'leave them out.')
@@ -62,7 +62,7 @@ class ScoringSelection(Selection):
         self.gather = gather and passes==2
         self.presample = check_range('presample', presample, 1, whole=True)
         if presample>1 and not self.gather:
-            raise ValueError(refusal('presample', f'{presample} with passes={passes} and gather={gather}',
+            raise ValueError(error_text('presample', f'{presample} with passes={passes} and gather={gather}',
                 'passes=2 and gather=True: items of several batches must wait'))
         if multiple_of is not None: check_range('multiple_of', multiple_of, 1, whole=True)
         self.multiple_of = multiple_of
@@ -100,7 +100,7 @@ class ChoosingSelection(ScoringSelection):
         if self.tracker.is_on and self.scorer.needs_items:
             got,wanted = len(self.scorer.score.holdout),check_loader(self.dls.train).n
             if got!=wanted:
-                raise ValueError(refusal('score', f'{got} holdout losses',
+                raise ValueError(error_text('score', f'{got} holdout losses',
                     f'{wanted}, one for each item of the training set'))
         if self.scored: get_score(self.scorer.score, self.losses.function(base_loss(self.learn)))
         super().begin_fit()
@@ -182,7 +182,7 @@ class WaitingSelection(ChoosingSelection):
 
         n = n_items(learn.xb)
         if n==items.n: return Items(learn.xb, learn.yb, items.idx, items.weight)
-        raise ValueError(refusal('learn.xb', f'a batch of {n} items', f'{items.n}', 'a callback of an order '
+        raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{items.n}', 'a callback of an order '
             'below the selection\'s changes the number of items; do that in a batch transform of the loader'))
 
     def select(self,

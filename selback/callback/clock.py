@@ -11,7 +11,7 @@ from statistics import mean
 
 import torch
 
-from ..core.checks import refusal
+from ..core.checks import error_text
 from .ranks import Ranks
 
 # %% ../../nbs/callback/05_clock.ipynb #e7000007
@@ -33,7 +33,7 @@ class Clock:
         n_epochs:int=1, # Selecting epochs that are averaged, for a method whose epochs differ in turn
     ):
         if auto!='warn' and not isinstance(auto, bool):
-            raise ValueError(refusal('auto', repr(auto), "'warn', True or False"))
+            raise ValueError(error_text('auto', repr(auto), "'warn', True or False"))
         self.auto = auto
         if auto is False: self.is_on = False
         self.n_epochs = n_epochs

@@ -19,7 +19,7 @@ from fastai.learner import replacing_yield
 from fastcore.basics import GetAttr
 from torch import Tensor
 
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.untouched import fixed_random
 
 # %% ../../nbs/callback/00_loaders.ipynb #6ba038e4
@@ -73,12 +73,13 @@ class LoaderInPlace(GetAttr):
     )->CurrentItems: # Raises a `ValueError` if it is another batch, or has another number of items
         "What is known of the batch that trains"
         if i!=self.n_handed-1:
-            raise ValueError(refusal('learn.dl', f'batch {i} when {self.n_handed} had been handed out',
+            raise ValueError(error_text('learn.dl', f'batch {i} when {self.n_handed} had been handed out',
                 'each batch at once, or the selection takes it for another one',
                 'a callback replaces or wraps the loader after the selection. Give that callback an order below -5'))
         idx = self.current.idx
         if idx is None or len(idx)==n: return self.current
-        raise ValueError(refusal('learn.xb', f'a batch of {n} items', f'{len(idx)}', 'a callback or transform changes '
+        raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{len(idx)}',
+            'a callback or transform changes '
             'the number of items before the selection, so that their dataset indices are unknown'))
 
     def knows(self,
@@ -295,7 +296,7 @@ class ChosenBefore(LoaderInPlace):
         if not read: return # it is not known
         drawn = torch.as_tensor(drawn).tolist()
         if read==drawn: return
-        raise ValueError(refusal(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
+        raise ValueError(error_text(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
             f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
 # %% ../../nbs/callback/00_loaders.ipynb #d10d0bbb
@@ -336,7 +337,7 @@ def _copy(dl, **kwargs):
     try:
         with fixed_random(): new = dl.new(**kwargs)
     except TypeError as e:
-        raise TypeError(refusal(f'{type(dl).__name__}.new', e, 'a copy of the loader that hands out some items',
+        raise TypeError(error_text(f'{type(dl).__name__}.new', e, 'a copy of the loader that hands out some items',
             'give the class a method `new`')) from e
     finally:
         for name in unknown: del dl.__dict__[name]

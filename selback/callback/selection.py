@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Items, check_rows, n_items
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
 from ..core.scoring import ItemLosses, Scorer
@@ -72,7 +72,7 @@ class SelectionParts(AttachedCallback):
         if memory and self.learn:
             got,wanted = len(memory['loss']),check_loader(self.dls.train).n
             if got!=wanted:
-                raise ValueError(refusal('load_state_dict', f'a state of {got} items',
+                raise ValueError(error_text('load_state_dict', f'a state of {got} items',
                     f'{wanted}, as in the training set'))
         super().load_state_dict(state)
 
@@ -170,7 +170,8 @@ class SelectionEpochs(AskedSelection):
         if dl.n: self.tracker.remember_dataset(dl.n, dataset, device, self.ranks)
         idxs = draw(self.dl)
         if len(idxs) and not 0<=int(idxs.min())<=int(idxs.max())<dl.n:
-            raise ValueError(refusal(f'{type(dl).__name__}.get_idxs', f'items {int(idxs.min())} to {int(idxs.max())}',
+            raise ValueError(error_text(f'{type(dl).__name__}.get_idxs',
+                f'items {int(idxs.min())} to {int(idxs.max())}',
                 f'numbers from 0 to {dl.n-1}, as the loader has {dl.n} items'))
         return idxs.to(device)
 

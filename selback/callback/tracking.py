@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.policies import avoid_singleton_batch, check_chosen, whole_batches
 from ..core.memory import ItemMemory, may_repeat
 from .ranks import Ranks
@@ -149,8 +149,8 @@ class ItemTracker(LossMemory):
         "Remember the losses of some items"
         if idxs is None: return
         if len(idxs)!=len(losses):
-            raise ValueError(refusal('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items', 'as many',
-                'a callback changes the number of items after the selection. Give it an order below -5'))
+            raise ValueError(error_text('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items',
+                'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
 
     def end_epoch(self,

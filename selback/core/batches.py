@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import refusal
+from .checks import error_text
 
 # %% ../../nbs/core/01_batches.ipynb #901ad451
 def n_items(
@@ -31,7 +31,7 @@ def n_items(
         inner = part.values() if isinstance(part, Mapping) else part
         left += reversed([*inner])
     got = f'no tensor with a first dimension in a {type(batch).__name__}'
-    raise ValueError(refusal('n_items', got, 'one at least'))
+    raise ValueError(error_text('n_items', got, 'one at least'))
 
 # %% ../../nbs/core/01_batches.ipynb #94ccbab4
 def _like(batch, parts):
@@ -92,10 +92,10 @@ def _refuse_others(batch, n):
     kind = 'sparse Tensor' if isinstance(batch, Tensor) else type(batch).__name__
     is_list = isinstance(batch, (tuple,list))
     if not is_list and not isinstance(batch, Mapping):
-        raise TypeError(refusal('take', f'a {kind} in the batch', 'tensors',
+        raise TypeError(error_text('take', f'a {kind} in the batch', 'tensors',
             'which items it belongs to is unknown: collate it into a tensor, or leave it out of the batch'))
     if is_list and len(batch)==n>1 and all(isinstance(o, Number) for o in batch):
-        raise TypeError(refusal('take', f'a {kind} of {n} numbers in a batch of {n} items', 'a tensor',
+        raise TypeError(error_text('take', f'a {kind} of {n} numbers in a batch of {n} items', 'a tensor',
             'if they are one for each item, collate them into a tensor'))
 
     for part in batch if is_list else batch.values(): _refuse_others(part, n)
@@ -112,7 +112,8 @@ def take(
     def rows(t):
         if not t.ndim: return t
         if len(t)==n: return t[idx]
-        raise ValueError(refusal('take', f'tensors of {n} and of {len(t)} items (shape {tuple(t.shape)}) in one batch',
+        raise ValueError(error_text('take',
+            f'tensors of {n} and of {len(t)} items (shape {tuple(t.shape)}) in one batch',
             'items along the first dimension of each',
             'lists with a tensor for each item, as detection has them, need collating into one padded tensor'))
     return map_tensors(rows, batch)
@@ -124,8 +125,8 @@ def join(
     "The items of two batches as one batch"
     def cat(s, t):
         if s.shape[1:]==t.shape[1:]: return torch.cat([s, t]) if s.ndim else t
-        raise ValueError(refusal('join', f'items of shape {tuple(s.shape[1:])} and {tuple(t.shape[1:])}', 'all alike',
-            'items that wait for a full batch need one shape (none wait with gather=False)'))
+        raise ValueError(error_text('join', f'items of shape {tuple(s.shape[1:])} and {tuple(t.shape[1:])}',
+            'all alike', 'items that wait for a full batch need one shape (none wait with gather=False)'))
     return map_tensors(cat, a, b)
 
 # %% ../../nbs/core/01_batches.ipynb #5b1f0a39
@@ -139,7 +140,7 @@ def check_rows(
         if not all(isinstance(t, (Tensor,Mapping)) for t in part): continue
 
         kind,of_what,n = type(part).__name__,type(part[0]).__name__,len(part)
-        raise ValueError(refusal('take',
+        raise ValueError(error_text('take',
             f'a {kind} of {n} {of_what}s in a batch of {n} items, one for each item, as detection has them',
             'tensors with items along the first dimension', 'collate it into one padded tensor'))
     take(batch, slice(0, 1))

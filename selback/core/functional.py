@@ -19,7 +19,7 @@ from inspect import signature
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
-from .checks import refusal
+from .checks import error_text
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
@@ -52,7 +52,7 @@ def get_policy(
     if policy in _policies: return partial(_policies[policy], **kwargs)
 
     wanted = f"one of {', '.join(map(repr, _policies))} or a function of the scores"
-    raise ValueError(refusal('policy', repr(policy), wanted))
+    raise ValueError(error_text('policy', repr(policy), wanted))
 
 # %% ../../nbs/core/09_functional.ipynb #9b693aab
 def _as_tuple(batch): return tuple(batch) if isinstance(batch, (tuple,list)) else (batch,)
@@ -90,7 +90,7 @@ class _EpochPolicy:
         masks = [name for name,value in kwargs.items() if isinstance(value, torch.Tensor)]
         if masks:
             wanted = 'a number or a function: each epoch has the items in another order'
-            raise ValueError(refusal(', '.join(masks), 'a tensor', wanted))
+            raise ValueError(error_text(', '.join(masks), 'a tensor', wanted))
         self.policy = get_policy(policy, **kwargs)
         self.draws = Draws(seed)
         self.draws_at_random = 'generator' in signature(self.policy.func).parameters
@@ -101,7 +101,7 @@ class _EpochPolicy:
         if isinstance(chosen, Chosen): return
         got = f'a function that returns {type(chosen).__name__}'
         remedy = "policy='include', inclusion=... is for one that returns probabilities"
-        raise TypeError(refusal('policy', got, 'Chosen(rows, weight)', remedy))
+        raise TypeError(error_text('policy', got, 'Chosen(rows, weight)', remedy))
 
     def choose(self, loss):
         "All items, until a loss is known"
@@ -126,7 +126,7 @@ class MemorySampler(Sampler):
         **kwargs # What the policy takes, such as `inclusion=rank_inclusion`
     ):
         if not isinstance(memory, ItemMemory):
-            raise TypeError(refusal('memory', type(memory).__name__, 'an ItemMemory(len(dataset))'))
+            raise TypeError(error_text('memory', type(memory).__name__, 'an ItemMemory(len(dataset))'))
         self.memory,self.generator = memory,generator
         self.weight = None # by dataset index; None: all count alike
         self._epoch,self._n = None,None # that began last, as the memory counts, and its items
@@ -165,7 +165,7 @@ class MemorySampler(Sampler):
         saved,own = made(state['order']),made(self.generator)
         if saved!=own:
             got,wanted = f'the state of one made {saved}',f'one made {own}'
-            raise ValueError(refusal('MemorySampler', got, wanted, 'make it as the saved one was'))
+            raise ValueError(error_text('MemorySampler', got, wanted, 'make it as the saved one was'))
 
         self.memory.load_state_dict(state['memory'])
         self._choice.draws.load_state_dict(state['draws'])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .batches import as_tensors, map_tensors, n_items, take_rows
-from .checks import refusal
+from .checks import error_text
 
 # %% ../../nbs/core/02_losses.ipynb #b4f9b997
 def _layers(loss_func):
@@ -76,7 +76,7 @@ def is_sum(
 # %% ../../nbs/core/02_losses.ipynb #1514a6fc
 class _NoneUnreduced(TypeError):
     def __init__(self, loss_func):
-        super().__init__(refusal(f'{_name(loss_func)} has no unreduced losses',
+        super().__init__(error_text(f'{_name(loss_func)} has no unreduced losses',
             'neither an attribute `reduction` that can be set nor a keyword of that name', 'one of them',
             'use `item_losses`, or give it one'))
 
@@ -193,7 +193,7 @@ _mixes = 'It mixes items, weighs them by the others, or is random. '
 
 def _no_item_losses(loss_func, got, wanted, why=''):
     "The error of a loss that says nothing of single items"
-    said = refusal(f'{_name(loss_func)} gives no loss per item', got, wanted)
+    said = error_text(f'{_name(loss_func)} gives no loss per item', got, wanted)
     return ValueError(f'{said} {why}{_remedy}')
 
 def _at_once(of_one, batch):
@@ -377,7 +377,7 @@ def weigh_grads(
 
     weighed = map_tensors(weigh, pred)
     if found: return weighed
-    raise TypeError(refusal('weigh_grads', f'predictions that are a {type(pred).__name__}',
+    raise TypeError(error_text('weigh_grads', f'predictions that are a {type(pred).__name__}',
         'a tensor, or tensors in tuples, lists and dicts, to weigh the items by'))
 
 # %% ../../nbs/core/02_losses.ipynb #f043d30d
@@ -390,7 +390,7 @@ class ItemLoss:
     ):
         if not callable(item_loss):
             wanted = 'a function `(pred, *yb)` that returns one number for each item'
-            raise TypeError(refusal('item_loss', repr(item_loss), wanted))
+            raise TypeError(error_text('item_loss', repr(item_loss), wanted))
         self.item_loss,self.of_classes = item_loss,loss_func
 
     def __call__(self,
@@ -402,4 +402,4 @@ class ItemLoss:
         n = n_items(yb or pred)
         if getattr(losses, 'shape', None)==(n,): return losses
         got = f'a {type(losses).__name__} of shape {_shape(losses)} from {_name(self.item_loss)}'
-        raise ValueError(refusal('item_loss', got, f'one number for each of {n} items, shape ({n},)'))
+        raise ValueError(error_text('item_loss', got, f'one number for each of {n} items, shape ({n},)'))

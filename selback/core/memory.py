@@ -9,7 +9,7 @@ __all__ = ['may_repeat', 'ItemTable', 'ItemMemory']
 import torch
 from torch import Tensor
 
-from .checks import check_range, refusal
+from .checks import check_range, error_text
 from .batches import sum_dtype
 
 # %% ../../nbs/core/06_memory.ipynb #64c9128b
@@ -87,7 +87,7 @@ class ItemTable:
             saved = state[name]
             if len(saved)!=len(self):
                 wanted = f'{len(self)}, as in the dataset'
-                raise ValueError(refusal('ItemMemory', f'a state of {len(saved)} items', wanted))
+                raise ValueError(error_text('ItemMemory', f'a state of {len(saved)} items', wanted))
             getattr(self, name).copy_(saved)
 
 def _are_highest(loss, quantile):
@@ -107,7 +107,7 @@ class ItemMemory(ItemTable):
         guard:bool=False, # Remember how long the loss of an item has been among the highest, in 3 bytes more?
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
-        if check_range('ema', ema, 0, 1)==1: raise ValueError(refusal('ema', 1, 'a number below 1'))
+        if check_range('ema', ema, 0, 1)==1: raise ValueError(error_text('ema', 1, 'a number below 1'))
         n = check_range('n', n, 1, whole=True)
         super().__init__(_columns | _guarding if guard else _columns, n, device)
         self.ema,self.is_guarded = ema,guard

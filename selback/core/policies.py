@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .batches import sum_dtype
-from .checks import check_range, refusal
+from .checks import check_range, error_text
 
 # %% ../../nbs/core/04_policies.ipynb #2b26d0f1
 class Chosen(NamedTuple):
@@ -37,11 +37,11 @@ def check_chosen(
     rows,weight = getattr(chosen, 'rows', None),getattr(chosen, 'weight', None)
     if not isinstance(rows, Tensor) or rows.dtype!=torch.int64 or rows.ndim!=1:
         got = _in_words(chosen, 'a tensor') if rows is None else _in_words(rows, 'Chosen with rows')
-        raise TypeError(refusal(source, got, 'Chosen(rows) with row numbers, int64, of shape (kept,)'))
+        raise TypeError(error_text(source, got, 'Chosen(rows) with row numbers, int64, of shape (kept,)'))
 
     if weight is None or isinstance(weight, Tensor) and weight.shape==rows.shape: return chosen
     wanted = f'one of shape ({len(rows)},), a number for each row, or None'
-    raise TypeError(refusal(source, _in_words(weight, 'a weight'), wanted))
+    raise TypeError(error_text(source, _in_words(weight, 'a weight'), wanted))
 
 # %% ../../nbs/core/04_policies.ipynb #fadd0b8d
 def round_up(
@@ -85,7 +85,7 @@ def loss_share(
     check_range('min_loss_perc', min_loss_perc, 0, 1)
     check_range('min_sample_perc', min_sample_perc, 0, 1)
     if not min_loss_perc and not min_sample_perc:
-        raise ValueError(refusal('min_loss_perc and min_sample_perc', '0 for both', 'one above 0'))
+        raise ValueError(error_text('min_loss_perc and min_sample_perc', '0 for both', 'one above 0'))
 
     losses,order = scores.sort(descending=True)
     count = math.ceil(len(scores)*min_sample_perc-1e-9)
@@ -168,7 +168,7 @@ class History:
         values = state['values']
         if values is not None and len(values)!=self.size:
             got = f'a state of {len(values)} scores'
-            raise ValueError(refusal('History', got, self.size, 'use the same hist_size'))
+            raise ValueError(error_text('History', got, self.size, 'use the same hist_size'))
         self.at = state['at']
         self.values = None if values is None else values.clone()
 
@@ -251,7 +251,7 @@ def top_and_bottom(
     check_range('keep', keep, 0, 1, above=True)
     check_range('also_bottom', also_bottom, 0, 1)
     if keep+also_bottom>1+1e-9:
-        raise ValueError(refusal('keep and also_bottom', f'{keep} and {also_bottom}', 'a sum of at most 1'))
+        raise ValueError(error_text('keep and also_bottom', f'{keep} and {also_bottom}', 'a sum of at most 1'))
 
     n = len(scores)
     n_top = _share_of(n, keep)
@@ -311,11 +311,11 @@ def _probabilities(inclusion, loss):
     prob = inclusion(loss)
     if not isinstance(prob, Tensor) or prob.shape!=loss.shape:
         got = tuple(prob.shape) if isinstance(prob, Tensor) else type(prob).__name__
-        raise TypeError(refusal('inclusion', got, f'a tensor with a probability for each of {len(loss)} losses'))
+        raise TypeError(error_text('inclusion', got, f'a tensor with a probability for each of {len(loss)} losses'))
 
     prob = prob.to(loss)
     if not bool(((prob>=0) & (prob<=1)).all()):
-        raise ValueError(refusal('inclusion', f'probabilities from {prob.min():g} to {prob.max():g}', '0 to 1'))
+        raise ValueError(error_text('inclusion', f'probabilities from {prob.min():g} to {prob.max():g}', '0 to 1'))
     return prob
 
 def include(
@@ -362,7 +362,7 @@ def step_inclusion(
 
 def _check_prune(prune):
     "Check that something is left of what is pruned"
-    if check_range('prune', prune, 0, 1)==1: raise ValueError(refusal('prune', '1', 'a number below 1'))
+    if check_range('prune', prune, 0, 1)==1: raise ValueError(error_text('prune', '1', 'a number below 1'))
 
 def mean_inclusion(
     loss:Tensor, # One finite loss per item, shape (n,)
@@ -462,7 +462,7 @@ def prioritized(
     prob = priorities(loss, alpha)
     n = check_range('n', n, 0, whole=True)
     if not n: return Chosen(prob.new_zeros(0, dtype=torch.int64))
-    if not len(prob): raise ValueError(refusal('prioritized', f'no items to draw {n} from', 'one at least'))
+    if not len(prob): raise ValueError(error_text('prioritized', f'no items to draw {n} from', 'one at least'))
     return Chosen(_draw(prob, n, generator))
 
 # %% ../../nbs/core/04_policies.ipynb #26883b96

@@ -6,7 +6,7 @@
 __all__ = ['schedule_points', 'Window', 'ends_by', 'value_at', 'check_schedule']
 
 # %% ../../nbs/core/05_schedules.ipynb #7d6d3898
-from .checks import check_range, refusal
+from .checks import check_range, error_text
 
 # %% ../../nbs/core/05_schedules.ipynb #0df74039
 class Window:
@@ -18,15 +18,15 @@ class Window:
         interrupt:int=0, # One full batch in every so many; 0: never
     ):
         self.start,self.end = check_range('start', start, 0, 1),check_range('end', end, 0, 1)
-        if start>=end: raise ValueError(refusal('start and end', f'{start} and {end}', 'start below end'))
+        if start>=end: raise ValueError(error_text('start and end', f'{start} and {end}', 'start below end'))
         if interrupt==1:
             got = '1, which makes every batch full'
-            raise ValueError(refusal('interrupt', got, '0 (no interruption) or at least 2'))
+            raise ValueError(error_text('interrupt', got, '0 (no interruption) or at least 2'))
         self.interrupt = check_range('interrupt', interrupt, 0, whole=True)
         self.warmup = check_range('warmup', warmup, 0, whole=True)
         self.also = '' # what else a method asks for, in words
 
-    def ask(self,
+    def describe(self,
         words:str, # As they end a sentence that says when it selects
     ):
         "Say what else a method asks for"

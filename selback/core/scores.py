@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .checks import refusal
+from .checks import error_text
 from .losses import item_losses
 
 # %% ../../nbs/core/03_scores.ipynb #5cfd8101
 def _check_classes(score, pred, axis):
     if pred.ndim>=2 and pred.shape[axis]>=2: return
-    raise ValueError(refusal(f'{score}_score', f'predictions of shape {tuple(pred.shape)}',
+    raise ValueError(error_text(f'{score}_score', f'predictions of shape {tuple(pred.shape)}',
         f'logits of two or more classes along axis {axis}', "use score='loss'"))
 
 def entropy_score(
@@ -63,7 +63,7 @@ def grad_bound_score(
     "The norm of each item's gradient at its prediction (Katharopoulos and Fleuret 2018, section 3.2)"
     if not isinstance(pred, Tensor):
         got = f'predictions that are a {type(pred).__name__}'
-        raise ValueError(refusal("score='grad_bound'", got, 'a tensor', "use score='loss'"))
+        raise ValueError(error_text("score='grad_bound'", got, 'a tensor', "use score='loss'"))
 
     with torch.enable_grad():
         pred = pred.detach().float().requires_grad_()
@@ -81,7 +81,7 @@ def _score_of_classes(name, loss_func):
     innermost = getattr(loss_func, 'func', loss_func)
     if isinstance(innermost, _no_logits) or innermost in _no_logit_functions:
         got = f"{getattr(innermost, '__name__', innermost)}, which takes no logits of classes"
-        raise ValueError(refusal(f'score={name!r}', got, 'a loss that does', "use score='loss'"))
+        raise ValueError(error_text(f'score={name!r}', got, 'a loss that does', "use score='loss'"))
 
     is_by_label = isinstance(innermost, nn.BCEWithLogitsLoss) or innermost is F.binary_cross_entropy_with_logits
     return partial(_of_classes[name], axis=getattr(loss_func, 'axis', 1), multi_label=is_by_label)
@@ -99,4 +99,4 @@ def get_score(
     if score=='grad_bound': return partial(grad_bound_score, loss_func)
     if score in score_names: return _score_of_classes(score, loss_func)
     names = ', '.join(map(repr, score_names))
-    raise ValueError(refusal('score', repr(score), f'one of {names} or a function of `(pred, *yb)`'))
+    raise ValueError(error_text('score', repr(score), f'one of {names} or a function of `(pred, *yb)`'))

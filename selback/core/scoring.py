@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import check_range, refusal
+from .checks import check_range, error_text
 from .batches import Items, as_tensors, map_tensors, n_items, take_rows
 from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, preserved
 from .losses import item_losses, item_losses_how
@@ -34,7 +34,7 @@ def _check_resolution(x):
 
     got = f'{x.dtype} of shape {tuple(x.shape)}' if is_tensor else type(x).__name__
     wanted = 'float tensors of 3 to 5 dimensions'
-    raise ValueError(refusal('scale_factor', f'an input that is {got}', wanted, 'use scale_factor=1'))
+    raise ValueError(error_text('scale_factor', f'an input that is {got}', wanted, 'use scale_factor=1'))
 
 def _shrink(x, scale_factor):
     "`x` at a lower resolution"
@@ -81,7 +81,7 @@ class ModelCopy:
     ):
         self.every = check_range('every', every, 1, whole=True)
         self.decay = check_range('decay', decay, 0, 1)
-        if decay==1: raise ValueError(refusal('decay', 1, 'a number below 1, or the copy never changes'))
+        if decay==1: raise ValueError(error_text('decay', 1, 'a number below 1, or the copy never changes'))
 
         self.device = None if device is None else torch.device(device)
         self.steps = 0
@@ -211,10 +211,10 @@ def _channels_last(t): return t.contiguous(memory_format=torch.channels_last) if
 def _check_pass(precision, scorer):
     "Raise an error if one of them is none that a `ScoringPass` takes"
     if precision not in (None, *_precisions):
-        raise ValueError(refusal('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
+        raise ValueError(error_text('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
     if isinstance(scorer, (type(None), torch.nn.Module, ModelCopy)): return
     got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
-    raise TypeError(refusal('scorer', got, 'a module, ModelCopy(...), or None for the model that trains'))
+    raise TypeError(error_text('scorer', got, 'a module, ModelCopy(...), or None for the model that trains'))
 
 def _devices(xb, model):
     "Where the inputs are and where the model is; None where that is not known"
@@ -297,7 +297,7 @@ class ReducibleLoss:
         if self.needs_items and not is_loss_per_item:
             got = getattr(holdout, 'shape', type(holdout).__name__)
             wanted = 'a tensor with one loss for each item of the training set, or a model'
-            raise ValueError(refusal('ReducibleLoss', got, wanted))
+            raise ValueError(error_text('ReducibleLoss', got, wanted))
 
         self.holdout = holdout.detach().float() if self.needs_items else holdout
         self.scoring = ScoringPass()
@@ -322,7 +322,7 @@ class ReducibleLoss:
         if idx is not None: return self.of_items(losses, idx)
 
         wanted = 'idx, to look up its holdout losses'
-        raise ValueError(refusal('ReducibleLoss', 'no dataset indices of the batch', wanted))
+        raise ValueError(error_text('ReducibleLoss', 'no dataset indices of the batch', wanted))
 
 # %% ../../nbs/core/08_scoring.ipynb #796e063d
 def _drawing(score, loss_func, losses):
@@ -357,7 +357,7 @@ def batch_scores(
 
     name = getattr(score, '__name__', score)
     got = f'{name}, which returned {type(scores).__name__} of shape {tuple(shape or ())}'
-    raise ValueError(refusal('score', got, f'one number for each of {n} items'))
+    raise ValueError(error_text('score', got, f'one number for each of {n} items'))
 
 # %% ../../nbs/core/08_scoring.ipynb #511e05a0
 def is_of_derivatives(

@@ -10,7 +10,7 @@ from fastcore.basics import listify
 from fastcore.meta import delegates
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.memory import ItemMemory
 from ..core.policies import prioritized_epoch
 from ..core.schedules import check_schedule
@@ -132,7 +132,7 @@ class _KeepsEarlyLosses(EpochSelection):
         self.after = _check_after(after)
         self.early = EarlyLosses()
         self.noted = _EpochLosses()
-        self.window.ask(f'once losses are kept, after={after}')
+        self.window.describe(f'once losses are kept, after={after}')
 
     def __getstate__(self): return super().__getstate__() | dict(noted=_EpochLosses())
 
@@ -186,13 +186,14 @@ def _known(selection, asked):
     "Dataset indices of items with an early loss, the highest first, and the losses"
     loss,learn = selection.early.loss,selection.learn
     if loss is None:
-        raise ValueError(refusal(asked, 'no early losses yet', f'{selection.window}', 'call fit first'))
+        raise ValueError(error_text(asked, 'no early losses yet', f'{selection.window}', 'call fit first'))
     if learn is None:
         raise ValueError(f'{asked}: it was taken off its learner, and has no items without; attach it again.')
 
     n = check_loader(learn.dls.train).n
     if n!=len(loss):
-        raise ValueError(refusal(asked, f'a training set of {n} items', f'the one with {len(loss)}', 'call fit first'))
+        raise ValueError(error_text(asked, f'a training set of {n} items', f'the one with {len(loss)}',
+            'call fit first'))
     loss = loss.cpu()
     order = loss.argsort(descending=True, stable=True)
     return order[loss[order].isfinite()],loss
@@ -204,7 +205,7 @@ def _first_of_each(idxs, labels, n, classes):
     known = sorted({c for i in idxs for c in _classes(labels[i])})
     wanted = known[:10] if classes is None else listify(classes)
     for c in wanted:
-        if c not in known: raise ValueError(refusal('show_early', f'class {c!r}', f'some of {known}'))
+        if c not in known: raise ValueError(error_text('show_early', f'class {c!r}', f'some of {known}'))
     own = {c: [] for c in wanted}
     for i in idxs:
         for c in _classes(labels[i]):
@@ -219,7 +220,7 @@ def _most_drawn(selection, n, classes):
     has_classes = labels is not None and not isinstance(labels[0], float)
     by_class = _first_of_each(idxs, labels, n, classes) if has_classes else [idxs[:n]]
     idxs = sum(by_class, [])
-    if not idxs: raise ValueError(refusal('show_early', 'no classes', 'one at least', 'use early_items()'))
+    if not idxs: raise ValueError(error_text('show_early', 'no classes', 'one at least', 'use early_items()'))
 
     are_rows = has_classes and all(len(of_class)==n for of_class in by_class)
     return idxs,loss[idxs].tolist(),n if are_rows else None
@@ -243,7 +244,7 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
     ):
         if kwargs.get('warmup')==0: del kwargs['warmup'] # which says nothing
         for name,remedy in _refused.items():
-            if kwargs.pop(name, None) is not None: raise ValueError(refusal(name, 'a value', 'none', remedy))
+            if kwargs.pop(name, None) is not None: raise ValueError(error_text(name, 'a value', 'none', remedy))
         super().__init__(after, **kwargs)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.uniform = check_schedule('uniform', uniform, 0, 1)

@@ -9,7 +9,7 @@ __all__ = ['ImportanceSamplingCallback']
 from fastcore.meta import delegates
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.batches import Items
 from ..core.policies import importance_sample, variance_gain
 from ..core.schedules import check_schedule
@@ -44,11 +44,12 @@ class ImportanceSamplingCallback(BatchSelection):
         self.correct = check_schedule('correct', correct, 0)
         self.tau = (presample+3)/3 if tau is None else check_range('tau', tau, 0)
         self.tau_now = 0. # as in the paper, smoothed from 0
-        self.window.ask(f'while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}')
+        self.window.describe(f'while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}')
 
     def begin_fit(self):
         if pads(self.dls.train):
-            raise TypeError(refusal('ImportanceSamplingCallback', 'a training loader that pads sequences to a length '
+            raise TypeError(error_text('ImportanceSamplingCallback',
+                'a training loader that pads sequences to a length '
                 'of their own in each batch', 'items of one shape: they are drawn from several batches',
                 'pad all to one length, or use another method'))
         super().begin_fit()

@@ -30,7 +30,7 @@ class InfoBatchCallback(InclusionSelection):
         super().__init__(correct=correct, **kwargs)
         self.prune = check_schedule('prune', prune, 0, 1-1e-6)
         self.delta = check_range('delta', delta, 0, 1)
-        self.window.ask(f'in epochs that end by delta={self.delta:.1%} of it')
+        self.window.describe(f'in epochs that end by delta={self.delta:.1%} of it')
 
     def inclusion(self, loss): return mean_inclusion(loss, self.scheduled(self.prune))
 

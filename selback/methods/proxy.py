@@ -13,7 +13,7 @@ from fastai.callback.core import Callback, CancelBatchException, CancelValidExce
 from fastai.learner import Learner
 from torch import nn
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.losses import preserved
 from ..core.untouched import fixed_random
 from ..callback.loaders import own_loader
@@ -56,7 +56,7 @@ def proxy_learner(
 ):
     "A silent learner, within a context, that trains on the stream of another one, whose random states are put back"
     if not isinstance(proxy, nn.Module):
-        raise TypeError(refusal('proxy', repr(proxy), 'a model, as small_resnet(10) makes one'))
+        raise TypeError(error_text('proxy', repr(proxy), 'a model, as small_resnet(10) makes one'))
 
     loader,loss_func = own_loader(learn.dls.train),base_loss(learn)
     with _same_shuffling(loader),fixed_random(),preserved(loss_func):

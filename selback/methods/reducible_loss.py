@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.losses import ItemLoss, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
 from ..callback.loaders import loader_of, unaugmented
@@ -38,7 +38,7 @@ def _check_apart(holdout, scored):
 
     got = f'a holdout set that shares {n_shared} items with the training set'
     wanted = 'none: a model has nothing to say on what it was trained on'
-    raise ValueError(refusal('reducible_loss', got, wanted))
+    raise ValueError(error_text('reducible_loss', got, wanted))
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #85c9d799
 def _losses_of_all(learn, dls, loss_func):

@@ -16,7 +16,7 @@ from fastai.torch_core import num_distrib
 from fastcore.meta import delegates
 from torch import Tensor
 
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.policies import Chosen
 from ..callback.loaders import check_loader, unaugmented
 from ..callback.base import with_one_liner
@@ -99,7 +99,7 @@ class Choices:
         except OSError: raise # there is no such file
         except Exception: # NumPy's own advice is to run what is in it
             wanted,remedy = 'a file that Choices.save wrote','record one with record_choices'
-            raise ValueError(refusal('choices', path, wanted, remedy)) from None
+            raise ValueError(error_text('choices', path, wanted, remedy)) from None
         return choices
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #8359eaf6
@@ -117,7 +117,7 @@ class _Recorder(TopLossCallback):
     def choose_from(self, batch, scores, losses):
         if not scores.isfinite().any():
             got = f'no finite loss from the proxy in epoch {self.epoch}'
-            raise ValueError(refusal('record_choices', got, 'one that learns', 'train it at a lower rate'))
+            raise ValueError(error_text('record_choices', got, 'one that learns', 'train it at a lower rate'))
 
         chosen = super().choose_from(batch, scores, losses)
         kept = self.kept[-1]
@@ -136,9 +136,9 @@ def record_choices(
     "Record which items are the hardest by the losses of a small model, trained on the learner's own batches (airbench)"
     if num_distrib()>1:
         remedy = 'record the choices before, in a process of its own'
-        raise ValueError(refusal('record_choices', f'{num_distrib()} processes', 'one', remedy))
+        raise ValueError(error_text('record_choices', f'{num_distrib()} processes', 'one', remedy))
     example = 'as in lambda small: small.fit_one_cycle(10)'
-    if not callable(fit): raise TypeError(refusal('fit', repr(fit), f'a function that trains a learner, {example}'))
+    if not callable(fit): raise TypeError(error_text('fit', repr(fit), f'a function that trains a learner, {example}'))
 
     recorder = _Recorder(keep)
     dataset = fingerprint(check_loader(learn.dls.train).dataset)
@@ -146,7 +146,7 @@ def record_choices(
     with proxy_learner(learn, proxy, [recorder, every_nth]) as small: fit(small)
 
     if not recorder.kept:
-        raise ValueError(refusal('record_choices', 'a `fit` that trained no epoch', f'one at least, {example}'))
+        raise ValueError(error_text('record_choices', 'a `fit` that trained no epoch', f'one at least, {example}'))
     return Choices(torch.stack(recorder.kept), dataset)
 
 # %% ../../nbs/methods/12_replay_choices.ipynb #bdf75450
@@ -162,7 +162,7 @@ class ReplayChoicesCallback(EpochSelection):
         super().__init__(warmup=warmup, **kwargs)
         if not isinstance(choices, (Choices,str,PathLike)):
             wanted = 'what record_choices returns, or the path of a file with it'
-            raise TypeError(refusal('choices', repr(choices), wanted))
+            raise TypeError(error_text('choices', repr(choices), wanted))
         self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
 
     def begin_fit(self):
@@ -170,10 +170,10 @@ class ReplayChoicesCallback(EpochSelection):
         ds,remedy = check_loader(self.dls.train).dataset,'record its choices anew'
         if len(ds)!=self.choices.n:
             got,wanted = f'a training set of {len(ds)} items',f'{self.choices.n}, as in the recorded one'
-            raise ValueError(refusal('replay_choices', got, wanted, remedy))
+            raise ValueError(error_text('replay_choices', got, wanted, remedy))
         if fingerprint(ds)!=self.choices.dataset:
             got = 'a training set with other targets than the recorded one of as many items'
-            raise ValueError(refusal('replay_choices', got, 'the same items in the same order', remedy))
+            raise ValueError(error_text('replay_choices', got, 'the same items in the same order', remedy))
 
     def choose_items(self, idxs):
         n_recorded = len(self.choices)

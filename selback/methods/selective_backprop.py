@@ -8,7 +8,7 @@ __all__ = ['SelectiveBackpropCallback']
 # %% ../../nbs/methods/05_selective_backprop.ipynb #421b4a2f
 from fastcore.meta import delegates
 
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.policies import History, cdf_power, rank_sample
 from ..core.schedules import check_schedule
 from ..callback.base import with_one_liner
@@ -38,7 +38,7 @@ class SelectiveBackpropCallback(BatchSelection):
         if keep is not None:
             if beta!=2.:
                 wanted = 'one of them: they are two names for one thing'
-                raise ValueError(refusal('beta and keep', f'{beta} and {keep}', wanted))
+                raise ValueError(error_text('beta and keep', f'{beta} and {keep}', wanted))
             check_schedule('keep', keep, 0, 1, above=True)
             beta = _Beta(keep) if callable(keep) else 1/keep-1
         self.beta = check_schedule('beta', beta, 0)

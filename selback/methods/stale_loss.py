@@ -8,7 +8,7 @@ __all__ = ['StaleLossCallback']
 # %% ../../nbs/methods/07_stale_loss.ipynb #c7138675
 from fastcore.meta import delegates
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.policies import include, rank_inclusion
 from ..callback.base import with_one_liner
 from ..callback.clock import Clock
@@ -36,7 +36,7 @@ class StaleLossCallback(SelectiveBackpropCallback):
         self.epochs_since_scored = None # None: never were
         self.scores_epoch = False # are all items scored in this epoch?
         if self.scorer.score!='loss' and not self.scorer.needs_items:
-            raise ValueError(refusal('score', f'{self.scorer.score!r}, but stored losses choose',
+            raise ValueError(error_text('score', f'{self.scorer.score!r}, but stored losses choose',
                 "'loss' or ReducibleLoss(holdout_losses)"))
 
     def loader_of_epoch(self):

@@ -9,7 +9,7 @@ __all__ = ['TopLossCallback', 'RandomSubsetCallback']
 import torch
 from fastcore.meta import delegates
 
-from ..core.checks import refusal
+from ..core.checks import error_text
 from ..core.policies import random_k, top_and_bottom
 from ..core.schedules import check_schedule, schedule_points, value_at
 from ..callback.base import with_one_liner
@@ -53,7 +53,7 @@ class RandomSubsetCallback(BatchSelection):
     ):
         for name in _of_scores:
             if name not in kwargs: continue
-            raise ValueError(refusal(name, repr(kwargs[name]), 'none', 'random_subset scores nothing'))
+            raise ValueError(error_text(name, repr(kwargs[name]), 'none', 'random_subset scores nothing'))
         super().__init__(**kwargs)
         self.keep = check_schedule('keep', keep, 0, 1, above=True)
         self.before_loading = before_loading

@@ -11,7 +11,7 @@ from fastai.learner import Learner
 from fastcore.basics import noop
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.batches import as_tensors, take
 from ..core.losses import ItemLoss, preserved, separable_losses
 from ..core.policies import random_k, top_k
@@ -28,7 +28,7 @@ def _gradient(learn, xb, yb):
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         got = 'a model whose weights are all frozen'
-        raise ValueError(refusal('gradient_similarity', got, 'some that train', 'call learn.unfreeze()'))
+        raise ValueError(error_text('gradient_similarity', got, 'some that train', 'call learn.unfreeze()'))
 
     flags = [(m, m.training) for m in model.modules()]
     try:
@@ -109,7 +109,7 @@ def by_percentile(
     has_classes = isinstance(targ, Tensor) and not targ.is_floating_point()
     if not has_logits or not has_classes:
         got = f'targets that are {getattr(targ, "dtype", type(targ).__name__)}'
-        raise ValueError(refusal('by_percentile', got, 'class numbers: one class for each item'))
+        raise ValueError(error_text('by_percentile', got, 'class numbers: one class for each item'))
 
     pred,targ = as_tensors(learn._set_device((pred,targ))) # where the loss function may have weights
     of_classes = _classes(pred, targ, getattr(loss_func, 'axis', 1))

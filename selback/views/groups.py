@@ -10,7 +10,7 @@ import numpy as np, pandas as pd, torch
 from fastai.learner import Metric
 
 from ..core.batches import as_tensors
-from ..core.checks import refusal
+from ..core.checks import error_text
 
 # %% ../../nbs/views/03_groups.ipynb #485ced33
 def _decoded(learn, target):
@@ -18,14 +18,14 @@ def _decoded(learn, target):
     loss_func,pred = learn.loss_func,learn.pred
     if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
         got = f'predictions that are a {type(pred).__name__}, and targets that are a {type(target).__name__}'
-        raise TypeError(refusal('WorstGroup', got, 'a tensor of each'))
+        raise TypeError(error_text('WorstGroup', got, 'a tensor of each'))
 
     pred = as_tensors(pred.detach())
     if hasattr(loss_func, 'decodes'): decoded = as_tensors(loss_func.decodes(loss_func.activation(pred)))
     elif not target.is_floating_point() and pred.ndim>1: decoded = pred.argmax(1)
     else: decoded = pred
     if not decoded.is_floating_point(): return decoded
-    raise TypeError(refusal('WorstGroup', 'predictions that are numbers of a range', 'classes',
+    raise TypeError(error_text('WorstGroup', 'predictions that are numbers of a range', 'classes',
         "use a loss of fastai's, which says how predictions are decoded, such as BCEWithLogitsLossFlat"))
 
 def _wrong_shares(learn):
@@ -34,7 +34,7 @@ def _wrong_shares(learn):
     decoded = _decoded(learn, target)
     if decoded.numel()!=target.numel():
         got = f'predictions of shape {tuple(decoded.shape)} for targets of shape {tuple(target.shape)}'
-        raise ValueError(refusal('WorstGroup', got, 'one for each'))
+        raise ValueError(error_text('WorstGroup', got, 'one for each'))
     wrong = (decoded.reshape(target.shape)!=target).float()
     return wrong.flatten(1).mean(1) if wrong.ndim>1 else wrong # several labels: a share of them
 
@@ -49,7 +49,7 @@ def _codes(groups):
     values = np.asarray(groups)
     if values.ndim!=1 or not len(values):
         got = f'groups of shape {values.shape}'
-        raise ValueError(refusal('WorstGroup', got, 'one group for each item of the validation set'))
+        raise ValueError(error_text('WorstGroup', got, 'one group for each item of the validation set'))
     return pd.factorize(values, use_na_sentinel=False) # an unknown group is one, too
 
 class WorstGroup(Metric):
@@ -83,9 +83,9 @@ class WorstGroup(Metric):
         self._is_known = is_own and self._idxs is not None and len(self._idxs)==n
         if self._is_known or not is_own: return
         if self._idxs is None:
-            raise ValueError(refusal('WorstGroup', 'a validation loader that shuffles, or whose order is unknown',
+            raise ValueError(error_text('WorstGroup', 'a validation loader that shuffles, or whose order is unknown',
                 "fastai's, in the order of its dataset"))
-        raise ValueError(refusal('WorstGroup', f'{n} groups for {len(self._idxs)} validation items', 'one for each',
+        raise ValueError(error_text('WorstGroup', f'{n} groups for {len(self._idxs)} validation items', 'one for each',
             'pass those of the validation set'))
 
     @property

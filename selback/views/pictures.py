@@ -13,7 +13,7 @@ from fastai.data.core import show_batch
 from fastai.torch_core import TensorImage, TitledStr, display_df, retain_type, show_title
 from fastcore.all import L, noop, patch
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.batches import as_tensors
 from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
@@ -50,7 +50,7 @@ def _check_remembered(selection, asked):
     name = type(selection).__name__
     if not selection.tracker.notes:
         got = f'a {name} that remembers no losses of single items'
-        raise ValueError(refusal(asked, got, 'one that does', 'pass track_items=True'))
+        raise ValueError(error_text(asked, got, 'one that does', 'pass track_items=True'))
     if selection.memory is None:
         raise ValueError(f'{asked}: nothing is remembered of the items yet; call fit first.')
     if selection.learn is None:
@@ -59,7 +59,7 @@ def _check_remembered(selection, asked):
     n,remembered = check_loader(selection.learn.dls.train).n,len(selection.memory)
     if n==remembered: return
     got = f'a training set of {n} items, of which nothing is remembered'
-    raise ValueError(refusal(asked, got, f'the one with {remembered}', 'call fit first'))
+    raise ValueError(error_text(asked, got, f'the one with {remembered}', 'call fit first'))
 
 @patch
 def items(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items
@@ -126,7 +126,7 @@ def _showable(sample, facts, asked):
     x = sample[0]
     if not hasattr(x, 'show'):
         wanted = 'a type that fastai can show, such as TensorImage'
-        raise ValueError(refusal(asked, f'items that are a {type(x).__name__}', wanted, 'use items()'))
+        raise ValueError(error_text(asked, f'items that are a {type(x).__name__}', wanted, 'use items()'))
     if isinstance(x, TensorImage) and 'target' in facts: return x,facts
 
     def titled(o): return o if hasattr(o, 'show') or label_of(o) is None else TitledStr(label_of(o))
@@ -203,7 +203,7 @@ def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if the
     has_labels = 'label' in df
     if not has_labels or pd.api.types.is_float_dtype(df.label):
         got = 'labels that are numbers of a range' if has_labels else 'no labels of single items'
-        raise ValueError(refusal('picks_by_class', got, 'one class or a list of classes for each', 'use items()'))
+        raise ValueError(error_text('picks_by_class', got, 'one class or a list of classes for each', 'use items()'))
 
     rows = df.explode('label').groupby('label')
     picked = rows.picked.sum()/rows.seen.sum()
@@ -227,7 +227,7 @@ def show_picked(self:Selection,
         own = order.index[order.label==label].tolist()
         if len(own)<2*n:
             got = f'{len(own)} items of class {label!r} whose loss is known'
-            raise ValueError(refusal('show_picked', got, f'2*n={2*n} at least'))
+            raise ValueError(error_text('show_picked', got, f'2*n={2*n} at least'))
         idxs += own[:n]+own[-n:]
 
     rows = items[~items.index.duplicated()].loc[idxs]
@@ -252,7 +252,7 @@ def _check_tracked(idxs, tracked):
     every = tracked[1]-tracked[0] if len(tracked)>1 else 1
     got = f'{others[:5]}, of which the picks of each epoch are not kept'
     wanted = f'some of every {every}. item from 0 to {tracked[-1]}, as in learn.selection.tracker.tracked'
-    raise ValueError(refusal('plot_items', got, wanted))
+    raise ValueError(error_text('plot_items', got, wanted))
 
 @patch
 def plot_items(self:Selection,
@@ -292,7 +292,7 @@ def pick_rates(
     n = len(by_epoch)
     if n<last:
         remedy = 'train for longer, or pass a smaller number'
-        raise ValueError(refusal('pick_rates', f'{n} epochs', f'{last} at least, as last={last}', remedy))
+        raise ValueError(error_text('pick_rates', f'{n} epochs', f'{last} at least, as last={last}', remedy))
 
     epochs,picks = zip(*by_epoch)
     counts = torch.stack([torch.zeros_like(picks[0]), *picks])

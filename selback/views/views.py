@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor
 
-from ..core.checks import check_range, refusal
+from ..core.checks import check_range, error_text
 from ..core.schedules import Window
 from ..core.scoring import Scorer
 from ..callback.selection import Selection
@@ -224,7 +224,7 @@ def plot_selection(self:Recorder, **kwargs)->list: # As `selection.plot`
     if self.learn.selection: return self.learn.selection.plot(**kwargs)
 
     remedy = 'attach it with learn.favor_hard() or another method. After full_batches() it is gone'
-    raise ValueError(refusal('plot_selection', 'a learner without a selection', 'one with', remedy))
+    raise ValueError(error_text('plot_selection', 'a learner without a selection', 'one with', remedy))
 
 # %% ../../nbs/views/00_views.ipynb #8356a10a
 def label_of(
