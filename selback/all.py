@@ -20,7 +20,7 @@ from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
 from .core.functional import select_batch
 from .callback.report import SelectionReport
-from .callback.base import known_methods, set_selection
+from .callback.base import known_methods, set_selection, with_one_liner
 from .callback.selection import Selection
 from .callback.epoch import EpochSelection, InclusionSelection
 from .callback.batch import BatchSelection, SelectionCallback
