@@ -113,7 +113,8 @@ def human_labels(
     df = _cifar10n(column)
     number = {name: i for i,name in enumerate(sorted(df.clean.unique()))}
     if [number[name] for name in df.clean]!=labels.tolist():
-        raise ValueError(error_text('cifar10n.csv.gz', "other images than those of fastai's CIFAR-10", 'the same files'))
+        got = "other images than those of fastai's CIFAR-10"
+        raise ValueError(error_text('cifar10n.csv.gz', got, 'the same files'))
     return torch.tensor([number[name] for name in df[column]])
 
 sgd = partial(OptimWrapper, opt=partial(torch.optim.SGD, momentum=.9, nesterov=True, weight_decay=5e-4))

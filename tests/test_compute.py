@@ -448,10 +448,11 @@ def test_the_share_of_a_budget_is_what_schedules_follow():
         def before_backward(self): pcts.append((self.pct_train, self.learn.cost_log.spent['compute']))
 
     compare(lambda: learner_of(cbs=Notes()), ['top_loss(keep=.5,warmup=0)'], compute=400, seeds=1, plot=False)
-    steps = pcts[[pct for pct,_ in pcts].index(0., 1):] # after the piece that wakes the machine up
-    looks = [32*LOOK/TRAIN] + [16*LOOK/TRAIN]*99
-    assert steps[0][0]==0
-    assert all(pct==pytest.approx((spent-look)/400) for (pct,spent),look in zip(steps, looks))
+    first = 32*LOOK/TRAIN # the trial of the first batch, and its scoring pass
+    begins = [i for i,(_,spent) in enumerate(pcts) if spent==pytest.approx(first)]
+    steps = pcts[begins[-1]:] # after the piece that wakes the machine up
+    assert len(steps)>20
+    assert all(pct==pytest.approx(spent/400) for pct,spent in steps)
 
 def test_the_same_rows_twice_whatever_else_runs():
     methods = ['none','selective_backprop(beta=1,scale_factor=1,warmup=0)','importance_sampling(tau=.01,warmup=0)']

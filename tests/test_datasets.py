@@ -19,7 +19,7 @@ from torch import nn
 import selback.bench.datasets as d
 from selback.bench.datasets import (Cutout, PadCrop, TensorDL, TensorItems, damage, get_dls, get_model,
     tensor_dls)
-from selback.callback.loaders import drawn, load
+from selback.callback.loaders import ChosenBefore, draw
 
 matplotlib.use('Agg')
 root = Path(__file__).parents[1]
@@ -346,14 +346,20 @@ def test_a_weighted_loader_draws_as_ever():
 
 @pytest.mark.parametrize('num_workers', [0, 2])
 def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
-    ds = some_items(50)
-    dl = TensorDL(ds, bs=8, shuffle=True, num_workers=num_workers)
-    idxs = drawn(dl)
-    new,loaded = load(dl, idxs[idxs%3>0])
-    assert isinstance(new.get_idxs(), torch.Tensor)
-    assert torch.equal(torch.cat([x for x,_ in new]), ds[idxs[idxs%3>0]][0])
-    assert torch.equal(loaded, idxs[idxs%3>0])
-    assert [len(y) for _,y in new]==[8,8,8,8,1][:len(new)]
+    ds,kinds = some_items(50),[]
+    class Spied(TensorDL):
+        keeps_order = True
+        def create_batches(self, samps):
+            kinds.append(type(samps)) # in this process
+            return super().create_batches(samps)
+
+    dl = Spied(ds, bs=8, shuffle=True, num_workers=num_workers)
+    idxs = draw(dl)
+    wanted = idxs[idxs%3>0]
+    batches = [*ChosenBefore(dl, wanted)]
+    if not num_workers: assert kinds==[torch.Tensor]
+    assert torch.equal(torch.cat([x for x,_ in batches]), ds[wanted][0])
+    assert [len(y) for _,y in batches]==[8,8,8,8,1][:len(batches)]
 
 def test_a_photograph_has_its_own_size():
     ds = get_dls('flower', 4096, full_size=True).train_ds
