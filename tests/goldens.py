@@ -108,9 +108,11 @@ class Notes(Callback):
     def __init__(self): self.steps = []
 
     def after_loss(self):
-        "Epoch, number of the loader's batch, learning rate, items"
+        "Epoch, number of the loader's batch, learning rate, items; with one pass those that it has chosen"
         mixed = next((cb for cb in self.learn.cbs if isinstance(cb, MixUp)), None)
         items = mixed.numbers if mixed else numbers_of(self.x)
+        rows = self.learn.selection.current.rows
+        if rows is not None: items = [items[row] for row in rows.tolist()]
         self.begun = [self.epoch, self.iter, float(self.opt.hypers[-1]['lr']), items]
 
     def after_step(self):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 # Deliberate changes: a pattern of case ids -> why, in a sentence, and the fields that it exempts
 _order = 'A batch is scored when the loader hands it out, before it is announced.',['events']
-_weights = 'With one pass a whole batch trains, with weights.',['items','weights','size','loss_share','full_loss']
+_weights = 'With one pass a whole batch trains, with weights.',['weights','size','loss_share','full_loss']
 EXCEPTIONS = {
     '*-gather': _order,
     'selective_backprop-*': _order,
