@@ -87,6 +87,8 @@ class SavedCallback(TrainingOnly):
         self.__dict__.update(state['counters'])
 
 # %% ../../nbs/callback/06_base.ipynb #bc15fcca
+_ends = 'after_train','after_cancel_epoch','after_cancel_fit'
+
 class RestingCallback(SavedCallback):
     "A callback that is at rest unless it was attached last, and in all but fits"
     order = TrainEvalCallback.order+5
@@ -109,10 +111,10 @@ class RestingCallback(SavedCallback):
 
     def __call__(self, event_name):
         if event_name in ('before_fit','after_fit'): return self._at_fit(event_name)
-        if event_name not in self.__dict__ and not hasattr(type(self), event_name): return
+        if event_name not in self.__dict__ and not hasattr(type(self), event_name) and event_name not in _ends: return
         if event_name=='before_train': self.is_awake = self._is_active() and not self.rests
         if self.is_awake: super().__call__(event_name)
-        if event_name=='after_train': self.is_awake = False # fired also for an epoch that was cancelled before ours
+        if event_name in _ends: self.is_awake = False # an epoch may be cancelled before ours begins
 
     def _is_active(self)->bool:
         "Was it attached last? It may have been taken off in this event"

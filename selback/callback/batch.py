@@ -199,7 +199,7 @@ class WaitingSelection(ChoosingSelection):
 
         scores,losses = self.score(batch)
         chosen = self.choose_from(batch, scores, losses)
-        as_read = reduce(Items.join, [read.items for read in pool])
+        as_read = reduce(Items.join, [read.items for read in pool]) # the step will be prepared itself
         self.waiting.add(as_read, chosen, scores, self.tracker.allowed(batch.idx))
         self.note_choice(pool, losses, chosen)
 
@@ -287,7 +287,7 @@ class BatchSelection(SteppingSelection):
         if weight is not None and batch.weight is not None: weight = weight*batch.weight
         if weight is None: weight = batch.weight
         current = self.current._replace(weight=weight, is_chosen=True, rows=rows)
-        self.current = self.loader.knows(current)
+        self.current = self.loader.set_known(current)
         self.unwritten[-1] = self.report.batch_row(current.i, n, len(rows), losses=of_all, rows=rows)
 
     def weight_of_all(self, chosen, n, is_sum):

@@ -20,7 +20,8 @@ def clock(
 )->float: # Seconds
     "The time once a device has finished what it was given"
     device = torch.device(device)
-    if device.type!='cpu': getattr(torch, device.type).synchronize()
+    if device.type=='cuda': torch.cuda.synchronize(device)
+    elif device.type!='cpu': getattr(torch, device.type).synchronize()
     return time.perf_counter()
 
 # %% ../../nbs/callback/05_clock.ipynb #e7000008

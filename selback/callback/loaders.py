@@ -10,6 +10,7 @@ __all__ = ['CurrentItems', 'LoaderInPlace', 'unwrapped_loader', 'size_of_batch',
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import MethodType
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class LoaderInPlace(GetAttr):
             n_read=0, # batches read of the user's loader
             n_handed=0, # batches handed out
             is_exhausted=False,
-            _has_begun=False)
+            _is_running=False)
 
     def __setattr__(self, name, value):
         if name in vars(self): object.__setattr__(self, name, value)
@@ -58,14 +59,16 @@ class LoaderInPlace(GetAttr):
         raise NotImplementedError
 
     def __iter__(self):
-        if self._has_begun: # a callback reads it within the epoch, or after it
+        if self._is_running or self.is_exhausted: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
-        self._has_begun = True
-        for batch,current in self.handed_out():
-            vars(self).update(current=current, n_handed=self.n_handed+1)
-            yield batch
-            batch = None # it may be large
+        vars(self).update(_is_running=True, n_read=0, n_handed=0)
+        try:
+            for batch,current in self.handed_out():
+                vars(self).update(current=current, n_handed=self.n_handed+1)
+                yield batch
+                batch = None # it may be large
+        finally: self._is_running = False
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -82,7 +85,7 @@ class LoaderInPlace(GetAttr):
             'a callback or transform changes '
             'the number of items before the selection, so that their dataset indices are unknown'))
 
-    def knows(self,
+    def set_known(self,
         current:CurrentItems,
     )->CurrentItems: # The same
         "Something else is known of the batch that trains"
@@ -208,7 +211,7 @@ def longest_first(
     if not hasattr(dl, 'sort_func'): return idxs
     batches = [batch.tolist() for batch in idxs.split(dl.bs)]
     batches = [sorted(batch, key=lambda i: dl.res[i], reverse=True) for batch in batches]
-    return torch.tensor(sum(batches, []), dtype=torch.int64)
+    return torch.tensor([*chain(*batches)], dtype=torch.int64, device=idxs.device)
 
 def draw(
     dl, # The training loader, distributed or not, one that `check_loader` takes
@@ -267,6 +270,7 @@ class ChosenBefore(LoaderInPlace):
         self._order = self.idxs.cpu() if as_tensor else self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
+        # fastai looks these up as its iterator begins, and not again
         with _replaced(inner, do_item=do_item, drop_last=self._drops_last),_replaced(self.dl, **drawn):
             running = iter(self.dl)
             return running,next(running, None)

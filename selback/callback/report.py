@@ -198,7 +198,7 @@ class StepRows(StepTables):
     def add_step(self,
         trained:int, # Items
     ):
-        "Write a step after the loader's last batch, for items that still waited"
+        "Write a step for which no batch was read, of items that waited"
         self._steps.append(BatchRow(self._steps[-1].i+1, seen=0, kept=0, trained=trained))
 
     @property

@@ -198,7 +198,7 @@ class SelectionEpochs(AskedSelection):
         idxs:Tensor, # Dataset indices that were drawn, int64, shape (n,)
     )->Tensor: # Shape (n,), NaN where unknown
         "The losses by which items are chosen before loading, for the report"
-        return self.memory.loss.index_select(0, idxs)
+        return self.tracker.losses.index_select(0, idxs)
 
     def loader_of_epoch(self): # One that passes for `learn.dl`
         "What this epoch reads"
@@ -300,9 +300,7 @@ class Selection(SelectionEpochs):
             again=is_chosen and self.scored, repeats=repeats)
 
     def after_batch(self):
-        if not self.unwritten: return # only those of a step that was cancelled, or has no targets
-        is_announced = self.current is self.loader.current # else a callback before this one cancelled it
-        self.write_rows(self.n_trained if is_announced else 0)
+        if self.unwritten: self.write_rows() # of a step that was cancelled, or has no targets
 
     def write_rows(self,
         trained:int=0, # Items of the step that follows

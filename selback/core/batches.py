@@ -355,7 +355,6 @@ class Step(NamedTuple):
     "What trains"
     items:Items
     read:Read|None=None # The batch that trains as it is; None: they were chosen
-    is_more:bool=False # Is it a step for which no batch was read?
 
 def chosen_steps(
     reads, # `Read`s, one after the other
@@ -387,11 +386,11 @@ def chosen_steps(
             if is_left_out(): continue
             waiting.pass_by(read.items)
         is_owed = False
-        while waiting.owes(False): yield Step(waiting.pop(), is_more=True)
+        while waiting.owes(False): yield Step(waiting.pop())
 
     if pool: select(pool)
     if is_owed: yield Step(waiting.pop())
-    while waiting.owes(True): yield Step(waiting.pop(), is_more=True)
+    while waiting.owes(True): yield Step(waiting.pop())
 
 def items_of(
     batch, # As a loader hands it out
