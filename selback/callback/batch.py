@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of
-from ..core.batches import map_tensors, n_items
+from ..core.batches import map_tensors, n_items, take
 from ..core.losses import is_sum
 from ..core.policies import Chosen, at_least_two, check_chosen
 from ..core.scores import get_score
@@ -159,7 +159,7 @@ class WaitingSelection(ChoosingSelection):
         "Is a batch chosen from? Then it is prepared"
         if not (self.is_awake and self.should_select()): return False
         try: prepared = self.prepare(read)
-        except CancelBatchException: return # it is cancelled when it is announced, too
+        except CancelBatchException: return
         if prepared is None: return False
         if not self.is_tried: self.try_first(prepared)
         self.prepared.append(prepared)
@@ -235,6 +235,7 @@ class SteppingSelection(WaitingSelection):
             yield self.handed(step)
             step = None # it may be large
             if not self.is_awake: return # it was taken off
+        self.count(self.loader.n_read)
 
     def reads(self, batches):
         "Each batch of the loader, which the learner holds"
@@ -244,6 +245,7 @@ class SteppingSelection(WaitingSelection):
             self.count(i)
             learn.iter = i
             batch = learn._set_device(batch)
+            if not self.is_tried and self.passes==2: take(batch, slice(0, 1)) # a part that has no rows is refused
             learn._split(batch)
             if type(batch) is not self.form: self.form = type(batch)
             yield Read(i, batch, items_of(batch, known.idx, known.weight))

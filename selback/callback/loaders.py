@@ -48,9 +48,7 @@ class LoaderInPlace(GetAttr):
             is_exhausted=False,
             _is_running=False)
 
-    def __setattr__(self, name, value):
-        if name in vars(self): object.__setattr__(self, name, value)
-        else: setattr(self.dl, name, value)
+    def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `vars(self)`
 
     def __len__(self): return len(self.dl)
 
@@ -68,7 +66,7 @@ class LoaderInPlace(GetAttr):
                 vars(self).update(current=current, n_handed=self.n_handed+1)
                 yield batch
                 batch = None # it may be large
-        finally: self._is_running = False
+        finally: vars(self)['_is_running'] = False
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -89,7 +87,7 @@ class LoaderInPlace(GetAttr):
         current:CurrentItems,
     )->CurrentItems: # The same
         "Something else is known of the batch that trains"
-        self.current = current
+        vars(self)['current'] = current
         return current
 
     @property
@@ -242,7 +240,7 @@ class ChosenBefore(LoaderInPlace):
             _inner=inner, # what is read, of which a distributed one is a part
             _order=(), # `idxs` as the loader takes them
             _read=[]) # numbers of the items that were read last, where no worker process reads them
-        if self._is_part: self.idxs = self._part()
+        if self._is_part: vars(self)['idxs'] = self._part()
 
     @property
     def _is_part(self): return self._inner is not self.dl
@@ -267,7 +265,7 @@ class ChosenBefore(LoaderInPlace):
         "The loader's iterator, and its first batch"
         inner = self._inner
         as_tensor = getattr(type(inner), 'by_tensor', False) and not self._is_part
-        self._order = self.idxs.cpu() if as_tensor else self.idxs.tolist()
+        vars(self)['_order'] = self.idxs.cpu() if as_tensor else self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
         # fastai looks these up as its iterator begins, and not again
@@ -283,7 +281,7 @@ class ChosenBefore(LoaderInPlace):
             yield batch,current
             batch = None # it may be large
             batch = next(running, None)
-        self.is_exhausted = True
+        vars(self)['is_exhausted'] = True
 
     def _known(self):
         "What is known of the batch that was read last"
@@ -324,7 +322,7 @@ class ChosenWithin(LoaderInPlace):
             vars(self)['n_read'] += 1
             yield batch
             batch = None # it may be large
-        self.is_exhausted = True
+        vars(self)['is_exhausted'] = True
 
     def handed_out(self):
         reads = self.reads()

@@ -368,9 +368,7 @@ def chosen_steps(
     pool,is_owed = [],False # is there a batch that no step was made for?
     for read in reads:
         due = is_due(read)
-        if due is None: # whoever is to train it will leave it out
-            yield Step(read.items, read)
-            continue
+        if due is None: continue
         if due:
             is_owed = True
             pool.append(read)
