@@ -9,7 +9,7 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from selback.core.batches import Items, take
-from selback.callback.clock import clock
+from selback.callback.clock import seconds_now as clock
 from selback.all import *
 from selback.bench.datasets import cifar_resnet18
 from selback.bench.compare import get_model, machine

@@ -10,7 +10,7 @@ from fastai.callback.fp16 import MixedPrecision
 from selback.bench.compare import comparable, measure_of
 from selback.bench.findings import Difference, differences, last_epochs, options_of, summarize
 from selback.callback.batch import SelectionCallback
-from selback.callback.clock import clock
+from selback.callback.clock import seconds_now as clock
 from selback.core.checks import error_text
 from _measured import published # for the notebooks
 
