@@ -111,27 +111,22 @@ class StepTimes(Callback):
         selection = self.learn.selection
         if not isinstance(selection, SelectionCallback): return
         self._selection,steps = selection,selection.steps
-        selection.steps = lambda batches: self._timed(steps(self._reads(batches)))
+
+        def timed(batches):
+            own = steps(self._timed(batches, 'selection', 'other')) # reading is not the selection's
+            return self._timed(own, 'other', 'selection')
+        selection.steps = timed
 
     def after_fit(self):
         if self._selection is not None: del self._selection.steps
         self._selection = None
 
-    def _timed(self, steps):
-        "What trains; the time until it is there is the selection's"
+    def _timed(self, batches, before, until):
+        "The batches; the time until one is there was spent on `until`, that before it was asked for on `before`"
         while True:
-            self.lap('other')
-            step = next(steps, None)
-            self.lap('selection')
-            if step is None: return
-            yield step
-
-    def _reads(self, batches):
-        "The loader's batches; the time until they are there is not the selection's"
-        while True:
-            self.lap('selection')
+            self.lap(before)
             batch = next(batches, None)
-            self.lap('other')
+            self.lap(until)
             if batch is None: return
             yield batch
 

@@ -112,8 +112,8 @@ def test_weights_of_a_whole_batch_and_those_of_one_pass_are_multiplied():
     "Items that were read with weights, of which the training pass chooses some"
     class Halves(TopLossCallback):
         follows_items = True
-        def loader_of(self, plan):
-            return super().loader_of(plan._replace(weights=torch.arange(96.)%3))
+        def reader_of(self, plan):
+            return super().reader_of(plan._replace(weights=torch.arange(96.)%3))
     class Watch(Callback):
         order,run_valid = 60,False
         def after_pred(self):

@@ -8,6 +8,7 @@ __all__ = ['SelectionCallback', 'ScoringSelection', 'ChoosingSelection', 'Waitin
 
 # %% ../../nbs/callback/09_batch.ipynb #239efe5b
 from functools import partial, reduce
+from itertools import takewhile
 
 import torch
 from fastai.callback.core import CancelBatchException
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of
-from ..core.batches import map_tensors, n_items, take
+from ..core.batches import map_tensors, n_items
 from ..core.losses import is_sum
 from ..core.policies import Chosen, at_least_two, check_chosen
 from ..core.scores import get_score
@@ -172,12 +173,11 @@ class WaitingSelection(ChoosingSelection):
     def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
         "A batch as callbacks of a lower order prepare it for training"
         learn,items = self.learn,read.items
-        first = [cb for cb in learn.cbs if cb.order<=self.order and cb is not self and _prepares(cb)]
+        before = takewhile(lambda cb: cb is not self, learn.cbs.sorted('order'))
+        first = [cb for cb in before if _prepares(cb)]
         if not first: return Items(learn.xb, learn.yb, items.idx, items.weight)
         learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
-        for cb in learn.cbs.sorted('order'):
-            if cb is self: break
-            if cb in first: cb('before_batch')
+        for cb in first: cb('before_batch')
         if not self.is_awake: return
 
         n = n_items(learn.xb)
@@ -219,7 +219,7 @@ class WaitingSelection(ChoosingSelection):
 class SteppingSelection(WaitingSelection):
     "Makes the steps of an epoch of a loader's batches"
     def loader_of_epoch(self):
-        dl = self.loader_of(Plan(self.draw_items())) if self.tracker.is_on else self.learn.dl
+        dl = self.reader_of(Plan(self.draw_items())) if self.tracker.is_on else self.learn.dl
         self.waiting = (Gather if self.gathers else Replace)(self.bs, self.ranks.n, self.ranks.lowest)
         self.steps_ahead = 0 # of the batches that were read, in the learner's count
         return ChosenWithin(dl, self.steps)
@@ -245,9 +245,9 @@ class SteppingSelection(WaitingSelection):
             self.count(i)
             learn.iter = i
             batch = learn._set_device(batch)
-            if not self.is_tried and self.passes==2: take(batch, slice(0, 1)) # a part that has no rows is refused
             learn._split(batch)
-            if type(batch) is not self.form: self.form = type(batch)
+            self.check_first()
+            self.form = type(batch)
             yield Read(i, batch, items_of(batch, known.idx, known.weight))
             batch = None # it may be large
 

@@ -48,7 +48,7 @@ class LoaderInPlace(GetAttr):
             is_exhausted=False,
             _is_running=False)
 
-    def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `vars(self)`
+    def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `self.__dict__`
 
     def __len__(self): return len(self.dl)
 
@@ -60,13 +60,13 @@ class LoaderInPlace(GetAttr):
         if self._is_running or self.is_exhausted: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
-        vars(self).update(_is_running=True, n_read=0, n_handed=0)
+        self.__dict__.update(_is_running=True, n_read=0, n_handed=0)
         try:
             for batch,current in self.handed_out():
-                vars(self).update(current=current, n_handed=self.n_handed+1)
+                self.__dict__.update(current=current, n_handed=self.n_handed+1)
                 yield batch
                 batch = None # it may be large
-        finally: vars(self)['_is_running'] = False
+        finally: self.__dict__['_is_running'] = False
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -87,7 +87,7 @@ class LoaderInPlace(GetAttr):
         current:CurrentItems,
     )->CurrentItems: # The same
         "Something else is known of the batch that trains"
-        vars(self)['current'] = current
+        self.__dict__['current'] = current
         return current
 
     @property
@@ -240,7 +240,7 @@ class ChosenBefore(LoaderInPlace):
             _inner=inner, # what is read, of which a distributed one is a part
             _order=(), # `idxs` as the loader takes them
             _read=[]) # numbers of the items that were read last, where no worker process reads them
-        if self._is_part: vars(self)['idxs'] = self._part()
+        if self._is_part: self.__dict__['idxs'] = self._part()
 
     @property
     def _is_part(self): return self._inner is not self.dl
@@ -265,7 +265,7 @@ class ChosenBefore(LoaderInPlace):
         "The loader's iterator, and its first batch"
         inner = self._inner
         as_tensor = getattr(type(inner), 'by_tensor', False) and not self._is_part
-        vars(self)['_order'] = self.idxs.cpu() if as_tensor else self.idxs.tolist()
+        self.__dict__['_order'] = self.idxs.cpu() if as_tensor else self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
         # fastai looks these up as its iterator begins, and not again
@@ -277,11 +277,11 @@ class ChosenBefore(LoaderInPlace):
         running,batch = self._start()
         while batch is not None:
             current = self._known()
-            vars(self)['n_read'] += 1
+            self.__dict__['n_read'] += 1
             yield batch,current
             batch = None # it may be large
             batch = next(running, None)
-        vars(self)['is_exhausted'] = True
+        self.__dict__['is_exhausted'] = True
 
     def _known(self):
         "What is known of the batch that was read last"
@@ -298,7 +298,7 @@ class ChosenBefore(LoaderInPlace):
         if not read: return # it is not known
         drawn = torch.as_tensor(drawn).tolist()
         if read==drawn: return
-        raise ValueError(error_text(type(own_loader(self.dl)).__name__, f'the items {read[:8]} and so on in batch {i}',
+        raise ValueError(error_text(type(self._inner).__name__, f'the items {read[:8]} and so on in batch {i}',
             f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
 # %% ../../nbs/callback/00_loaders.ipynb #d10d0bbb
@@ -319,10 +319,10 @@ class ChosenWithin(LoaderInPlace):
     def reads(self):
         "The batches of the loader"
         for batch in self.dl:
-            vars(self)['n_read'] += 1
+            self.__dict__['n_read'] += 1
             yield batch
             batch = None # it may be large
-        vars(self)['is_exhausted'] = True
+        self.__dict__['is_exhausted'] = True
 
     def handed_out(self):
         reads = self.reads()

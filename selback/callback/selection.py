@@ -175,7 +175,7 @@ class SelectionEpochs(AskedSelection):
                 f'numbers from 0 to {dl.n-1}, as the loader has {dl.n} items'))
         return idxs.to(device)
 
-    def loader_of(self,
+    def reader_of(self,
         plan:Plan,
     )->ChosenBefore:
         "What reads the items of a plan"
@@ -192,7 +192,7 @@ class SelectionEpochs(AskedSelection):
         dl = own_loader(self.dl)
         plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, self.keeps_suspects)
         if plan.rows is not None: self.report.left_out(self.chosen_by(idxs), plan.rows)
-        return self.loader_of(plan)
+        return self.reader_of(plan)
 
     def chosen_by(self,
         idxs:Tensor, # Dataset indices that were drawn, int64, shape (n,)
@@ -237,13 +237,17 @@ class Selection(SelectionEpochs):
     "A callback that says which items train: what the two kinds share"
     def before_batch(self):
         learn = self.learn
-        if not self.is_tried and len(learn.yb): check_rows((learn.xb, learn.yb))
+        self.check_first()
         n = n_items(learn.xb)
         self.current = current = self.loader.known(learn.iter, n)
         learn.iter = current.i
         if not current.is_chosen: self.unwritten.append(self.report.batch_row(current.i, n, n))
         elif not self.unwritten: self.report.add_step(n) # nothing was read for it
         if not self.is_tried and len(learn.yb): self.try_first(Items(learn.xb, learn.yb, current.idx))
+
+    def check_first(self):
+        "Refuse a first batch of which no items can be taken"
+        if not self.is_tried and len(self.yb): check_rows((self.xb, self.yb))
 
     @property
     def first_scorer(self)->Scorer:
