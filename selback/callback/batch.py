@@ -246,7 +246,7 @@ class SteppingSelection(WaitingSelection):
             learn.iter = i
             batch = learn._set_device(batch)
             learn._split(batch)
-            self.check_first()
+            if not self.is_tried: self.check_first()
             self.form = type(batch)
             yield Read(i, batch, items_of(batch, known.idx, known.weight))
             batch = None # it may be large

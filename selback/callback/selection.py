@@ -237,7 +237,7 @@ class Selection(SelectionEpochs):
     "A callback that says which items train: what the two kinds share"
     def before_batch(self):
         learn = self.learn
-        self.check_first()
+        if not self.is_tried: self.check_first()
         n = n_items(learn.xb)
         self.current = current = self.loader.known(learn.iter, n)
         learn.iter = current.i
@@ -247,7 +247,7 @@ class Selection(SelectionEpochs):
 
     def check_first(self):
         "Refuse a first batch of which no items can be taken"
-        if not self.is_tried and len(self.yb): check_rows((self.xb, self.yb))
+        if len(self.yb): check_rows((self.xb, self.yb))
 
     @property
     def first_scorer(self)->Scorer:

@@ -22,7 +22,7 @@ from .batches import Items, as_tensors, map_tensors, n_items, take_rows
 from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, preserved
 from .losses import item_losses, item_losses_how
 from .scores import get_score
-from .untouched import all_modules, fixed_random, guarded, leaving_no_trace, unwrapped
+from .untouched import fixed_random, guarded, leaving_no_trace, unwrapped
 
 # %% ../../nbs/core/08_scoring.ipynb #c59cc820
 _modes = {3:'linear', 4:'bilinear', 5:'trilinear'}
@@ -218,8 +218,8 @@ def _check_pass(precision, scorer):
 
 def _devices(xb, model):
     "Where the inputs are and where the model is; None where that is not known"
-    weights = (p for m in all_modules(model) for p in m._parameters.values() if p is not None)
-    return xb[0].device if isinstance(xb[0], Tensor) else None,next((p.device for p in weights), None)
+    weight = next(model.parameters(), None)
+    return xb[0].device if isinstance(xb[0], Tensor) else None,None if weight is None else weight.device
 
 def _autocast(precision, device):
     kind = 'cpu' if device is None else device.type
