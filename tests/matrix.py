@@ -209,7 +209,10 @@ TASKS = dict(
     nested=(nested, ce))
 
 # What a method should choose, in the papers' words
-def at_least(n, multiple, most): return min(math.ceil(n/multiple)*multiple, most)
+def at_least(n, multiple, most):
+    "A count rounded up, unless all would be kept"
+    rounded = math.ceil(n/multiple)*multiple
+    return rounded if rounded<most else n
 
 def hardest_first(scores): return sorted(range(len(scores)), key=lambda i: -scores[i])
 

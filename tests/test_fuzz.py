@@ -17,7 +17,8 @@ number = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.,1.,1.,.5])
 odd = number | st.sampled_from([math.nan, math.inf, -math.inf])
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 shares = st.floats(.01, 1.) | st.sampled_from([.1,.25,1/3,.29,.5,1.])
-multiples = st.sampled_from([1,1,2,3,8])
+whole_multiples = st.sampled_from([1,1,2,3,8])
+multiples = whole_multiples | st.just('auto')
 seeds = st.integers(0, 2**31)
 
 @st.composite
@@ -31,7 +32,10 @@ def positive(**kwargs): return scores(of=st.floats(0, 1e4, width=32) | st.sample
 
 def gen(seed): return torch.Generator().manual_seed(seed)
 
-def up(count, multiple, n): return min(-(-count//multiple)*multiple, n)
+def up(count, multiple, n):
+    if multiple!='auto': return min(-(-count//multiple)*multiple, n)
+    eights = -(-count//8)*8
+    return eights if eights<n else count
 
 def floor(share_of_items): return math.floor(share_of_items+1e-9)
 
@@ -58,7 +62,7 @@ def check_hardest(idx, values):
     if rest and idx: assert min(values[i] for i in idx)>=max(rest)
 
 # policies
-@given(scores(), shares, st.floats(0, 1), multiples)
+@given(scores(), shares, st.floats(0, 1), whole_multiples)
 def test_loss_share(s, share, least, multiple):
     n,values = len(s),s.double().tolist()
     chosen = loss_share(s, share, least, multiple)
@@ -121,7 +125,7 @@ def mid_ranks(values, known):
     def below(v): return sum(o<v for o in known)+sum(o<=v for o in known)
     return [below(v)/2/len(known) for v in values]
 
-@given(scores(), st.lists(odd, max_size=30), st.floats(0, 20), multiples, seeds)
+@given(scores(), st.lists(odd, max_size=30), st.floats(0, 20), whole_multiples, seeds)
 def test_cdf_power(s, past, beta, multiple, seed):
     s = s.float()
     history,n = torch.cat([torch.tensor(past, dtype=torch.float32), s]),len(s)

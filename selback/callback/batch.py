@@ -46,7 +46,7 @@ class ScoringSelection(Selection):
         passes:int=2, # 2: a scoring pass of its own; 1: weigh by the training pass, whose backward is no cheaper
         presample:int=1, # How many batches of the loader are scored together and chosen from, with `gather`
         gather:bool=False, # Let chosen items wait until they fill a batch?
-        multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, else 1
+        multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, if any are left out
         interrupt:int=0, # One full batch in every so many; 0: never
         auto='warn', # 'warn': tell what a selecting epoch takes; True: also stand aside if it saves nothing; False: no
         **kwargs
@@ -82,13 +82,20 @@ class ScoringSelection(Selection):
     def scores_apart(self): return self.scored and self.passes==2
 
     @property
-    def first_scorer(self): return self.scorer
+    def weighs(self): return self.passes==1
+
+    def try_first(self, batch):
+        super().try_first(batch)
+        if not (self.is_tried and self.scores_apart): return
+        context,output,loss_func = autocast_of(self.learn),partial(true_output, self.learn),base_loss(self.learn)
+        with muted_hooks(self.learn): self.scorer.try_first(self.model, loss_func, batch, context, output)
+        self.tell_once('how', self.losses.slow_way)
 
     @property
-    def round_to(self)->int:
+    def round_to(self): # A number, or 'auto'
         "What `choose` rounds its count up to a multiple of; items that are gathered are not rounded"
         if self.gathers: return 1
-        return self.multiple_of or (8 if callback_of(self.learn, MixedPrecision) else 1)
+        return self.multiple_of or ('auto' if callback_of(self.learn, MixedPrecision) else 1)
 
 # %% ../../nbs/callback/09_batch.ipynb #c84b8a74
 class ChoosingSelection(ScoringSelection):
@@ -155,9 +162,9 @@ class WaitingSelection(ChoosingSelection):
         self.report.leave(self.waiting.drop())
 
     def is_due(self,
-        read:Read, # A batch of the loader, which the learner holds
+        read:Read, # A batch of the loader
     )->bool|None: # None: it does not train, either
-        "Is a batch chosen from? Then it is prepared"
+        "Is a batch chosen from? Then the learner holds it, and it is prepared"
         if not (self.is_awake and self.should_select()): return False
         try: prepared = self.prepare(read)
         except CancelBatchException: return
@@ -238,18 +245,23 @@ class SteppingSelection(WaitingSelection):
         self.count(self.loader.n_read)
 
     def reads(self, batches):
-        "Each batch of the loader, which the learner holds"
-        learn = self.learn
+        "Each batch of the loader; the learner holds it if it is time to choose"
         for batch in batches:
             i,known = self.loader.n_read-1,self.loader.known_of_read
             self.count(i)
-            learn.iter = i
-            batch = learn._set_device(batch)
-            learn._split(batch)
-            if not self.is_tried: self.check_first()
+            self.learn.iter = i
+            if self.is_awake and self.is_time(i): batch = self.taken_up(batch)
             self.form = type(batch)
             yield Read(i, batch, items_of(batch, known.idx, known.weight))
             batch = None # it may be large
+
+    def taken_up(self, batch): # Where the model is
+        "Have the learner hold a batch"
+        learn = self.learn
+        batch = learn._set_device(batch)
+        learn._split(batch)
+        if not self.is_tried: self.check_first()
+        return batch
 
     def handed(self, step):
         "A step as the learner takes it"
@@ -274,18 +286,22 @@ class BatchSelection(SteppingSelection):
     def after_pred(self):
         is_within = self.passes==1 and type(self.loader) is ChosenWithin
         if is_within and self.should_select(): self.weigh_chosen()
+        elif is_within and self.scored and self.by_item is None and len(self.yb): self.score_step()
         super().after_pred()
+
+    def score_step(self): # Items, their scores and their losses; scores that cannot be had are refused on a first batch
+        "Score the items of a step by the predictions that train"
+        batch,loss_func = Items(self.xb, self.yb, self.item_idx, self.item_weight),base_loss(self.learn)
+        if not self.scored: return batch,*self.score(batch)
+        pred = detached(true_output(self.learn, self.learn.pred))
+        losses = self.losses.trained(loss_func, pred, batch.yb, mixed_of(self.learn))
+        return batch,self.scorer.scores_of(loss_func, pred, batch, losses),losses
 
     def weigh_chosen(self):
         "Choose by the predictions of the pass that trains, and weigh the gradients of the others by 0"
-        batch,loss_func = Items(self.xb, self.yb, self.item_idx, self.item_weight),base_loss(self.learn)
-        pred = detached(true_output(self.learn, self.learn.pred))
-        losses,n = self.losses.trained(loss_func, pred, batch.yb, mixed_of(self.learn)),len(batch)
-        if self.scored: scores,of_all = self.scorer.scores_of(loss_func, pred, batch, losses),losses
-        else: scores,of_all = self.score(batch)
-
-        chosen = self.choose_from(batch, scores, of_all)
-        rows,weight = chosen.rows,self.weight_of_all(chosen, n, is_sum(loss_func))
+        batch,scores,of_all = self.score_step()
+        n,chosen = len(batch),self.choose_from(batch, scores, of_all)
+        rows,weight = chosen.rows,self.weight_of_all(chosen, n, is_sum(base_loss(self.learn)))
         if weight is not None and batch.weight is not None: weight = weight*batch.weight
         if weight is None: weight = batch.weight
         current = self.current._replace(weight=weight, is_chosen=True, rows=rows)

@@ -39,11 +39,12 @@ def true_output(
 def weighed_output(
     learn:Learner, # After its forward pass
     weight:Tensor, # Of each item, shape (n,)
+    by_item=None, # For each tensor of the model's output: is it weighed? None: all but single numbers
 ): # For `learn.pred`
     "The predictions, whose items' gradients are multiplied by their weights"
     pred = learn.pred
     output = true_output(learn, pred)
-    weighed = weigh_grads(output, weight)
+    weighed = weigh_grads(output, weight, by_item)
     if output is pred: return weighed
     return map_tensors(lambda o: weighed if o is output else o, pred)
 

@@ -6,20 +6,21 @@
 __all__ = ['SelectionParts', 'AskedSelection', 'SelectionEpochs', 'Selection']
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2004
-from functools import partial
-
 import torch
+from fastai.callback.fp16 import MixedPrecision
 from torch import Tensor
 
 from ..core.batches import Items, check_rows, n_items
 from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
-from ..core.scoring import ItemLosses, Scorer
+from ..core.losses import weigh_grads
+from ..core.scoring import ItemLosses
 from .loaders import ChosenBefore, CurrentItems, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
-from .learner import autocast_of, base_loss, mixed_of, muted_hooks, true_output, weighed_output
+from .learner import autocast_of, base_loss, mixed_of, true_output, weighed_output
+from .report import callback_of
 from .tracking import ItemTracker, Plan, make_plan
 from .clock import Clock
 from .base import AttachedCallback
@@ -143,6 +144,9 @@ class SelectionEpochs(AskedSelection):
         check_independent(self.dls.train)
         self.is_new_fit = False
         self.is_tried = False # has the first batch of this fit been tried out?
+        self.is_silent = False # did an epoch train without telling the losses of its items?
+        self.unheld = None # losses of items, to be held against the loss that is about to train
+        self.by_item = None # which outputs of the model are weighed, once it is known
         torch.set_grad_enabled(True) # an interrupt may have left them off
         self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
         self.losses.forget()
@@ -155,6 +159,7 @@ class SelectionEpochs(AskedSelection):
         if self.is_new_fit: self.begin_fit()
         self.bs = size_of_batch(self.dl)
         self.current = CurrentItems()
+        self.has_losses = False # has a step told them in this epoch?
         self.unwritten.clear()
         self.drop_waiting() # an epoch may have been interrupted
         self.clock.begin_epoch()
@@ -188,7 +193,7 @@ class SelectionEpochs(AskedSelection):
     )->ChosenBefore:
         "Choose from the items of an epoch before they are loaded"
         idxs,chosen = self.draw_items(),None
-        if len(idxs) and self.is_time(self.epochs_done): chosen = choose(idxs)
+        if len(idxs) and self.is_time(self.epochs_done) and not self.is_silent: chosen = choose(idxs)
         dl = own_loader(self.dl)
         plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, self.keeps_suspects)
         if plan.rows is not None: self.report.left_out(self.chosen_by(idxs), plan.rows)
@@ -215,10 +220,21 @@ class SelectionEpochs(AskedSelection):
         self.write_left()
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
+        if is_trained: self.check_noted()
         if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
         if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
+
+    def check_noted(self):
+        "Tell if nothing can be chosen by what the steps of an epoch have told"
+        if not self.wants_losses: return
+        self.is_silent = not self.has_losses
+        if self.is_silent: self.tell_once('silent', 'no step of this epoch told the losses of its items. A training step '
+            "of one's own must fire fastai's events after_pred and after_loss, and have targets; until then nothing "
+            'is chosen by the losses of training.')
+        elif self.tracker.are_equal(): self.tell_once('equal', 'all losses that are remembered are equal, so that '
+            'they tell no item from another. If they should differ, pass item_loss=.')
 
     def after_cancel_epoch(self): self.write_left() # fastai has not said that training ended
     def after_cancel_fit(self): self.write_left()
@@ -244,32 +260,38 @@ class Selection(SelectionEpochs):
         if not current.is_chosen: self.unwritten.append(self.report.batch_row(current.i, n, n))
         elif not self.unwritten: self.report.add_step(n) # nothing was read for it
         if not self.is_tried and len(learn.yb): self.try_first(Items(learn.xb, learn.yb, current.idx))
+        self.is_heard = False # do the events of this step come?
 
     def check_first(self):
         "Refuse a first batch of which no items can be taken"
         if len(self.yb): check_rows((self.xb, self.yb))
-
-    @property
-    def first_scorer(self)->Scorer:
-        "What tries the first batch out"
-        return Scorer(losses=self.losses)
 
     def try_first(self,
         batch:Items, # With targets
     ):
         "Try out on the first batch of a fit what later ones need"
         check_rows((batch.xb, batch.yb))
-        if not len(batch): return
-        self.is_tried = True
-        if not self.scored and not self.wants_losses: return
-        context,output,loss_func = autocast_of(self.learn),partial(true_output, self.learn),base_loss(self.learn)
-        with muted_hooks(self.learn):
-            self.first_scorer.try_first(self.model, loss_func, batch, context, output, looks=self.scores_apart)
-        self.tell_once('how', self.losses.slow_way)
+        self.is_tried = len(batch)>0
+
+    @property
+    def weighs(self)->bool:
+        "May it weigh items? Then it is tried on the first batch"
+        return False
 
     def after_pred(self):
-        weight = self.current.weight
-        if weight is not None: self.learn.pred = weighed_output(self.learn, weight)
+        self.is_heard = True
+        learn,weight = self.learn,self.current.weight
+        if (self.weighs or weight is not None) and len(learn.yb):
+            if self.by_item is None: self.by_item = self.find_weighed()
+            if weight is not None: learn.pred = weighed_output(learn, weight, self.by_item)
+
+    def find_weighed(self):
+        "Which outputs of the model are weighed, as the first batch shows; raises an error if none can be"
+        learn = self.learn
+        output,n = true_output(learn, learn.pred),n_items(learn.xb)
+        by_item = self.losses.outputs_by_item(base_loss(learn), output, learn.yb)
+        weigh_grads(output, torch.ones(n, device=self.device), by_item)
+        return by_item
 
     @property
     def wants_losses(self)->bool:
@@ -280,18 +302,45 @@ class Selection(SelectionEpochs):
         learn = self.learn
         if not len(learn.yb): return
         loss_func,current = base_loss(learn),self.current
+        self.has_losses = True
         notes = current.idx is not None and self.wants_losses
-        mean,lacks_mean = None,bool(self.unwritten) and self.unwritten[-1].sums is None
-        if lacks_mean and current.rows is None:
-            mean = self.losses.mean(learn.loss, loss_func)
-            lacks_mean = mean is None # else the batch's own loss has told it
-
-        if notes or lacks_mean:
-            of_items = self.losses.trained(loss_func, learn.pred, learn.yb, mixed_of(learn))
-            if current.rows is not None: of_items = of_items[current.rows]
-            if lacks_mean: mean = of_items.mean()
-            if notes: self.note_losses(of_items)
+        lacks_mean = bool(self.unwritten) and self.unwritten[-1].sums is None
+        mean,of_items = None,None
+        if notes or self.is_to_hold(loss_func): of_items = self.losses_of_step(loss_func)
+        if lacks_mean and current.rows is None: mean = self.losses.mean(learn.loss, loss_func)
+        if lacks_mean and mean is None: # the batch's own loss does not tell it
+            if of_items is None: of_items = self.losses_of_step(loss_func)
+            mean = of_items.mean()
+        if notes: self.note_losses(of_items)
         if self.unwritten: self.write_rows(self.n_trained, mean)
+
+    def is_to_hold(self,
+        loss_func, # The learner's own
+    )->bool:
+        "Must the losses of items be held against the loss that trains, as they never were?"
+        is_unheld = not self.losses.is_held or self.losses.is_other(loss_func)
+        return is_unheld and (self.scored or self.wants_losses)
+
+    def losses_of_step(self,
+        loss_func, # The learner's own
+    )->Tensor: # Of the items that train, shape (n,), without a graph
+        "The losses of a step; the first ones will be held against the loss that trains"
+        learn,rows = self.learn,self.current.rows
+        if self.memory is not None and self.losses.is_other(loss_func):
+            self.tell_once(('loss', id(loss_func)), 'the loss function is another one, and what is remembered of each '
+                'item goes on. If its losses have another scale, attach a new selection.')
+        losses = self.losses.trained(loss_func, learn.pred, learn.yb, mixed_of(learn))
+        if not self.losses.is_held:
+            self.unheld = losses
+            self.tell_once('how', self.losses.slow_way)
+        return losses if rows is None else losses[rows]
+
+    def before_backward(self):
+        if self.unheld is None: return
+        learn,losses,self.unheld = self.learn,self.unheld,None
+        tol = .03 if callback_of(learn, MixedPrecision) else 1e-3
+        with autocast_of(learn):
+            self.losses.hold(losses, learn.loss_func, learn.pred, learn.yb, learn.loss, learn.loss_grad, tol)
 
     def note_losses(self,
         losses:Tensor, # Of the items that train, shape (n,)
@@ -303,8 +352,17 @@ class Selection(SelectionEpochs):
         self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
             again=is_chosen and self.scored, repeats=repeats)
 
+    def after_cancel_batch(self): self.is_heard = True # as far as it went
+
     def after_batch(self):
-        if self.unwritten: self.write_rows() # of a step that was cancelled, or has no targets
+        if self.unwritten: self.write_rows(0 if self.is_heard else self.n_trained) # it was cancelled, has no targets, or fires no events
+        if not self.is_heard and self.current.weight is not None: self.refuse_silence()
+
+    def refuse_silence(self):
+        "Raise a `ValueError`: what was to be weighed was not"
+        raise ValueError(error_text(f'{type(self.learn).__name__}._do_one_batch', 'a step without the event after_pred',
+            'one that fires it, since the items of this step have weights',
+            'fire the events of fastai, or use a method or options without weights'))
 
     def write_rows(self,
         trained:int=0, # Items of the step that follows

@@ -153,6 +153,12 @@ class ItemTracker(LossMemory):
                 'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
 
+    def are_equal(self)->bool:
+        "Are the last losses of all items equal, as far as they are known?"
+        if self.memory is None: return False
+        known = self.memory.loss[self.memory.loss.isfinite()]
+        return len(known)>1 and bool((known==known[0]).all())
+
     def end_epoch(self,
         n_epochs:int, # Epochs trained after the selection was attached
     ):

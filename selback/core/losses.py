@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_sum', 'unreduced', 'is_made_by', 'has_side_effects', 'state_kept', 'preserved', 'one_by_one', 'item_losses_how',
-           'item_losses', 'is_mean', 'check_separable', 'separable_losses', 'weigh_grads', 'ItemLoss']
+           'item_losses', 'is_mean', 'check_separable', 'separable_losses', 'check_trained', 'weigh_grads',
+           'outputs_by_item', 'ItemLoss']
 
 # %% ../../nbs/core/02_losses.ipynb #ca67bec8
 import inspect, weakref
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .batches import as_tensors, map_tensors, n_items, take_rows
+from .batches import as_tensors, map_tensors, n_items, take_rows, tensors_in
 from .checks import error_text
 
 # %% ../../nbs/core/02_losses.ipynb #b4f9b997
@@ -191,6 +192,16 @@ def _ignore_index(loss_func):
 _remedy = 'Pass item_loss=, a function `(pred, *yb)` that returns one number for each item.'
 _mixes = 'It mixes items, weighs them by the others, or is random. '
 
+def _broadcast(pred, yb):
+    "A hint where predictions and targets are held against each other item by item with all others"
+    y = yb[0] if yb else None
+    if not (isinstance(pred, Tensor) and isinstance(y, Tensor)) or pred.shape==y.shape or not y.is_floating_point(): return ''
+    try: shape = torch.broadcast_shapes(pred.shape, y.shape)
+    except RuntimeError: return ''
+    if shape.numel()<=max(pred.numel(), y.numel()): return ''
+    return (f'Predictions of shape {_shape(pred)} and targets of shape {_shape(y)} are broadcast to {tuple(shape)}: '
+        'give both the same shape. ')
+
 def _no_item_losses(loss_func, got, wanted, why=''):
     "The error of a loss that says nothing of single items"
     said = error_text(f'{_name(loss_func)} gives no loss per item', got, wanted)
@@ -219,8 +230,9 @@ def one_by_one(
         return torch.stack([of_one(one) for one in ones]),'loop'
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
-        got = f'a loss that fails on a batch of one item ({e})'
-        raise _no_item_losses(loss_func, got, 'one that takes such a batch') from e
+        got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes such a batch'
+        if not tensors_in(pred): got,wanted = f'predictions that are a {type(pred).__name__}','tensors, of which rows can be taken'
+        raise _no_item_losses(loss_func, got, wanted) from e
 
 # %% ../../nbs/core/02_losses.ipynb #4bd9d718
 def _shape(o): return tuple(getattr(o, 'shape', ()))
@@ -317,7 +329,8 @@ def _check_part(loss_func, losses, batch, n):
     if _alike(alone, losses[:n]): return way
     one,other = _apart(losses[:n].mean(), alone.mean())
     got = f'a mean of {one} for the first {n} items in a batch of {len(losses)}'
-    raise _no_item_losses(loss_func, got, f'{other}, as in a batch of their own', _mixes)
+    why = _broadcast(batch[0], batch[1:]) or _mixes
+    raise _no_item_losses(loss_func, got, f'{other}, as in a batch of their own', why)
 
 def _check_whole(loss_func, losses, batch, n):
     "Is the loss of the first `n` items as one batch the mean or the sum of their own?"
@@ -337,9 +350,7 @@ def check_separable(
     *yb, # Targets
 )->bool: # Did the batch tell? One item, equal losses, or ones that are not finite, don't
     "Check that a loss treats each item of a batch by itself; raises a `ValueError` if it mixes them"
-    tensors = []
-    map_tensors(tensors.append, pred)
-    if not tensors: return True # predictions of some other kind, of which no part can be taken
+    if not tensors_in(pred): return True # predictions of some other kind, of which no part can be taken
 
     batch,n_half = (pred,*yb),(len(losses)+1)//2
     way = _check_part(loss_func, losses, batch, n_half)
@@ -360,25 +371,113 @@ def separable_losses(
     _separable.keep(loss_func, check_separable(loss_func, losses, pred, *yb))
     return losses
 
+# %% ../../nbs/core/02_losses.ipynb #f20548c4
+_set = 'A callback may set the loss, or the loss function has a state of its own for each batch. '
+
+def _not_trained(loss_func, got, wanted):
+    "The error of losses of items that are not those that train"
+    return ValueError(f'{error_text(f"the losses of items by {_name(loss_func)}", got, wanted)} {_set}{_remedy}')
+
+def _direction(loss, outputs):
+    "The gradient of a loss at what the model returned, as one vector; zeros where it does not depend on it"
+    if not loss.requires_grad: return torch.zeros(sum(t.numel() for t in outputs), device=loss.device)
+    grads = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+    return torch.cat([torch.zeros_like(t).flatten() if g is None else g.flatten() for t,g in zip(outputs, grads)]).float()
+
+def _is_parallel(a, b, tol):
+    "Have two vectors one direction? What is not finite tells nothing"
+    norms = a.norm()*b.norm()
+    if not (a.isfinite().all() and b.isfinite().all()): return True
+    return bool(a@b>=(1-tol)*norms) and bool(a.any())==bool(b.any())
+
+def check_trained(
+    losses:Tensor, # Of the items of a batch that trains, shape (bs,)
+    are_single:bool, # Were they found one by one, so that the loss function averages them or adds them up?
+    loss_func, # What trains: the learner's own loss function, or its mixture of targets
+    pred, # What the model has predicted, with its graph
+    yb:tuple, # Targets
+    loss:Tensor, # The learner's, a scalar
+    loss_grad:Tensor, # What is about to be differentiated, a scalar
+    tol:float=1e-3, # How far two numbers may be apart, as a share: more in mixed precision
+): # Raises a `ValueError` if something else trains
+    "Check that the losses of items are those of the loss that trains"
+    with preserved(loss_func),torch.enable_grad(): own = torch.as_tensor(loss_func(pred, *yb)).float().mean()
+    def is_close(a, b): return torch.allclose(a.to(b), b, rtol=tol, atol=tol/100, equal_nan=True)
+    loss = loss.detach().float().mean()
+    if not is_close(own.detach(), loss):
+        one,other = _apart(own, loss)
+        raise _not_trained(loss_func, f'a loss of {one} for the batch', f'{other}, as trains')
+    whole = own.detach().to(losses)
+    if are_single and not (is_close(losses.mean(), whole) or is_close(losses.sum(), whole)):
+        one,other = _apart(losses.mean(), whole)
+        raise _not_trained(loss_func, f'a mean of {one} for single items', f'{other}, as trains')
+
+    outputs = [t for t in tensors_in(pred) if t.requires_grad]
+    if not outputs or not loss_grad.requires_grad: return
+    if _is_parallel(_direction(own, outputs), _direction(loss_grad, outputs), tol): return
+    raise _not_trained(loss_func, 'a gradient of another direction', 'that of the loss that trains')
+
 # %% ../../nbs/core/02_losses.ipynb #dd6866d9
+def _check_n_rows(t, n):
+    "Raise a `ValueError` if the rows of an output are not `n` items"
+    if t.ndim and len(t)==n: return
+    raise ValueError(error_text('weights', f'an output of shape {_shape(t)} for {n} weights',
+        f'{n} items along its first dimension', 'have the model return what the loss goes by in this form, or use a '
+        'method or options without weights'))
+
 def weigh_grads(
     pred, # The model's predictions: a tensor, or tensors in tuples, lists and dicts, items first
     weight:Tensor, # One weight per item, shape (bs,)
+    by_item=None, # For each tensor of them, is it weighed? As `outputs_by_item` says; None: all but single numbers
 ): # The same predictions, for the loss function
     "Have the gradient that flows back through each item's prediction multiplied by its weight"
-    def weighed_grad(g): return g*weight.to(g.dtype).view(-1, *[1]*(g.ndim-1))
-    found = []
+    found = tensors_in(pred)
+    if by_item is None: by_item = [p.ndim>0 for p in found]
+    def weighed_grad(g): return g*weight.to(g).view(-1, *[1]*(g.ndim-1))
+    flags = iter(by_item)
     def weigh(p):
-        found.append(p)
-        if not p.requires_grad: return p
+        if not next(flags) or not p.requires_grad: return p
+        _check_n_rows(p, len(weight))
         p = p.view_as(p) # one prediction may be made from another, which would be weighed twice
         p.register_hook(weighed_grad)
         return p
 
-    weighed = map_tensors(weigh, pred)
-    if found: return weighed
+    if found: return map_tensors(weigh, pred)
     raise TypeError(error_text('weigh_grads', f'predictions that are a {type(pred).__name__}',
         'a tensor, or tensors in tuples, lists and dicts, to weigh the items by'))
+
+# %% ../../nbs/core/02_losses.ipynb #de25ccbd
+def _are_rows_items(t, of_first, of_others, n_first):
+    "Does the loss of each item go by its own row of an output? By the gradients of the first losses, and of the others"
+    def is_free(g, rows): return g is None or not g[rows].any()
+    return is_free(of_first, slice(n_first, None)) and is_free(of_others, slice(n_first))
+
+def outputs_by_item(
+    losses_of, # A function of predictions that returns the loss of each item, shape (bs,), with its graph
+    pred, # The model's predictions, with their graph: a tensor, or tensors in tuples, lists and dicts
+    n:int, # Items
+)->list: # For each tensor: is it weighed? Raises a `ValueError` if one is gone by in another way than row by row
+    "Which of a model's outputs the losses of items depend on, row by row"
+    found = tensors_in(pred)
+    if len(found)<2: return [True]*len(found)
+    with torch.enable_grad():
+        views = map_tensors(lambda t: t.view_as(t), pred) # one output may be made from another
+        losses = losses_of(views)
+    of_views = tensors_in(views)
+    differentiable,n_first = [t for t in of_views if t.requires_grad],(n+1)//2
+    if not (losses.requires_grad and differentiable): return [t.ndim>0 and len(t)==n for t in found]
+
+    def grads_of(part): return torch.autograd.grad(part.sum(), differentiable, retain_graph=True, allow_unused=True)
+    grads = {id(t): gs for t,*gs in zip(differentiable, grads_of(losses[:n_first]), grads_of(losses[n_first:]))}
+    def is_weighed(t):
+        of_first,of_others = grads.get(id(t), (None,None))
+        is_used = any(g is not None and g.any() for g in (of_first,of_others))
+        if not is_used or t.numel()==1<n: return False
+        _check_n_rows(t, n)
+        if _are_rows_items(t, of_first, of_others, n_first): return True
+        raise ValueError(error_text('weights', f'an output of shape {_shape(t)} whose rows are no items',
+            'losses that go by one row each', 'leave it out of the loss, or use a method or options without weights'))
+    return [is_weighed(t) for t in of_views]
 
 # %% ../../nbs/core/02_losses.ipynb #f043d30d
 class ItemLoss:

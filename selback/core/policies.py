@@ -56,11 +56,15 @@ def round_up(
 def _share_of(n, share): return max(1, int(n*share+1e-9)) # .29*100 is 28.999999999999996
 
 # %% ../../nbs/core/04_policies.ipynb #43b82b95
+def _rounded(count, multiple_of, n):
+    "How many of `n` items are kept where a method keeps `count`"
+    if multiple_of!='auto': return round_up(count, check_range('multiple_of', multiple_of, 1, whole=True), n)
+    eights = round_up(count, 8)
+    return eights if eights<n else count # else nothing would be left out
+
 def _first(order, count, multiple_of):
     "The first `count` of the items in `order`, rounded up, in batch order"
-    multiple_of = check_range('multiple_of', multiple_of, 1, whole=True)
-    count = round_up(count, multiple_of, len(order))
-    return Chosen(order[:count].sort().values)
+    return Chosen(order[:_rounded(count, multiple_of, len(order))].sort().values)
 
 def _unknown_highest(scores):
     "The scores, those that are not finite as infinity"
@@ -79,7 +83,7 @@ def loss_share(
     scores:Tensor, # One loss per item, shape (bs,)
     min_loss_perc:float=.9, # Share of the summed loss that the chosen items make up at least, 0 to 1; 1 keeps all
     min_sample_perc:float=0., # Share of the items that is chosen at least, 0 to 1
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # Deterministic; the whole batch if a loss is not finite, or if their sum is not positive
     "The smallest set of highest-loss items that makes up at least `min_loss_perc` of the loss"
     check_range('min_loss_perc', min_loss_perc, 0, 1)
@@ -121,7 +125,7 @@ def cdf_power(
     history:Tensor, # Recent scores, these included, shape (n,); entries that are not finite don't count
     beta:float, # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # The whole batch if a score is not finite
     "Each item with probability CDF(score)^beta (Jiang et al. 2019, section 3.1)"
     check_range('beta', beta, 0)
@@ -217,7 +221,7 @@ def rank_sample(
     scores:Tensor, # One score per item, shape (bs,); one that is not finite ranks highest
     keep:float, # Share of the items to keep, above 0 and at most 1
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "A draw without replacement, weighted by rank (Composer's selective backprop)"
     check_range('keep', keep, 0, 1, above=True)
@@ -233,7 +237,7 @@ def rank_sample(
 def top_k(
     scores:Tensor, # One score per item, shape (bs,); one that is not finite ranks highest
     keep:float, # Share of the items to keep, above 0 and at most 1
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "The items with the highest scores"
     check_range('keep', keep, 0, 1, above=True)
@@ -245,7 +249,7 @@ def top_and_bottom(
     scores:Tensor, # One score per item, shape (bs,); one that is not finite ranks highest
     keep:float, # Share of the items to keep from the top, above 0 and at most 1
     also_bottom:float, # Share of the items to keep from the bottom, at least 0; at most 1 with `keep`
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1, and `int(also_bottom*bs)`
     "The items with the highest and those with the lowest scores"
     check_range('keep', keep, 0, 1, above=True)
@@ -266,7 +270,7 @@ def random_k(
     scores:Tensor, # Any tensor with a row per item; only its length and device matter
     keep:float, # Share of the items to keep, above 0 and at most 1
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
-    multiple_of:int=1, # The count is rounded up to a multiple of this
+    multiple_of:int|str=1, # The count is rounded up to a multiple of this; 'auto': 8, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
     "A uniformly random subset"
     check_range('keep', keep, 0, 1, above=True)

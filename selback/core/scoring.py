@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from .checks import check_range, error_text
 from .batches import Items, as_tensors, map_tensors, n_items, take_rows
-from .losses import ItemLoss, check_separable, has_side_effects, is_mean, is_sum, preserved
-from .losses import item_losses, item_losses_how
+from .losses import ItemLoss, check_separable, check_trained, has_side_effects, is_mean, is_sum, preserved
+from .losses import item_losses, item_losses_how, outputs_by_item
 from .scores import get_score
 from .untouched import fixed_random, guarded, leaving_no_trace, unwrapped
 
@@ -393,19 +393,20 @@ class _LossCalls:
         return item_losses_how(function, pred, *as_tensors(yb), effects=self.has_effects)
 
     def of_step(self, function, pred, yb, mixed):
-        "Losses of what trains or of its mixtures, without a graph"
+        "Losses of what trains or of its mixtures, without a graph, and how they were found"
         with self.guarded(function),torch.set_grad_enabled(self.takes_derivatives):
-            try: return self._mixed(function, pred, yb, mixed).detach()
+            try: losses,how = self.mixed(function, pred, yb, mixed)
             except (RuntimeError,ValueError) as e:
                 if self.takes_derivatives or not is_of_derivatives(e): raise
+            else: return losses.detach(),how
         self.takes_derivatives = True
         return self.of_step(function, pred, yb, mixed)
 
-    def _mixed(self, function, pred, yb, mixed):
-        losses,_ = self.losses_how(function, pred, yb)
-        if mixed is None: return losses
+    def mixed(self, function, pred, yb, mixed):
+        losses,how = self.losses_how(function, pred, yb)
+        if mixed is None: return losses,how
         others,share = mixed
-        return torch.lerp(self.losses_how(function, pred, others)[0], losses, share)
+        return torch.lerp(self.losses_how(function, pred, others)[0], losses, share),how
 
 # %% ../../nbs/core/08_scoring.ipynb #37356627
 class ItemLosses:
@@ -417,8 +418,10 @@ class ItemLosses:
     ):
         if item_loss is not None: ItemLoss(item_loss) # checks it
         self.item_loss = item_loss
-        self.how = None # one of `ways`, once it is known
+        self.loss_func = None # whose losses were asked for last
         self.forget()
+
+    def __getstate__(self): return self.__dict__ | dict(loss_func=None)
 
     @property
     def slow_way(self):
@@ -427,8 +430,22 @@ class ItemLosses:
 
     def forget(self):
         "The loss function may be another one"
+        self.how = None # one of `ways`, once it is known
         self.are_separable,self.are_averaged = False,False
+        self.is_held = False # were they held against a loss that trains?
+        self.are_of_passes = False # were those of a scoring pass asked for? Then these are checked
         self.calls = _LossCalls()
+
+    def is_other(self,
+        loss_func, # The learner's own
+    )->bool:
+        "Is it another loss function than that of the losses before?"
+        return self.loss_func is not None and self.loss_func is not loss_func
+
+    def _meet(self, loss_func):
+        "Nothing is known of another loss function"
+        if self.is_other(loss_func): self.forget()
+        self.loss_func = loss_func
 
     def function(self,
         loss_func, # The learner's own
@@ -443,14 +460,20 @@ class ItemLosses:
         yb:tuple, # Targets, plain tensors
     )->Tensor: # Shape (bs,); raises a `ValueError` if the loss function mixes items
         "The losses of a batch that is scored"
+        self._meet(loss_func)
+        self.are_of_passes = True
         function = self.function(loss_func)
         with self.calls.guarded(function):
             losses,how = self.calls.losses_how(function, pred, yb)
-            if self.item_loss is None and not self.are_separable:
-                self.are_separable = check_separable(function, losses, pred, *yb)
-                self.are_averaged = _is_averaged(function, how, losses, pred, yb)
-        self.how = how if self.item_loss is None else 'item_loss'
+            self._check(function, losses, how, pred, yb)
         return losses
+
+    def _check(self, function, losses, how, pred, yb):
+        "Is each item treated by itself, and is the loss of a batch the mean of theirs? By the first batch that can tell"
+        self.how = how if self.item_loss is None else 'item_loss'
+        if self.item_loss is not None or self.are_separable or self.calls.takes_derivatives: return
+        self.are_separable = check_separable(function, losses, pred, *yb)
+        self.are_averaged = _is_averaged(function, how, losses, pred, yb)
 
     def trained(self,
         loss_func, # The learner's own
@@ -458,8 +481,45 @@ class ItemLosses:
         yb:tuple, # Targets
         mixed=None, # Targets that are mixed in, and the share of the others; None: nothing is mixed
     )->Tensor: # Shape (bs,), without a graph
-        "The losses of the batch that trains"
-        return self.calls.of_step(self.function(loss_func), pred, yb, mixed)
+        "The losses of the batch that trains; raises a `ValueError` if the loss function mixes items"
+        self._meet(loss_func)
+        function = self.function(loss_func)
+        losses,how = self.calls.of_step(function, pred, yb, mixed)
+        if not (self.are_separable or self.are_of_passes):
+            self._check_trained(function, losses, how, detached(pred), as_tensors(yb), mixed)
+        return losses
+
+    @torch.no_grad()
+    def _check_trained(self, function, losses, how, pred, yb, mixed):
+        "The same of a batch that trains, as it was before its targets were mixed"
+        with self.calls.guarded(function):
+            if mixed is not None and not self.calls.takes_derivatives: losses,how = self.calls.losses_how(function, pred, yb)
+            self._check(function, losses, how, pred, yb)
+
+    def hold(self,
+        losses:Tensor, # As `trained` has told them, shape (bs,)
+        loss_func, # What trains: the learner's own loss function, or its mixture of targets
+        pred, # What the model has predicted, with its graph
+        yb:tuple, # Targets
+        loss:Tensor, # The learner's
+        loss_grad:Tensor, # What is about to be differentiated
+        tol:float=1e-3, # How far two numbers may be apart, as a share
+    ):
+        "Hold them against the loss that trains; raises a `ValueError` if it is another one"
+        self.is_held = True
+        if self.item_loss is not None: return
+        are_single = self.how in ('vmap','loop')
+        with self.calls.guarded(loss_func): check_trained(losses, are_single, loss_func, pred, yb, loss, loss_grad, tol)
+
+    def outputs_by_item(self,
+        loss_func, # The learner's own
+        pred, # What the model has predicted, with its graph
+        yb:tuple, # Targets
+    )->list: # For each tensor
+        "Which of a model's outputs the losses of items depend on, row by row"
+        function = self.function(loss_func)
+        def losses_of(pred): return self.calls.losses_how(function, pred, yb)[0]
+        with self.calls.guarded(function): return outputs_by_item(losses_of, pred, n_items(yb))
 
     def mean(self,
         loss:Tensor, # The learner's own, of the batch that trains
@@ -470,18 +530,29 @@ class ItemLosses:
         return loss.mean() if self.are_averaged or says_so else None
 
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
+_failures = RuntimeError,TypeError,LookupError,AssertionError,AttributeError # of other people's code
+
+def _said(error): return f'{type(error).__name__}: {error}'
+
 def _cure(error, score, scoring):
     "What helps a model that failed in the scoring pass"
     if is_of_derivatives(error):
         return ('it takes derivatives, of which a scoring pass has none; '
             'use a method without one, such as favor_hard')
-    if score in ('entropy','margin') and isinstance(error, AttributeError):
-        return "its output is no tensor; use the score 'loss', or a function of your own"
     if scoring.scale_factor<1: return 'it takes no inputs of a lower resolution; use scale_factor=1'
     if scoring.scorer is not None:
         return ('the scorer must take the inputs of the model, give predictions of the same shape, '
             'and live on a device that is there')
     return "a callback that prepares its inputs needs an order below the selection's"
+
+def _what_scores_take(pred, score):
+    "What helps a loss or a score that failed on what a model returned"
+    kind = type(pred).__name__
+    if score in ('entropy','margin') and not isinstance(pred, Tensor):
+        return f"it is a {kind}, no tensor; use the score 'loss', or a function of your own"
+    if isinstance(pred, Tensor): return f'it is a tensor of shape {tuple(pred.shape)}'
+    return (f'it is a {kind}. If a callback unpacks it in after_pred, which comes after the scoring pass, '
+        'pass item_loss=, a function of that output and the targets, or use a method without such a pass, as favor_hard')
 
 # %% ../../nbs/core/08_scoring.ipynb #1058b125
 class Scorer:
@@ -520,27 +591,30 @@ class Scorer:
         output=lambda pred: pred, # Function of the model's output that returns what the loss function gets
     ): # Scores and losses of the items, both of shape (bs,)
         "Score a batch, by what `output` makes of the model's output"
-        xb,yb = as_tensors(items.xb),as_tensors(items.yb)
-        pred = output(self.scoring(model, xb, yb, autocast))
-        losses = self.losses.of(loss_func, pred, yb)
+        return self.of_pred(self.predict(model, items, autocast, output), loss_func, items)
+
+    def predict(self, model, items, autocast=nullcontext(), output=lambda pred: pred):
+        "What the scoring pass predicts"
+        return output(self.scoring(model, as_tensors(items.xb), as_tensors(items.yb), autocast))
+
+    def of_pred(self, pred, loss_func, items):
+        "Scores and losses by predictions of the scoring pass"
+        losses = self.losses.of(loss_func, pred, as_tensors(items.yb))
         return self.scores_of(loss_func, pred, items, losses),losses
 
-    def try_first(self,
-        *args, # As for a call
-        looks:bool=True, # Are later batches scored?
-        **kwargs # As for a call
-    ):
-        "Try on the first batch what later ones need, which is no pass of its own if none is scored"
-        try: self(*args, **kwargs)
+    def try_first(self, model, loss_func, items, *args):
+        "Score a first batch, and say what helps if that fails"
+        try: pred = self.predict(model, items, *args)
         except torch.cuda.OutOfMemoryError: raise
-        except ValueError as e:
-            if looks or not is_of_derivatives(e): raise
-        except TypeError: # says itself what is wrong
-            if looks: raise
-        except (RuntimeError,IndexError,AssertionError,AttributeError) as e:
-            if not looks: return
+        except _failures as e:
             cure = _cure(e, self.score, self.scoring)
-            raise ValueError(f'the model failed in the scoring pass ({e}): {cure}.') from e
+            raise ValueError(f'the model failed in the scoring pass ({_said(e)}): {cure}.') from e
+
+        try: self.of_pred(pred, loss_func, items)
+        except torch.cuda.OutOfMemoryError: raise
+        except _failures as e:
+            cure = _what_scores_take(pred, self.score)
+            raise ValueError(f'what the model returns in the scoring pass cannot be scored ({_said(e)}): {cure}.') from e
 
 # %% ../../nbs/core/08_scoring.ipynb #61ed16f7
 def detached(

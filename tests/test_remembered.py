@@ -1,0 +1,353 @@
+"What is remembered of an item is the loss that trained it, or there is an error before the first step"
+import warnings
+
+import pytest, torch
+from fastai.callback.core import Callback
+from fastai.callback.rnn import ModelResetter, RNNCallback, RNNRegularizer
+from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner
+from helpers import *
+from selback.core.policies import Chosen
+from torch.nn import functional as F
+
+N = 64
+by_losses = pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, StaleLossCallback,
+    InfoBatchCallback, TopLossCallback, SelectiveBackpropCallback], ids=one_liner)
+
+def net(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+def learner(cb, loss_func=None, model=None, lr=0., bs=16, cbs=(), **kwargs):
+    set_seed(0)
+    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
+    dls = dls_of(x, y, bs=bs, n_valid=16)
+    return Learner(dls, model or net(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=[cb, *cbs], lr=lr, **kwargs)
+
+def true_losses(learn, model=None):
+    "The loss of each item by hand"
+    x,y = learn.dls.train.dataset.tensors
+    with torch.no_grad(): return F.cross_entropy((model or learn.model)(x), y, reduction='none')
+
+def fit(learn, n_epoch=3): return trained_only(learn, n_epoch)
+
+def check_remembered(learn, wanted):
+    torch.testing.assert_close(learn.selection.memory.loss, wanted, rtol=1e-4, atol=1e-6)
+
+class Steps(Callback):
+    "Counts steps that were taken"
+    order,run_valid = 90,False
+    def __init__(self): self.n = 0
+    def before_step(self): self.n += 1
+
+def refused(learn, match='item_loss', n_epoch=3):
+    "The fit ends with an error before the first step; its text"
+    learn.add_cb(Steps())
+    with pytest.raises((ValueError,TypeError), match=match) as error: fit(learn, n_epoch)
+    assert learn.steps.n==0
+    return str(error.value)
+
+# A loss that a callback sets
+class Out(dict):
+    "What a model of a hub returns"
+
+class WithLoss(nn.Module):
+    "Computes its loss itself, as models of a hub do that get the targets with the inputs"
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x): return self.net(x)
+
+class StandIn:
+    "A loss function that says nothing"
+    reduction = 'mean'
+    def __call__(self, pred, y): return pred.new_zeros(len(pred) if self.reduction=='none' else ())
+
+class SetsLoss(Callback):
+    "Has the model's own loss trained"
+    order,run_valid = 0,False
+    def __init__(self, both): self.both = both
+
+    def after_loss(self):
+        self.learn.loss_grad = F.cross_entropy(self.pred, self.y)
+        if self.both: self.learn.loss = self.loss_grad.clone()
+
+@by_losses
+@pytest.mark.parametrize('both', [True, False])
+@pytest.mark.parametrize('stand_in', [StandIn(), lambda pred, y: pred.new_zeros(())], ids=['unreduced','number'])
+def test_a_loss_that_a_callback_sets_is_refused(make, both, stand_in):
+    refused(learner(make(warmup=0), stand_in, cbs=[SetsLoss(both)]))
+
+@pytest.mark.parametrize('make', [FavorHardCallback, StaleLossCallback])
+def test_with_item_loss_it_is_remembered(make):
+    cb = make(item_loss=lambda pred, y: F.cross_entropy(pred, y, reduction='none'))
+    learn = fit(learner(cb, StandIn(), cbs=[SetsLoss(True)]))
+    check_remembered(learn, true_losses(learn))
+
+@by_losses
+def test_a_loss_that_mixes_items_is_refused_wherever_its_inputs_come_from(make):
+    "Two views of a batch, which a callback makes"
+    def info_nce(pred, y):
+        a,b = F.normalize(pred[0]),F.normalize(pred[1])
+        return F.cross_entropy(a@b.T/.1, torch.arange(len(a)))
+    class Views(Callback):
+        run_valid = False
+        def before_batch(self): self.learn.xb = (torch.stack([self.x, self.x+.01*torch.randn_like(self.x)], 1),)
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+        def forward(self, x): return (self.net(x[:,0]),self.net(x[:,1])) if x.ndim==3 else (self.net(x),self.net(x))
+    for order in (0, -8):
+        views = Views()
+        views.order = order
+        refused(learner(make(warmup=0), info_nce, Pair(), cbs=[views]))
+
+class Weighted(nn.Module):
+    "Cross-entropy with a weight for each item of the batch, which a callback gives it"
+    weight = None
+    def forward(self, pred, y):
+        losses = F.cross_entropy(pred, y, reduction='none')
+        return losses.mean() if self.weight is None else (self.weight*losses).mean()
+
+class GivesWeights(Callback):
+    order,run_valid = 5,False
+    def after_pred(self): self.loss_func.weight = torch.linspace(.1, 3, len(self.y))
+
+@by_losses
+def test_a_loss_with_a_state_for_each_batch_is_refused(make):
+    refused(learner(make(warmup=0), Weighted(), cbs=[GivesWeights()]))
+
+def normalised(pred, y): return F.cross_entropy(pred, y)/pred.std()
+
+@by_losses
+def test_another_loss_within_a_fit_is_checked_as_well(make):
+    class Swaps(Callback):
+        run_valid = False
+        def before_epoch(self):
+            if self.epoch==1: self.learn.loss_func = normalised
+    learn = learner(make(warmup=0), cbs=[Swaps(),Steps()])
+    with pytest.raises(ValueError, match='item_loss'): fit(learn)
+    assert learn.epoch==1
+    assert learn.steps.n<=4
+
+def test_another_loss_of_another_scale_is_told_of(capsys):
+    learn = fit(learner(FavorHardCallback()), 2)
+    assert 'another one' not in capsys.readouterr().out
+    learn.loss_func = lambda pred, y, reduction='mean': 10*F.cross_entropy(pred, y, reduction=reduction)
+    fit(learn, 2)
+    assert capsys.readouterr().out.count('the loss function is another one')==1
+
+def test_equal_losses_are_told_of(capsys):
+    learn = fit(learner(FavorHardCallback(item_loss=lambda pred, y: pred.new_ones(len(y)))), 2)
+    assert capsys.readouterr().out.count('all losses that are remembered are equal')==1
+    fit(learner(FavorHardCallback()), 2)
+    assert 'equal' not in capsys.readouterr().out
+
+# No false alarm
+class Sum(nn.Module):
+    "A loss of one's own without unreduced losses, which adds up"
+    def forward(self, pred, y): return F.cross_entropy(pred, y, reduction='sum')
+
+def ignoring(pred, y): return F.cross_entropy(pred, y, ignore_index=1)
+
+LOSSES = dict(
+    fastai=CrossEntropyLossFlat,
+    sums=lambda: CrossEntropyLossFlat(reduction='sum'),
+    smoothed=lambda: CrossEntropyLossFlat(label_smoothing=.1),
+    classes=lambda: CrossEntropyLossFlat(weight=torch.tensor([.2,1.,3.])),
+    ignores=lambda: CrossEntropyLossFlat(ignore_index=1),
+    own=lambda: lambda pred, y: F.cross_entropy(pred, y),
+    own_sum=Sum)
+OTHERS = dict(
+    nothing=lambda: [],
+    mixup=lambda: [MixUp(.4)],
+    accumulated=lambda: [GradientAccumulation(32)],
+    mixed_precision=lambda: [CPUMixedPrecision()],
+    both=lambda: [CPUMixedPrecision(), GradientAccumulation(32)])
+
+@pytest.mark.parametrize('others', OTHERS)
+@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('make', [FavorHardCallback, TopLossCallback, partial(InfoBatchCallback, correct=1.),
+    partial(TopLossCallback, passes=1)], ids=['before','within','weights','one_pass'])
+def test_the_losses_of_the_suite_are_taken(make, loss, others):
+    if others=='mixup' and loss in ('own','own_sum'): pytest.skip('MixUp of fastai needs a loss with a reduction')
+    fit(learner(make(warmup=0), LOSSES[loss](), lr=1e-2, cbs=OTHERS[others]()), 2)
+
+def test_what_regularizes_outputs_is_no_other_loss():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn,self.head = nn.RNN(1, 8, batch_first=True),nn.Linear(8, 3)
+        def forward(self, x):
+            out,_ = self.rnn(x[...,None])
+            return self.head(out[:,-1]),out,out
+        def reset(self): pass
+    cbs = [ModelResetter(), RNNCallback(), RNNRegularizer(2., 1.)]
+    learn = fit(learner(FavorHardCallback(), model=Recurrent(), cbs=cbs))
+    check_remembered(learn, true_losses(learn, lambda x: learn.model(x)[0]))
+
+def test_the_check_costs_nothing_after_the_first_batch():
+    calls = []
+    def counted(pred, y, reduction='mean'):
+        calls.append(reduction)
+        return F.cross_entropy(pred, y, reduction=reduction)
+    def n_of(n_epoch):
+        calls.clear()
+        fit(learner(FavorHardCallback(warmup=9), counted), n_epoch)
+        return len(calls)
+    assert n_of(3)-n_of(2)==2*4 # a step's own loss, and those of its items
+
+# Outputs that are no predictions
+class Several(nn.Module):
+    "Also returns a number that is added to the loss, and attention that isn't"
+    def __init__(self, heads=2, loss_by_attention=False):
+        super().__init__()
+        self.features,self.head = nn.Linear(4, 8),nn.Linear(8, 3)
+        self.heads = heads
+
+    def forward(self, x):
+        h = self.features(x)
+        attention = (h@h.T).expand(self.heads, -1, -1).softmax(-1)
+        return dict(logits=self.head(h), attention=attention, balance=h.pow(2).mean())
+
+def with_balance(pred, y): return F.cross_entropy(pred['logits'], y)+.1*pred['balance']
+
+def logits_loss(pred, y): return F.cross_entropy(pred['logits'], y, reduction='none')
+
+def weighted(**kwargs): return [FavorHardCallback(correct=1., seed=0, **kwargs), InfoBatchCallback(seed=0, **kwargs)]
+
+@pytest.mark.parametrize('heads', [2, 16])
+@pytest.mark.parametrize('i', [0, 1])
+def test_only_what_losses_go_by_row_by_row_is_weighed(i, heads):
+    "A step by hand: weighted losses of items, and the number as it is"
+    got = []
+    class ByHand(Callback):
+        order,run_valid = 60,False
+        def after_backward(self):
+            cb = self.learn.selection
+            weight = torch.ones(len(self.y)) if cb.item_weight is None else cb.item_weight
+            pred = self.model(self.x)
+            loss = (weight*logits_loss(pred, self.y)).mean()+.1*pred['balance']
+            wanted = torch.autograd.grad(loss, [*self.model.parameters()])
+            for p,g in zip(self.model.parameters(), wanted): torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-6)
+            got.append(cb.item_weight is not None)
+    cb = weighted(item_loss=logits_loss)[i]
+    fit(learner(cb, with_balance, Several(heads), lr=1e-2, cbs=[ByHand()]))
+    assert any(got)
+
+@pytest.mark.parametrize('i', [0, 1])
+def test_what_cannot_be_told_apart_is_refused_in_the_first_batch(i):
+    def by_attention(pred, y): return logits_loss(pred, y)+pred['attention'].mean((0,1))
+    for heads in (2, 16):
+        cb = weighted(item_loss=by_attention, warmup=3)[i]
+        refused(learner(cb, with_balance, Several(heads)), 'weights: got an output of shape')
+
+def test_predictions_that_cannot_be_weighed_are_refused_in_the_first_batch():
+    class Object(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+        def forward(self, x): return types(self.net(x))
+    class types:
+        def __init__(self, logits): self.logits = logits
+    def loss(pred, y, reduction='mean'): return F.cross_entropy(pred.logits, y, reduction=reduction)
+    for cb in (*weighted(warmup=3), TopLossCallback(passes=1, warmup=3)):
+        refused(learner(cb, loss, Object()), 'weigh_grads: got predictions that are a types')
+
+# Steps of one's own
+class OwnStep(Learner):
+    "Fires no events within a step"
+    def _do_one_batch(self):
+        self.pred = self.model(*self.xb)
+        self.loss_grad = self.loss_func(self.pred, *self.yb)
+        self.loss = self.loss_grad.clone()
+        if not self.training: return
+        self.loss_grad.backward()
+        self.opt.step()
+        self.opt.zero_grad()
+
+@pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, EarlyLossSamplingCallback,
+    InfoBatchCallback, SeTaCallback, DropEasyCallback], ids=one_liner)
+def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
+    set_seed(0)
+    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
+    learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=make())
+    fit(learn, 4)
+    assert capsys.readouterr().out.count('no step of this epoch told the losses of its items')==1
+    stats = learn.selection.stats
+    assert (stats.kept==stats.seen).all()
+    assert (stats.trained==stats.seen).all()
+
+def test_weights_that_no_step_takes_are_refused():
+    set_seed(0)
+    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
+    class Weighs(SelectionCallback):
+        def choose(self, scores): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
+    learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=Weighs(warmup=0))
+    with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
+
+# What a scoring pass fails on
+class Record:
+    def __init__(self, logits): self.logits = logits
+
+class Unpacked(Callback):
+    run_valid = True
+    def after_pred(self): self.learn.pred = self.pred.logits
+
+class Object(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+    def forward(self, x): return Record(self.net(x))
+
+def plain(pred, y): return F.cross_entropy(pred, y)
+
+@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), plain, nn.CrossEntropyLoss()], ids=['fastai','function','module'])
+def test_an_object_that_a_callback_unpacks_is_named_and_what_helps_does(loss):
+    said = refused(learner(TopLossCallback(warmup=0), loss, Object(), cbs=[Unpacked()]), 'Record')
+    assert 'item_loss=' in said
+    assert 'needs an order below' not in said
+    fit(learner(FavorHardCallback(), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
+    def raw(pred, y): return F.cross_entropy(getattr(pred, 'logits', pred), y, reduction='none')
+    fit(learner(TopLossCallback(warmup=0, item_loss=raw), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
+
+def test_errors_of_a_model_are_told_with_what_helps():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+        def forward(self, x): return self.net(x['table'])
+    class NeedsMore(Named):
+        def forward(self, x, more): return self.net(x)
+    def gives(xb):
+        class Gives(Callback):
+            def before_batch(self): self.learn.xb = xb(self.x)
+        return Gives()
+    for model,cb,error in ((Named(), gives(lambda x: (dict(table=x),)), 'Error'),
+            (NeedsMore(), gives(lambda x: (x,x)), 'missing 1 required positional argument')):
+        said = refused(learner(TopLossCallback(warmup=0), model=model, cbs=[cb]), 'needs an order below')
+        assert 'failed in the scoring pass' in said
+        assert error in said
+        cb.order = -8
+        fit(learner(TopLossCallback(warmup=0), model=model, lr=1e-2, cbs=[cb]))
+
+@by_losses
+def test_shapes_that_are_broadcast_are_named(make):
+    def mse(pred, y, reduction='mean'): return F.mse_loss(pred, y.float(), reduction=reduction)
+    def regression(cb):
+        learn = learner(cb, F.mse_loss, nn.Linear(4, 1))
+        for dl in learn.dls: dl.dataset.tensors = (dl.dataset.tensors[0], dl.dataset.tensors[1].float())
+        return learn
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore') # of PyTorch, of the same
+        said = refused(regression(make(warmup=0)), 'broadcast')
+    assert '(16, 1)' in said and '(16, 16)' in said
+    assert 'item_loss' in said
+
+# Mixed precision
+@pytest.mark.parametrize('bs', [4, 8])
+@pytest.mark.parametrize('make', [lambda: TopLossCallback(.5, warmup=0), lambda: RandomSubsetCallback(.5, warmup=0),
+    lambda: SelectiveBackpropCallback(keep=.5, gather=False, warmup=0)], ids=['top_loss','random_subset','composer'])
+def test_small_batches_in_mixed_precision_are_not_kept_whole(make, bs):
+    learn = fit(learner(make(), bs=bs, cbs=[CPUMixedPrecision()]), 1)
+    assert learn.selection.stats.kept.tolist()==[bs//2]*(N//bs)
