@@ -171,7 +171,6 @@ class _KeepsEarlyLosses(EpochSelection):
         "Forget the losses that were kept, and keep those of a later epoch, counted from now on"
         self.early.forget()
         self.noted.give_up()
-        self.is_tried = False # does the loss treat each item by itself?
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #c8e496d9
 def _too_early(early):
@@ -258,7 +257,9 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
 
     @property
     def why_idle(self):
-        if self.early.loss is None: return super().why_idle
+        if self.early.loss is None and self.loader.is_done: return super().why_idle
+        if self.early.loss is None: return (f'{super().why_idle} The losses of a whole epoch are kept, and a callback '
+            'ended the last one before its loader did.')
         return f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, the next fit draws by them.'
 
     def early_items(self,
