@@ -290,7 +290,7 @@ def test_plain_training_if_all_is_kept():
     assert trained()==trained(ReplayChoicesCallback(everything))
 
 def test_the_recording_is_paid_for():
-    "Proxy and learner have each tried a batch of 25 first"
+    "The proxy has tried a batch of 25 first"
     def recorded(learn):
         choices = record_choices(learn, mlp(), lambda small: small.fit(2), every=4)
         return ReplayChoicesCallback(choices)
@@ -302,7 +302,7 @@ def test_the_recording_is_paid_for():
     runs = compare(get_learner, {'replayed': recorded}, epochs=2, seeds=1, plot=False)
     forward,of_inputs = 2*(4*8+8*3),2*4*8
     look = forward/(3*forward-of_inputs) # of a training step, in which the inputs need no gradient
-    looks = 2*100+2*25
+    looks = 2*100+25
     steps = 2*12 # of the proxy in each of two epochs, on the half of every fourth batch
     of_learner = 2*48 # what was kept, in two epochs
     assert runs.compute.iloc[-1]==pytest.approx(looks*look+steps+of_learner)

@@ -382,9 +382,9 @@ def test_the_gain_is_asked_for_each_batch():
 
 def test_a_clock_that_stands_aside_is_asked_for_each_batch():
     class Spy(TopLossCallback):
-        def should_select(self):
-            self.clock.is_aside = self.iter in (2,3,6)
-            return super().should_select()
+        def is_time(self, n):
+            self.clock.is_aside = n in (2,3,6)
+            return super().is_time(n)
     learn,((batches,steps),) = follow(Spy(keep=.25, warmup=0, gather=True), n=32+160, n_epoch=1)
     stats = learn.selection.stats
     assert stats.scored.tolist()==[i not in (2,3,6) for i in range(10)]

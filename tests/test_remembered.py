@@ -46,17 +46,6 @@ def refused(learn, match='item_loss', n_epoch=3):
     return str(error.value)
 
 # A loss that a callback sets
-class Out(dict):
-    "What a model of a hub returns"
-
-class WithLoss(nn.Module):
-    "Computes its loss itself, as models of a hub do that get the targets with the inputs"
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x): return self.net(x)
-
 class StandIn:
     "A loss function that says nothing"
     reduction = 'mean'
@@ -147,8 +136,6 @@ def test_equal_losses_are_told_of(capsys):
 class Sum(nn.Module):
     "A loss of one's own without unreduced losses, which adds up"
     def forward(self, pred, y): return F.cross_entropy(pred, y, reduction='sum')
-
-def ignoring(pred, y): return F.cross_entropy(pred, y, ignore_index=1)
 
 LOSSES = dict(
     fastai=CrossEntropyLossFlat,
@@ -267,7 +254,7 @@ class OwnStep(Learner):
         self.opt.zero_grad()
 
 @pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, EarlyLossSamplingCallback,
-    InfoBatchCallback, SeTaCallback, DropEasyCallback], ids=one_liner)
+    SeTaCallback, DropEasyCallback], ids=one_liner)
 def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
     set_seed(0)
     x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
@@ -283,8 +270,204 @@ def test_weights_that_no_step_takes_are_refused():
     x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
     class Weighs(SelectionCallback):
         def choose(self, scores): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
-    learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=Weighs(warmup=0))
-    with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
+    for cb in Weighs(warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
+        learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=cb)
+        with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
+        assert learn.iter==0
+
+# What the check leaves alone
+class Boxes(nn.Module):
+    "Two outputs, of which the loss goes by the second for items of class 2 only"
+    def __init__(self):
+        super().__init__()
+        self.net,self.box = net(),nn.Linear(4, 1)
+    def forward(self, x): return self.net(x),self.box(x)[:,0]
+
+def box_losses(pred, y):
+    logits,box = pred
+    losses = F.cross_entropy(logits, y, reduction='none')
+    return losses+(y==2)*(box-1)**2 if (y==2).any() else losses
+
+def box_loss(pred, y, reduction='mean'):
+    losses = box_losses(pred, y)
+    return losses if reduction=='none' else losses.mean()
+
+@pytest.mark.parametrize('make', [lambda: InfoBatchCallback(seed=0), lambda: FavorHardCallback(correct=1., seed=0),
+    lambda: TopLossCallback(passes=1)], ids=['info_batch','favor_hard','one_pass'])
+def test_an_output_that_the_first_batch_does_not_need_is_weighed_later(make):
+    class NoneFirst(Callback):
+        order,run_valid = -8,False
+        def before_batch(self):
+            if not self.epoch and not self.iter: self.learn.yb = (self.y.clamp(max=1),)
+    n_weighed = []
+    class ByHand(Callback):
+        order,run_valid = 60,False
+        def after_backward(self):
+            weight = self.learn.selection.item_weight
+            if weight is None: return
+            n_weighed.append(len(weight))
+            loss = (weight*box_losses(self.model(self.x), self.y)).mean()
+            wanted = torch.autograd.grad(loss, [*self.model.parameters()])
+            for p,g in zip(self.model.parameters(), wanted): torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-6)
+    fit(learner(make(), box_loss, Boxes(), lr=1e-2, cbs=[NoneFirst(), ByHand()]), 4)
+    assert len(n_weighed)>3
+
+def test_a_backward_pass_is_made_once():
+    "Gradients that are kept, a backward that works in place, and one that is computed anew"
+    norms,calls = {},[]
+    class Kept(Callback):
+        run_valid = False
+        def after_pred(self): self.pred.retain_grad()
+        def after_backward(self): norms.setdefault(self.learn.name, self.pred.grad.norm())
+    class InPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, pred, y):
+            ctx.grad = (pred.softmax(1)-F.one_hot(y, 3))/len(y)
+            calls.append(1)
+            return F.cross_entropy(pred, y)
+        @staticmethod
+        def backward(ctx, g): return ctx.grad.mul_(g),None
+    def in_place(pred, y, reduction='mean'):
+        return InPlace.apply(pred, y) if reduction=='mean' else F.cross_entropy(pred, y, reduction=reduction)
+    def anew(pred, y, reduction='mean'):
+        loss = partial(F.cross_entropy, reduction=reduction)
+        return torch.utils.checkpoint.checkpoint(loss, pred, y, use_reentrant=True)
+    for loss in in_place,anew:
+        ends = {}
+        for name in 'plain','ours':
+            cb = FavorHardCallback(beta=0) if name=='ours' else Callback()
+            learn = learner(cb, loss, lr=1e-2, cbs=[Kept(), GradientAccumulation(32)])
+            learn.name = name
+            ends[name] = weights(fit(learn, 2))
+        assert same(ends['plain'], ends['ours'])
+        assert norms['plain']==norms['ours']
+        norms.clear()
+
+def test_a_loss_that_counts_its_calls_under_mixup_counts_those_of_training():
+    class Counted(CrossEntropyLossFlat):
+        n = 0
+        def __call__(self, *args, **kwargs):
+            self.n += 1
+            return super().__call__(*args, **kwargs)
+    def n_of(*cbs): return fit(learner(MixUp(.4), Counted(), cbs=cbs), 1).loss_func.n
+    assert n_of()==n_of(FavorHardCallback(beta=0))
+
+class Warming(nn.Module):
+    "A loss that grows from step to step"
+    n = 0
+    def forward(self, pred, y, reduction='mean'):
+        self.n += 1
+        return min(1, self.n/100)*F.cross_entropy(pred, y, reduction=reduction)
+
+class Shrinks(Callback):
+    "Adds to what trains, and to what is shown, what depends on no prediction"
+    run_valid = False
+    def after_loss(self):
+        self.learn.loss_grad = self.loss_grad+.01*sum(p.abs().sum() for p in self.model.parameters())
+        self.learn.loss = self.loss_grad.clone()
+
+@by_losses
+@pytest.mark.parametrize('loss,cbs', [(Warming, []), (CrossEntropyLossFlat, [Shrinks])], ids=['warming','penalty'])
+def test_a_scale_and_a_penalty_are_no_other_loss(make, loss, cbs):
+    fit(learner(make(warmup=0), loss(), lr=1e-2, cbs=[cb() for cb in cbs]), 2)
+
+@by_losses
+def test_a_loss_that_is_set_before_the_backward_pass_is_refused(make):
+    class Sets(Callback):
+        run_valid = False
+        def before_backward(self): self.learn.loss_grad = F.mse_loss(self.pred, torch.ones_like(self.pred))
+    refused(learner(make(warmup=0), cbs=[Sets()]))
+
+def test_a_first_batch_that_tells_nothing_is_followed_by_one_that_does():
+    class Sets(Callback):
+        run_valid = False
+        def after_loss(self):
+            factor = float(self.iter>0)
+            self.learn.loss_grad = factor*F.mse_loss(self.pred, torch.ones_like(self.pred))
+    learn = learner(FavorHardCallback(), cbs=[Sets(),Steps()])
+    with pytest.raises(ValueError, match='item_loss'): fit(learn)
+    assert learn.steps.n==1
+
+def test_gradients_of_a_refused_batch_are_dropped():
+    learn = learner(FavorHardCallback(), StandIn(), lr=1e-2, cbs=[SetsLoss(True)])
+    with pytest.raises(ValueError, match='item_loss'): fit(learn)
+    assert all(p.grad is None or not p.grad.any() for p in learn.model.parameters())
+
+def test_an_item_without_a_finite_loss_tells_nothing_of_outputs():
+    class Spoilt(Callback):
+        order,run_valid = -8,False
+        def before_batch(self):
+            if self.epoch or self.iter: return
+            self.learn.xb = (self.x.index_fill(0, torch.tensor([3]), float('nan')),)
+    def losses(pred, y): return F.cross_entropy(pred[0], y, reduction='none')+pred[1].square()
+    def loss(pred, y, reduction='mean'): return losses(pred, y) if reduction=='none' else losses(pred, y).mean()
+    fit(learner(InfoBatchCallback(), loss, Boxes(), cbs=[Spoilt()]), 1)
+
+def test_an_empty_first_batch_is_passed_over():
+    class Empties(Callback):
+        order,run_valid = -8,False
+        def before_batch(self):
+            if not self.iter: self.learn.xb,self.learn.yb = (self.x[:0],),(self.y[:0],)
+    learn = fit(learner(TopLossCallback(passes=1, warmup=0), cbs=[Empties()]), 1)
+    assert learn.selection.stats.kept.tolist()[1:]==[8]*3
+
+def test_what_is_set_after_the_loss_is_no_other_loss():
+    class ScalesBack(Callback):
+        run_valid = False
+        def after_loss(self): self.learn.pred,self.learn.yb = 10*self.pred.detach(),(2-self.y,)
+    learn = fit(learner(FavorHardCallback(), cbs=[ScalesBack()]))
+    check_remembered(learn, true_losses(learn))
+
+def test_outputs_of_low_precision_are_taken():
+    def loss(pred, y): return F.cross_entropy(pred.float(), y)
+    class Low(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+        def forward(self, x): return self.net(x).bfloat16()
+    for cb in FavorHardCallback(),InfoBatchCallback(),TopLossCallback(warmup=0):
+        fit(learner(cb, loss, Low(), lr=1e-2), 2)
+
+@by_losses
+@pytest.mark.parametrize('own', [False, True])
+def test_a_loss_that_changes_predictions_in_place_is_named(make, own):
+    def margin(pred, y, reduction='mean'):
+        pred[torch.arange(len(y)),y] -= .35
+        return F.cross_entropy(4*pred, y, reduction=reduction)
+    options = dict(item_loss=lambda pred, y: F.cross_entropy(4*pred, y, reduction='none')) if own else {}
+    said = refused(learner(make(**options), margin), 'in place' if own else '')
+    assert 'in place' in said or 'gives no loss per item' in said
+
+@pytest.mark.parametrize('make', [FavorHardCallback, partial(TopLossCallback, passes=1, track_items=True)])
+def test_a_step_that_goes_through_its_batch_twice_is_noted_once(make):
+    class Twice(Learner):
+        def _do_one_batch(self):
+            for i in range(2):
+                self.pred = self.model(*self.xb)
+                self('after_pred')
+                self.loss_grad = self.loss_func(self.pred, *self.yb)+0*i
+                self.loss = self.loss_grad.clone()
+                self('after_loss')
+                if not self.training: return
+                if not i: self.loss_grad.backward()
+            self._do_grad_opt()
+    set_seed(0)
+    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
+    learn = fit(Twice(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=make(), lr=0.), 2)
+    assert learn.selection.memory.seen.max()<=2
+    check_remembered(learn, true_losses(learn))
+
+def test_rows_that_are_time_steps_are_refused_before_they_are_weighed():
+    class TimeFirst(nn.Module):
+        "As many time steps as items"
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+        def forward(self, x): return self.net(x).expand(len(x), -1, -1) # (time, items, classes)
+    def losses(pred, y): return F.cross_entropy(pred.mean(0), y, reduction='none')
+    def loss(pred, y): return losses(pred, y).mean()
+    for cb in (*weighted(item_loss=losses, warmup=3), TopLossCallback(passes=1, warmup=3, item_loss=losses)):
+        refused(learner(cb, loss, TimeFirst()), 'whose rows are no items')
 
 # What a scoring pass fails on
 class Record:
@@ -302,7 +485,8 @@ class Object(nn.Module):
 
 def plain(pred, y): return F.cross_entropy(pred, y)
 
-@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), plain, nn.CrossEntropyLoss()], ids=['fastai','function','module'])
+@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), plain, nn.CrossEntropyLoss()],
+    ids=['fastai','function','module'])
 def test_an_object_that_a_callback_unpacks_is_named_and_what_helps_does(loss):
     said = refused(learner(TopLossCallback(warmup=0), loss, Object(), cbs=[Unpacked()]), 'Record')
     assert 'item_loss=' in said

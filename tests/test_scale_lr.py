@@ -41,7 +41,7 @@ SIZES = dict(
     top_loss=(lambda: [TopLossCallback(.5, warmup=0)], [8]*6+[2]),
     none=(lambda: [], [16]*6+[4]),
     gathered=(lambda: [TopLossCallback(.25, gather=True, warmup=0)], [16,12]),
-    amp=(lambda: [CPUMixedPrecision(), TopLossCallback(.5, warmup=0)], [8]*6+[4]),
+    amp=(lambda: [CPUMixedPrecision(), TopLossCallback(.5, warmup=0)], [8]*6+[2]),
     warm_up=(lambda: [SelectiveBackpropCallback(warmup=1)], [16]*6+[4]))
 
 @pytest.mark.parametrize('cbs,sizes', SIZES.values(), ids=SIZES)

@@ -18,7 +18,7 @@ from fastcore.meta import delegates
 from torch import Tensor
 
 from ..core.checks import check_range, error_text
-from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps, items_of
+from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps
 from ..core.batches import map_tensors, n_items
 from ..core.losses import is_sum
 from ..core.policies import Chosen, at_least_two, check_chosen
@@ -46,7 +46,7 @@ class ScoringSelection(Selection):
         passes:int=2, # 2: a scoring pass of its own; 1: weigh by the training pass, whose backward is no cheaper
         presample:int=1, # How many batches of the loader are scored together and chosen from, with `gather`
         gather:bool=False, # Let chosen items wait until they fill a batch?
-        multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 8 in mixed precision, if any are left out
+        multiple_of:int|None=None, # Counts are rounded up to a multiple of this; None: 1, in mixed precision 8
         interrupt:int=0, # One full batch in every so many; 0: never
         auto='warn', # 'warn': tell what a selecting epoch takes; True: also stand aside if it saves nothing; False: no
         **kwargs
@@ -93,7 +93,7 @@ class ScoringSelection(Selection):
 
     @property
     def round_to(self): # A number, or 'auto'
-        "What `choose` rounds its count up to a multiple of; items that are gathered are not rounded"
+        "What `choose` rounds its count up to a multiple of; 'auto' is 8, if that leaves items out"
         if self.gathers: return 1
         return self.multiple_of or ('auto' if callback_of(self.learn, MixedPrecision) else 1)
 
@@ -165,13 +165,22 @@ class WaitingSelection(ChoosingSelection):
         read:Read, # A batch of the loader
     )->bool|None: # None: it does not train, either
         "Is a batch chosen from? Then the learner holds it, and it is prepared"
-        if not (self.is_awake and self.should_select()): return False
+        if not (self.is_awake and self.is_time(read.i)): return False
+        self.take_up(read)
+        if not self.should_select(): return False
         try: prepared = self.prepare(read)
         except CancelBatchException: return
         if prepared is None: return False
         if not self.is_tried: self.try_first(prepared)
         self.prepared.append(prepared)
         return True
+
+    def take_up(self, read):
+        "Have the learner hold a batch"
+        learn = self.learn
+        read.batch = learn._set_device(read.batch)
+        learn._split(read.batch)
+        if not self.is_tried: self.check_first()
 
     def is_left_out(self)->bool:
         "Was the batch that was handed out last cancelled before it came here?"
@@ -245,23 +254,14 @@ class SteppingSelection(WaitingSelection):
         self.count(self.loader.n_read)
 
     def reads(self, batches):
-        "Each batch of the loader; the learner holds it if it is time to choose"
+        "Each batch of the loader"
         for batch in batches:
             i,known = self.loader.n_read-1,self.loader.known_of_read
             self.count(i)
             self.learn.iter = i
-            if self.is_awake and self.is_time(i): batch = self.taken_up(batch)
             self.form = type(batch)
-            yield Read(i, batch, items_of(batch, known.idx, known.weight))
+            yield Read(i, batch, known.idx, known.weight)
             batch = None # it may be large
-
-    def taken_up(self, batch): # Where the model is
-        "Have the learner hold a batch"
-        learn = self.learn
-        batch = learn._set_device(batch)
-        learn._split(batch)
-        if not self.is_tried: self.check_first()
-        return batch
 
     def handed(self, step):
         "A step as the learner takes it"
@@ -284,9 +284,9 @@ class SteppingSelection(WaitingSelection):
 class BatchSelection(SteppingSelection):
     "Train each batch on the items that `choose` picks from their scores"
     def after_pred(self):
-        is_within = self.passes==1 and type(self.loader) is ChosenWithin
+        is_within = self.passes==1 and type(self.loader) is ChosenWithin and not self.is_heard
         if is_within and self.should_select(): self.weigh_chosen()
-        elif is_within and self.scored and self.by_item is None and len(self.yb): self.score_step()
+        elif is_within and self.scored and self.by_item is None and len(self.yb) and len(self.x): self.score_step()
         super().after_pred()
 
     def score_step(self): # Items, their scores and their losses; scores that cannot be had are refused on a first batch

@@ -356,11 +356,21 @@ class Gather(Replace):
         return alone.join(other)
 
 # %% ../../nbs/core/01_batches.ipynb #ee5e79cb
-class Read(NamedTuple):
+class Read:
     "A batch of a loader"
-    i:int # Its number in the epoch
-    batch:object # As the loader handed it out
-    items:Items # The same
+    def __init__(self,
+        i:int, # Its number in the epoch
+        batch, # As the loader handed it out
+        idx:Tensor|None=None, # Dataset indices, shape (n,)
+        weight:Tensor|None=None, # What each item's gradient is multiplied by, shape (n,)
+    ):
+        self.i,self.batch = i,batch
+        self.idx,self.weight = idx,weight
+
+    @cached_property
+    def items(self):
+        "The same as `Items`"
+        return items_of(self.batch, self.idx, self.weight)
 
 class Step(NamedTuple):
     "What trains"

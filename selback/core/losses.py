@@ -195,7 +195,7 @@ _mixes = 'It mixes items, weighs them by the others, or is random. '
 def _broadcast(pred, yb):
     "A hint where predictions and targets are held against each other item by item with all others"
     y = yb[0] if yb else None
-    if not (isinstance(pred, Tensor) and isinstance(y, Tensor)) or pred.shape==y.shape or not y.is_floating_point(): return ''
+    if not (isinstance(pred, Tensor) and isinstance(y, Tensor) and y.is_floating_point()): return ''
     try: shape = torch.broadcast_shapes(pred.shape, y.shape)
     except RuntimeError: return ''
     if shape.numel()<=max(pred.numel(), y.numel()): return ''
@@ -230,8 +230,8 @@ def one_by_one(
         return torch.stack([of_one(one) for one in ones]),'loop'
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
-        got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes such a batch'
-        if not tensors_in(pred): got,wanted = f'predictions that are a {type(pred).__name__}','tensors, of which rows can be taken'
+        if tensors_in(pred): got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes it'
+        else: got,wanted = f'predictions that are a {type(pred).__name__}','tensors, of which rows can be taken'
         raise _no_item_losses(loss_func, got, wanted) from e
 
 # %% ../../nbs/core/02_losses.ipynb #4bd9d718
@@ -325,7 +325,11 @@ def _apart(a, b):
 # %% ../../nbs/core/02_losses.ipynb #5b1f0a53
 def _check_part(loss_func, losses, batch, n):
     "Have the first `n` items the same losses in a batch of their own? Gives how these were found"
-    with preserved(loss_func): alone,way = item_losses_how(loss_func, *take_rows(batch, slice(0, n)))
+    try:
+        with preserved(loss_func): alone,way = item_losses_how(loss_func, *take_rows(batch, slice(0, n)))
+    except (RuntimeError,IndexError) as e:
+        got = f'a loss that fails on the first {n} of {len(losses)} items ({e})'
+        raise _no_item_losses(loss_func, got, 'one that takes fewer') from e
     if _alike(alone, losses[:n]): return way
     one,other = _apart(losses[:n].mean(), alone.mean())
     got = f'a mean of {one} for the first {n} items in a batch of {len(losses)}'
@@ -350,6 +354,7 @@ def check_separable(
     *yb, # Targets
 )->bool: # Did the batch tell? One item, equal losses, or ones that are not finite, don't
     "Check that a loss treats each item of a batch by itself; raises a `ValueError` if it mixes them"
+    if not len(losses): return False
     if not tensors_in(pred): return True # predictions of some other kind, of which no part can be taken
 
     batch,n_half = (pred,*yb),(len(losses)+1)//2
@@ -378,101 +383,117 @@ def _not_trained(loss_func, got, wanted):
     "The error of losses of items that are not those that train"
     return ValueError(f'{error_text(f"the losses of items by {_name(loss_func)}", got, wanted)} {_set}{_remedy}')
 
-def _direction(loss, outputs):
-    "The gradient of a loss at what the model returned, as one vector; zeros where it does not depend on it"
-    if not loss.requires_grad: return torch.zeros(sum(t.numel() for t in outputs), device=loss.device)
-    grads = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
-    return torch.cat([torch.zeros_like(t).flatten() if g is None else g.flatten() for t,g in zip(outputs, grads)]).float()
+def _rows(t): return t.flatten(1).float() if t.ndim>1 else t.reshape(-1, 1).float()
 
-def _is_parallel(a, b, tol):
-    "Have two vectors one direction? What is not finite tells nothing"
-    norms = a.norm()*b.norm()
-    if not (a.isfinite().all() and b.isfinite().all()): return True
-    return bool(a@b>=(1-tol)*norms) and bool(a.any())==bool(b.any())
+def _agree(own, trained, tol):
+    "Have two gradients one direction in each row, whatever its weight? None: they do not tell"
+    if not (own.isfinite().all() and trained.isfinite().all()) or not trained.any(): return None
+    own,trained = _rows(own),_rows(trained)
+    norms = own.norm(dim=1),trained.norm(dim=1)
+    tell = (norms[0]>1e-6*norms[0].max()) & (norms[1]>1e-6*norms[1].max())
+    cosines = (own*trained).sum(1)/(norms[0]*norms[1])
+    return bool(tell.any()) and bool((cosines[tell]>=1-tol).all())
 
 def check_trained(
     losses:Tensor, # Of the items of a batch that trains, shape (bs,)
     are_single:bool, # Were they found one by one, so that the loss function averages them or adds them up?
     loss_func, # What trains: the learner's own loss function, or its mixture of targets
-    pred, # What the model has predicted, with its graph
+    pred, # What the loss function got of the model
     yb:tuple, # Targets
-    loss:Tensor, # The learner's, a scalar
-    loss_grad:Tensor, # What is about to be differentiated, a scalar
+    grads:list, # For each tensor of `pred` the gradient that trains, None where there is none
     tol:float=1e-3, # How far two numbers may be apart, as a share: more in mixed precision
-): # Raises a `ValueError` if something else trains
+)->bool: # Did the batch tell? Raises a `ValueError` if another loss trains
     "Check that the losses of items are those of the loss that trains"
-    with preserved(loss_func),torch.enable_grad(): own = torch.as_tensor(loss_func(pred, *yb)).float().mean()
-    def is_close(a, b): return torch.allclose(a.to(b), b, rtol=tol, atol=tol/100, equal_nan=True)
-    loss = loss.detach().float().mean()
-    if not is_close(own.detach(), loss):
-        one,other = _apart(own, loss)
-        raise _not_trained(loss_func, f'a loss of {one} for the batch', f'{other}, as trains')
-    whole = own.detach().to(losses)
-    if are_single and not (is_close(losses.mean(), whole) or is_close(losses.sum(), whole)):
-        one,other = _apart(losses.mean(), whole)
-        raise _not_trained(loss_func, f'a mean of {one} for single items', f'{other}, as trains')
+    leaves = map_tensors(lambda t: t.detach().requires_grad_(t.requires_grad), pred)
+    outputs = tensors_in(leaves)
+    with preserved(loss_func),torch.enable_grad():
+        own = torch.as_tensor(loss_func(map_tensors(torch.clone, leaves), *yb)).float().mean()
+        learnt = [t for t in outputs if t.requires_grad]
+        found = [None]*len(learnt)
+        try:
+            if learnt and own.requires_grad: found = torch.autograd.grad(own, learnt, allow_unused=True)
+        except RuntimeError: return True # there are losses that take no such call, as those with a checkpoint
 
-    outputs = [t for t in tensors_in(pred) if t.requires_grad]
-    if not outputs or not loss_grad.requires_grad: return
-    if _is_parallel(_direction(own, outputs), _direction(loss_grad, outputs), tol): return
-    raise _not_trained(loss_func, 'a gradient of another direction', 'that of the loss that trains')
+    whole = own.detach().to(losses)
+    def is_whole(o): return torch.allclose(o, whole, rtol=tol, atol=tol/100, equal_nan=True)
+    if are_single and not (is_whole(losses.mean()) or is_whole(losses.sum())):
+        one,other = _apart(losses.mean(), whole)
+        raise _not_trained(loss_func, f'a mean of {one} for single items', f'{other}, as their batch has')
+
+    own_grads = {id(t): torch.zeros_like(t) if g is None else g for t,g in zip(learnt, found)}
+    pairs = [(own_grads[id(t)], g) for t,g in zip(outputs, grads) if g is not None and id(t) in own_grads]
+    agree = [_agree(own_grad, g, tol) for own_grad,g in pairs]
+    if True in agree: return True # one output may be made from another, whose gradient goes on through it
+    if False not in agree: return False
+    got = f'a loss of {float(own):.4g} with a gradient of its own'
+    raise _not_trained(loss_func, got, 'that of the loss that trains')
+
 
 # %% ../../nbs/core/02_losses.ipynb #dd6866d9
+def _has_n_rows(t, n): return t.ndim>0 and len(t)==n
+
 def _check_n_rows(t, n):
     "Raise a `ValueError` if the rows of an output are not `n` items"
-    if t.ndim and len(t)==n: return
+    if _has_n_rows(t, n): return
     raise ValueError(error_text('weights', f'an output of shape {_shape(t)} for {n} weights',
         f'{n} items along its first dimension', 'have the model return what the loss goes by in this form, or use a '
         'method or options without weights'))
 
+def _no_tensors(pred):
+    "The error of predictions that can't be weighed"
+    return TypeError(error_text('weigh_grads', f'predictions that are a {type(pred).__name__}',
+        'a tensor, or tensors in tuples, lists and dicts, to weigh the items by'))
+
 def weigh_grads(
     pred, # The model's predictions: a tensor, or tensors in tuples, lists and dicts, items first
     weight:Tensor, # One weight per item, shape (bs,)
-    by_item=None, # For each tensor of them, is it weighed? As `outputs_by_item` says; None: all but single numbers
+    by_item=None, # For each tensor of them, is it weighed? As `outputs_by_item` says; None: those with as many rows
 ): # The same predictions, for the loss function
     "Have the gradient that flows back through each item's prediction multiplied by its weight"
     found = tensors_in(pred)
-    if by_item is None: by_item = [p.ndim>0 for p in found]
+    if by_item is None: by_item = [True if len(found)==1 else None]*len(found)
     def weighed_grad(g): return g*weight.to(g).view(-1, *[1]*(g.ndim-1))
     flags = iter(by_item)
     def weigh(p):
-        if not next(flags) or not p.requires_grad: return p
+        is_weighed = next(flags)
+        if is_weighed is None: is_weighed = _has_n_rows(p, len(weight))
+        if not is_weighed or not p.requires_grad: return p
         _check_n_rows(p, len(weight))
         p = p.view_as(p) # one prediction may be made from another, which would be weighed twice
         p.register_hook(weighed_grad)
         return p
 
-    if found: return map_tensors(weigh, pred)
-    raise TypeError(error_text('weigh_grads', f'predictions that are a {type(pred).__name__}',
-        'a tensor, or tensors in tuples, lists and dicts, to weigh the items by'))
+    if not found: raise _no_tensors(pred)
+    return map_tensors(weigh, pred)
 
 # %% ../../nbs/core/02_losses.ipynb #de25ccbd
 def _are_rows_items(t, of_first, of_others, n_first):
     "Does the loss of each item go by its own row of an output? By the gradients of the first losses, and of the others"
-    def is_free(g, rows): return g is None or not g[rows].any()
+    def is_free(g, rows): return g is None or not g[rows].nan_to_num(0, 0, 0).any()
     return is_free(of_first, slice(n_first, None)) and is_free(of_others, slice(n_first))
 
 def outputs_by_item(
     losses_of, # A function of predictions that returns the loss of each item, shape (bs,), with its graph
     pred, # The model's predictions, with their graph: a tensor, or tensors in tuples, lists and dicts
     n:int, # Items
-)->list: # For each tensor: is it weighed? Raises a `ValueError` if one is gone by in another way than row by row
-    "Which of a model's outputs the losses of items depend on, row by row"
-    found = tensors_in(pred)
-    if len(found)<2: return [True]*len(found)
-    with torch.enable_grad():
-        views = map_tensors(lambda t: t.view_as(t), pred) # one output may be made from another
-        losses = losses_of(views)
+)->list: # For each tensor: is it weighed? None: if it has as many rows, as it is not used. Raises a `ValueError`
+    "Which of a model's outputs the losses of items depend on, row by row; refused is what they go by otherwise"
+    found,n_first = tensors_in(pred),(n+1)//2
+    if not found: raise _no_tensors(pred)
+    if len(found)==1: _check_n_rows(found[0], n)
+    views = map_tensors(lambda t: t.view_as(t), pred) # one output may be made from another
     of_views = tensors_in(views)
-    differentiable,n_first = [t for t in of_views if t.requires_grad],(n+1)//2
-    if not (losses.requires_grad and differentiable): return [t.ndim>0 and len(t)==n for t in found]
-
+    differentiable = [t for t in of_views if t.requires_grad]
     def grads_of(part): return torch.autograd.grad(part.sum(), differentiable, retain_graph=True, allow_unused=True)
-    grads = {id(t): gs for t,*gs in zip(differentiable, grads_of(losses[:n_first]), grads_of(losses[n_first:]))}
+    try:
+        with torch.enable_grad(): losses = losses_of(views)
+        if not (losses.requires_grad and differentiable): return [None]*len(found)
+        grads = {id(t): gs for t,*gs in zip(differentiable, grads_of(losses[:n_first]), grads_of(losses[n_first:]))}
+    except RuntimeError: return [None]*len(found) # such as of a loss that takes derivatives itself
     def is_weighed(t):
         of_first,of_others = grads.get(id(t), (None,None))
-        is_used = any(g is not None and g.any() for g in (of_first,of_others))
-        if not is_used or t.numel()==1<n: return False
+        if of_first is None and of_others is None: return None
+        if not t.ndim or t.numel()==1<n: return False
         _check_n_rows(t, n)
         if _are_rows_items(t, of_first, of_others, n_first): return True
         raise ValueError(error_text('weights', f'an output of shape {_shape(t)} whose rows are no items',

@@ -390,6 +390,7 @@ class _LossCalls:
         return fixed_random() if self.has_effects else nullcontext()
 
     def losses_how(self, function, pred, yb):
+        "The losses of items, and how they were found"
         return item_losses_how(function, pred, *as_tensors(yb), effects=self.has_effects)
 
     def of_step(self, function, pred, yb, mixed):
@@ -403,6 +404,7 @@ class _LossCalls:
         return self.of_step(function, pred, yb, mixed)
 
     def mixed(self, function, pred, yb, mixed):
+        "The same where targets may be mixed"
         losses,how = self.losses_how(function, pred, yb)
         if mixed is None: return losses,how
         others,share = mixed
@@ -469,7 +471,7 @@ class ItemLosses:
         return losses
 
     def _check(self, function, losses, how, pred, yb):
-        "Is each item treated by itself, and is the loss of a batch the mean of theirs? By the first batch that can tell"
+        "Does a batch tell that each item is treated by itself? And is its loss the mean of theirs?"
         self.how = how if self.item_loss is None else 'item_loss'
         if self.item_loss is not None or self.are_separable or self.calls.takes_derivatives: return
         self.are_separable = check_separable(function, losses, pred, *yb)
@@ -485,31 +487,32 @@ class ItemLosses:
         self._meet(loss_func)
         function = self.function(loss_func)
         losses,how = self.calls.of_step(function, pred, yb, mixed)
-        if not (self.are_separable or self.are_of_passes):
-            self._check_trained(function, losses, how, detached(pred), as_tensors(yb), mixed)
+        if self.how is None: self.how = how if self.item_loss is None else 'item_loss'
+        if not (self.are_separable or self.are_of_passes or self.calls.takes_derivatives):
+            self._check_trained(function, detached(pred), as_tensors(yb))
         return losses
 
     @torch.no_grad()
-    def _check_trained(self, function, losses, how, pred, yb, mixed):
+    def _check_trained(self, function, pred, yb):
         "The same of a batch that trains, as it was before its targets were mixed"
         with self.calls.guarded(function):
-            if mixed is not None and not self.calls.takes_derivatives: losses,how = self.calls.losses_how(function, pred, yb)
+            losses,how = self.calls.losses_how(function, pred, yb)
             self._check(function, losses, how, pred, yb)
 
     def hold(self,
         losses:Tensor, # As `trained` has told them, shape (bs,)
         loss_func, # What trains: the learner's own loss function, or its mixture of targets
-        pred, # What the model has predicted, with its graph
+        pred, # What the loss function got of the model
         yb:tuple, # Targets
-        loss:Tensor, # The learner's
-        loss_grad:Tensor, # What is about to be differentiated
+        grads:list, # For each tensor of `pred` the gradient that trains, None where there is none
         tol:float=1e-3, # How far two numbers may be apart, as a share
     ):
-        "Hold them against the loss that trains; raises a `ValueError` if it is another one"
-        self.is_held = True
-        if self.item_loss is not None: return
+        "Hold them against the loss that trains, as `check_trained` does, until a batch tells"
+        self.is_held = self.item_loss is not None or self.calls.takes_derivatives # these need the model's graph
+        if self.is_held: return
         are_single = self.how in ('vmap','loop')
-        with self.calls.guarded(loss_func): check_trained(losses, are_single, loss_func, pred, yb, loss, loss_grad, tol)
+        with self.calls.guarded(loss_func),preserved(self.loss_func):
+            self.is_held = check_trained(losses, are_single, loss_func, pred, yb, grads, tol)
 
     def outputs_by_item(self,
         loss_func, # The learner's own
@@ -534,7 +537,7 @@ _failures = RuntimeError,TypeError,LookupError,AssertionError,AttributeError # o
 
 def _said(error): return f'{type(error).__name__}: {error}'
 
-def _cure(error, score, scoring):
+def _cure(error, scoring):
     "What helps a model that failed in the scoring pass"
     if is_of_derivatives(error):
         return ('it takes derivatives, of which a scoring pass has none; '
@@ -552,7 +555,7 @@ def _what_scores_take(pred, score):
         return f"it is a {kind}, no tensor; use the score 'loss', or a function of your own"
     if isinstance(pred, Tensor): return f'it is a tensor of shape {tuple(pred.shape)}'
     return (f'it is a {kind}. If a callback unpacks it in after_pred, which comes after the scoring pass, '
-        'pass item_loss=, a function of that output and the targets, or use a method without such a pass, as favor_hard')
+        'pass item_loss=, a function of that output and the targets, or use a method without such a pass: favor_hard')
 
 # %% ../../nbs/core/08_scoring.ipynb #1058b125
 class Scorer:
@@ -607,14 +610,15 @@ class Scorer:
         try: pred = self.predict(model, items, *args)
         except torch.cuda.OutOfMemoryError: raise
         except _failures as e:
-            cure = _cure(e, self.score, self.scoring)
+            cure = _cure(e, self.scoring)
             raise ValueError(f'the model failed in the scoring pass ({_said(e)}): {cure}.') from e
 
         try: self.of_pred(pred, loss_func, items)
         except torch.cuda.OutOfMemoryError: raise
         except _failures as e:
             cure = _what_scores_take(pred, self.score)
-            raise ValueError(f'what the model returns in the scoring pass cannot be scored ({_said(e)}): {cure}.') from e
+            what = 'what the model returns in the scoring pass cannot be scored'
+            raise ValueError(f'{what} ({_said(e)}): {cure}.') from e
 
 # %% ../../nbs/core/08_scoring.ipynb #61ed16f7
 def detached(
