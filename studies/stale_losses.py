@@ -16,7 +16,6 @@ PATH = 'results/stale_losses.csv'
 
 class OfPassesCallback(StaleLossCallback):
     "Goes by the losses of scoring passes; those of training are remembered of epochs that trained on all items only"
-    one_liner = None
 
     def note_losses(self, losses):
         if not self.is_selecting: return super().note_losses(losses)

@@ -28,7 +28,7 @@ def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for
 
 # law 1
 SMALL = LEARNERS | dict( # a last batch of 4 items, as ever
-    table=partial(table_learner, n=84),
+    table=short_learner,
     image=partial(image_learner, n=36))
 
 @pytest.mark.law(1)

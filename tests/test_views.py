@@ -738,11 +738,12 @@ def text_loaders():
     "Item i has 1+i%5 words"
     from fastai.data.block import CategoryBlock, DataBlock
     from fastai.data.transforms import ColReader, ColSplitter
+    from fastai.text.core import BaseTokenizer
     from fastai.text.data import TextBlock
     words = 'one two six ten red'.split()
     texts = [' '.join(words[:1+i%5]) for i in range(40)]
     df = pd.DataFrame(dict(text=texts, label=['a','b']*20, is_valid=[False]*32+[True]*8))
-    blocks = TextBlock.from_df('text', n_workers=0),CategoryBlock
+    blocks = TextBlock.from_df('text', tok=BaseTokenizer(), n_workers=0),CategoryBlock
     columns = dict(get_x=ColReader('text'), get_y=ColReader('label'), splitter=ColSplitter())
     return DataBlock(blocks, **columns).dataloaders(df, bs=8, num_workers=0)
 

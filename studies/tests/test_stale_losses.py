@@ -8,7 +8,6 @@ def test_losses_of_passes_stay_while_items_train():
     changed = {}
     for way,cls in stale_losses.WAYS.items():
         class Spy(cls):
-            one_liner = None
             def note_losses(self, losses):
                 before = self.memory.loss.clone()
                 super().note_losses(losses)
