@@ -2,7 +2,7 @@
 import warnings
 
 import pytest, torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelTrainException
 from fastai.callback.rnn import ModelResetter, RNNCallback, RNNRegularizer
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
@@ -11,8 +11,8 @@ from selback.core.policies import Chosen
 from torch.nn import functional as F
 
 N = 64
-by_losses = pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, StaleLossCallback,
-    InfoBatchCallback, TopLossCallback, SelectiveBackpropCallback], ids=one_liner)
+ASKING = [cls for cls in methods() if cls is not RandomSubsetCallback] # the others ask for losses, new ones as well
+by_losses = pytest.mark.parametrize('make', ASKING, ids=one_liner)
 
 def net(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -115,6 +115,7 @@ def test_another_loss_within_a_fit_is_checked_as_well(make):
         def before_epoch(self):
             if self.epoch==1: self.learn.loss_func = normalised
     learn = learner(make(warmup=0), cbs=[Swaps(),Steps()])
+    if make is EarlyLossSamplingCallback: return fit(learn) # which asks for those of the first epoch only
     with pytest.raises(ValueError, match='item_loss'): fit(learn)
     assert learn.epoch==1
     assert learn.steps.n<=4
@@ -468,6 +469,14 @@ def test_rows_that_are_time_steps_are_refused_before_they_are_weighed():
     def loss(pred, y): return losses(pred, y).mean()
     for cb in (*weighted(item_loss=losses, warmup=3), TopLossCallback(passes=1, warmup=3, item_loss=losses)):
         refused(learner(cb, loss, TimeFirst()), 'whose rows are no items')
+
+def test_a_fit_without_a_whole_epoch_says_why_no_early_losses_are_kept(capsys):
+    class Short(Callback):
+        run_valid = False
+        def after_batch(self):
+            if self.iter==1: raise CancelTrainException
+    fit(learner(EarlyLossSamplingCallback(), cbs=[Short()]), 3)
+    assert 'a callback ended the last one before its loader did' in capsys.readouterr().out
 
 # What a scoring pass fails on
 class Record:

@@ -548,9 +548,11 @@ def _cure(error, scoring):
             'and live on a device that is there')
     return "a callback that prepares its inputs needs an order below the selection's"
 
-def _what_scores_take(pred, score):
+def _what_scores_take(error, pred, score):
     "What helps a loss or a score that failed on what a model returned"
     kind = type(pred).__name__
+    if is_of_derivatives(error) and isinstance(pred, Tensor):
+        return 'the loss function does not go by the predictions; pass item_loss=, a function of these and the targets'
     if score in ('entropy','margin') and not isinstance(pred, Tensor):
         return f"it is a {kind}, no tensor; use the score 'loss', or a function of your own"
     if isinstance(pred, Tensor): return f'it is a tensor of shape {tuple(pred.shape)}'
@@ -616,7 +618,7 @@ class Scorer:
         try: self.of_pred(pred, loss_func, items)
         except torch.cuda.OutOfMemoryError: raise
         except _failures as e:
-            cure = _what_scores_take(pred, self.score)
+            cure = _what_scores_take(e, pred, self.score)
             what = 'what the model returns in the scoring pass cannot be scored'
             raise ValueError(f'{what} ({_said(e)}): {cure}.') from e
 
