@@ -284,7 +284,7 @@ class SteppingSelection(WaitingSelection):
 class BatchSelection(SteppingSelection):
     "Train each batch on the items that `choose` picks from their scores"
     def after_pred(self):
-        is_within = self.passes==1 and type(self.loader) is ChosenWithin and not self.is_heard
+        is_within = self.passes==1 and type(self.loader) is ChosenWithin and not self.so_far.is_heard
         if is_within and self.should_select(): self.weigh_chosen()
         elif is_within and self.scored and self.by_item is None and len(self.yb) and len(self.x): self.score_step()
         super().after_pred()

@@ -438,15 +438,9 @@ class ItemLosses:
         self.are_of_passes = False # were those of a scoring pass asked for? Then these are checked
         self.calls = _LossCalls()
 
-    def is_other(self,
-        loss_func, # The learner's own
-    )->bool:
-        "Is it another loss function than that of the losses before?"
-        return self.loss_func is not None and self.loss_func is not loss_func
-
     def _meet(self, loss_func):
         "Nothing is known of another loss function"
-        if self.is_other(loss_func): self.forget()
+        if self.loss_func is not loss_func: self.forget()
         self.loss_func = loss_func
 
     def function(self,
