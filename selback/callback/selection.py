@@ -59,7 +59,7 @@ class StepSoFar:
 
     def note(self):
         "Its losses are noted"
-        self.is_noted = True
+        self.is_noted,self.versions = True,()
 
     def keep(self,
         *unheld, # Losses of its items, the loss function that trains, what that got of the model, and the targets
@@ -273,6 +273,7 @@ class SelectionEpochs(AskedSelection):
 
     def after_train(self):
         is_trained,is_done = self.loader.n_read>0,self.loader.is_done # or the epoch was cancelled
+        self.so_far = StepSoFar()
         self.epochs_done += is_trained
         self.write_left()
         self.drop_waiting()
@@ -336,13 +337,17 @@ class FirstBatch(SelectionEpochs):
         "Does it note the loss of each item that trains?"
         return self.tracker.notes
 
+    @property
+    def asks_for_losses(self)->bool:
+        "Does it go by the losses of items, or note them?"
+        return self.scored or self.wants_losses
+
     def is_to_hold(self,
         loss_func, # The learner's own
     )->bool:
         "Must the losses of items be held against the loss that trains, as they never were?"
-        losses = self.losses
-        is_unheld = not losses.is_held or losses.loss_func is not loss_func
-        return is_unheld and (self.scored or self.wants_losses)
+        is_held = self.losses.is_held and self.losses.loss_func is loss_func
+        return not is_held and self.asks_for_losses
 
     def losses_of_step(self,
         loss_func, # The learner's own
@@ -384,8 +389,8 @@ class Selection(FirstBatch):
 
     def after_pred(self):
         learn,weight = self.learn,self.current.weight
-        is_to_watch = not self.losses.is_held
-        self.so_far.hear(versions_of(true_output(learn, learn.pred)) if is_to_watch else ())
+        is_first = self.asks_for_losses and not self.losses.is_held
+        self.so_far.hear(versions_of(true_output(learn, learn.pred)) if is_first else ())
         if weight is None and not self.weighs: return
         n = n_items(learn.xb)
         if not (len(learn.yb) and n): return
@@ -396,10 +401,10 @@ class Selection(FirstBatch):
     def after_loss(self):
         learn,so_far = self.learn,self.so_far
         if not len(learn.yb) or so_far.is_noted: return # a learner may go through a batch twice in a step
-        so_far.note()
         loss_func,current = base_loss(learn),self.current
         is_to_hold = self.is_to_hold(loss_func)
-        if is_to_hold: check_versions(so_far.versions, loss_func)
+        check_versions(so_far.versions, loss_func)
+        so_far.note()
         notes = current.idx is not None and self.wants_losses
         lacks_mean = bool(self.unwritten) and self.unwritten[-1].sums is None
         mean,of_items = None,None
