@@ -16,11 +16,11 @@ by_losses = pytest.mark.parametrize('make', ASKING, ids=one_liner)
 
 def net(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
-def learner(cb, loss_func=None, model=None, lr=0., bs=16, cbs=(), **kwargs):
+def learner(cb, loss_func=None, model=None, lr=0., bs=16, cbs=(), kind=Learner, **kwargs):
     set_seed(0)
     x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
     dls = dls_of(x, y, bs=bs, n_valid=16)
-    return Learner(dls, model or net(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=[cb, *cbs], lr=lr, **kwargs)
+    return kind(dls, model or net(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=[cb, *cbs], lr=lr, **kwargs)
 
 def true_losses(learn, model=None):
     "The loss of each item by hand"
@@ -257,9 +257,7 @@ class OwnStep(Learner):
 @pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, EarlyLossSamplingCallback,
     SeTaCallback, DropEasyCallback], ids=one_liner)
 def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
-    set_seed(0)
-    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
-    learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=make())
+    learn = learner(make(), lr=1e-3, kind=OwnStep)
     fit(learn, 4)
     assert capsys.readouterr().out.count('no step of this epoch told the losses of its items')==1
     stats = learn.selection.stats
@@ -267,12 +265,10 @@ def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
     assert (stats.trained==stats.seen).all()
 
 def test_weights_that_no_step_takes_are_refused():
-    set_seed(0)
-    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
     class Weighs(SelectionCallback):
         def choose(self, scores): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
     for cb in Weighs(warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
-        learn = OwnStep(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=cb)
+        learn = learner(cb, lr=1e-3, kind=OwnStep)
         with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
         assert learn.iter==0
 
@@ -452,9 +448,7 @@ def test_a_step_that_goes_through_its_batch_twice_is_noted_once(make):
                 if not self.training: return
                 if not i: self.loss_grad.backward()
             self._do_grad_opt()
-    set_seed(0)
-    x,y = torch.randn(N+16, 4),torch.randint(0, 3, (N+16,))
-    learn = fit(Twice(dls_of(x, y, n_valid=16), net(), loss_func=CrossEntropyLossFlat(), cbs=make(), lr=0.), 2)
+    learn = fit(learner(make(), kind=Twice), 2)
     assert learn.selection.memory.seen.max()<=2
     check_remembered(learn, true_losses(learn))
 

@@ -82,7 +82,7 @@ class ScoringSelection(Selection):
     def scores_apart(self): return self.scored and self.passes==2
 
     @property
-    def weighs(self): return self.passes==1
+    def weighs(self): return self.passes==1 or super().weighs
 
     def try_first(self, batch):
         super().try_first(batch)

@@ -58,9 +58,6 @@ class InclusionSelection(EpochSelection):
         raise NotImplementedError(f'{type(self).__name__} needs a method `inclusion(self, loss)` that returns a '
             'probability for each loss.')
 
-    @property
-    def weighs(self): return self.correct!=0
-
     def choose_items(self, idxs):
         losses,due = self.tracker.losses.index_select(0, idxs),self.tracker.due(idxs)
         return include(losses, self.inclusion, self.scheduled(self.correct), self.generator, due)

@@ -41,7 +41,7 @@ def true_output(
 def weighed_output(
     learn:Learner, # After its forward pass
     weight:Tensor, # Of each item, shape (n,)
-    by_item=None, # For each tensor of the model's output: is it weighed? None: all but single numbers
+    by_item=None, # As for `weigh_grads`
 ): # For `learn.pred`
     "The predictions, whose items' gradients are multiplied by their weights"
     pred = learn.pred

@@ -311,6 +311,8 @@ class SelectionEpochs(AskedSelection):
 # %% ../../nbs/callback/07_selection.ipynb #53f8dba2
 class FirstBatch(SelectionEpochs):
     "What the first batch of a fit shows: whether items can be taken, weighed, and known by their losses"
+    correct = 0. # exponent of the weights of items, for methods that have some
+
     def check_first(self):
         "Refuse a first batch of which no items can be taken"
         if len(self.yb): check_rows((self.xb, self.yb))
@@ -325,7 +327,7 @@ class FirstBatch(SelectionEpochs):
     @property
     def weighs(self)->bool:
         "May it weigh items? Then it is tried on the first batch"
-        return False
+        return self.correct!=0
 
     def find_weighed(self):
         "Which outputs of the model are weighed, as the first batch shows; raises an error if none can be"

@@ -46,9 +46,6 @@ class ImportanceSamplingCallback(BatchSelection):
         self.tau_now = 0. # as in the paper, smoothed from 0
         self.window.describe(f'while the smoothed gain of sampling, tau_now, is above tau={self.tau:.3g}')
 
-    @property
-    def weighs(self): return self.correct!=0
-
     def begin_fit(self):
         if pads(self.dls.train):
             raise TypeError(error_text('ImportanceSamplingCallback',

@@ -35,9 +35,6 @@ class PrioritizedSamplingCallback(EpochSelection):
         self.correct = check_schedule('correct', correct, 0)
         self.tracker.smooth(ema)
 
-    @property
-    def weighs(self): return self.correct!=0
-
     def choose_items(self, idxs):
         alpha,uniform,correct = map(self.scheduled, (self.alpha, self.uniform, self.correct))
         if uniform>=1: return # the epoch's own order
