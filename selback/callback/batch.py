@@ -120,9 +120,9 @@ class ChoosingSelection(ScoringSelection):
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
 
     def should_select(self)->bool:
-        "Is the batch that the learner holds chosen from?"
+        "Can the batch that the learner holds be chosen from, now that it is time?"
         learn = self.learn
-        return self.is_time(learn.iter) and len(learn.yb)>0 and n_items(learn.xb)>0
+        return len(learn.yb)>0 and n_items(learn.xb)>0
 
     def score(self,
         batch:Items, # Shape (n,)
@@ -285,7 +285,7 @@ class BatchSelection(SteppingSelection):
     "Train each batch on the items that `choose` picks from their scores"
     def after_pred(self):
         is_within = self.passes==1 and type(self.loader) is ChosenWithin and not self.so_far.is_heard
-        if is_within and self.should_select(): self.weigh_chosen()
+        if is_within and self.is_time(self.iter) and self.should_select(): self.weigh_chosen()
         elif is_within and self.scored and self.by_item is None and len(self.yb) and len(self.x): self.score_step()
         super().after_pred()
 

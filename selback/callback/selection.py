@@ -353,10 +353,10 @@ class FirstBatch(SelectionEpochs):
 
     def losses_of_step(self,
         loss_func, # The learner's own
+        is_to_hold:bool, # Will they be held against the loss that trains?
     )->Tensor: # Of the items that train, shape (n,), without a graph
-        "The losses of a step; the first ones will be held against the loss that trains"
+        "The losses of a step"
         learn,rows = self.learn,self.current.rows
-        is_to_hold = self.is_to_hold(loss_func)
         losses = self.losses.trained(loss_func, learn.pred, learn.yb, mixed_of(learn))
         if is_to_hold:
             self.so_far.keep(losses, learn.loss_func, learn.pred, learn.yb) # later callbacks may set others
@@ -391,7 +391,7 @@ class Selection(FirstBatch):
 
     def after_pred(self):
         learn,weight = self.learn,self.current.weight
-        is_first = self.asks_for_losses and not self.losses.is_held
+        is_first = not self.losses.is_held and self.asks_for_losses
         self.so_far.hear(versions_of(true_output(learn, learn.pred)) if is_first else ())
         if weight is None and not self.weighs: return
         n = n_items(learn.xb)
@@ -405,15 +405,15 @@ class Selection(FirstBatch):
         if not len(learn.yb) or so_far.is_noted: return # a learner may go through a batch twice in a step
         loss_func,current = base_loss(learn),self.current
         is_to_hold = self.is_to_hold(loss_func)
-        check_versions(so_far.versions, loss_func)
+        if so_far.versions: check_versions(so_far.versions, loss_func)
         so_far.note()
         notes = current.idx is not None and self.wants_losses
         lacks_mean = bool(self.unwritten) and self.unwritten[-1].sums is None
         mean,of_items = None,None
-        if notes or is_to_hold: of_items = self.losses_of_step(loss_func)
+        if notes or is_to_hold: of_items = self.losses_of_step(loss_func, is_to_hold)
         if lacks_mean and current.rows is None: mean = self.losses.mean(learn.loss, loss_func)
         if lacks_mean and mean is None: # the batch's own loss does not tell it
-            if of_items is None: of_items = self.losses_of_step(loss_func)
+            if of_items is None: of_items = self.losses_of_step(loss_func, is_to_hold)
             mean = of_items.mean()
         if notes:
             if loss_func is not self.noted_of: self.tell_of_loss(loss_func)
