@@ -87,9 +87,17 @@ class ScoringSelection(Selection):
     def try_first(self, batch):
         super().try_first(batch)
         if not (self.is_tried and self.scores_apart): return
-        context,output,loss_func = autocast_of(self.learn),partial(true_output, self.learn),base_loss(self.learn)
-        with muted_hooks(self.learn): self.scorer.try_first(self.model, loss_func, batch, context, output)
+        self.scored_by(self.scorer.try_first, batch)
         self.tell_once('how', self.losses.slow_way)
+
+    def scored_by(self,
+        scorer, # `Scorer`, or its `try_first`
+        batch:Items, # Shape (n,)
+    ): # What it returns
+        "Have a batch scored as the learner would predict it"
+        learn = self.learn
+        context,output = autocast_of(learn),partial(true_output, learn)
+        with muted_hooks(learn): return scorer(learn.model, base_loss(learn), batch, context, output)
 
     @property
     def round_to(self): # A number, or 'auto'
@@ -129,9 +137,7 @@ class ChoosingSelection(ScoringSelection):
     )->tuple: # Scores, shape (n,), and losses, shape (n,), or None if it was not scored
         "The scores of a batch"
         if not self.scored: return torch.rand(len(batch), generator=self.generator, device=self.device),None
-        context,output = autocast_of(self.learn),partial(true_output, self.learn)
-        with muted_hooks(self.learn):
-            return self.scorer(self.learn.model, base_loss(self.learn), batch, context, output)
+        return self.scored_by(self.scorer, batch)
 
     def choose_from(self,
         batch:Items, # All that were scored, shape (n,)

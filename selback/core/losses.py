@@ -405,13 +405,13 @@ def check_trained(
 )->bool: # Did the batch tell? Raises a `ValueError` if another loss trains
     "Check that the losses of items are those of the loss that trains"
     leaves = map_tensors(lambda t: t.detach().requires_grad_(t.requires_grad), pred)
-    outputs = tensors_in(leaves)
+    learnt = [(t, grad) for t,grad in zip(tensors_in(leaves), grads) if t.requires_grad and grad is not None]
     with preserved(loss_func),torch.enable_grad():
         own = torch.as_tensor(loss_func(map_tensors(torch.clone, leaves), *yb)).float().mean()
-        learnt = [t for t in outputs if t.requires_grad]
         found = [None]*len(learnt)
         try:
-            if learnt and own.requires_grad: found = torch.autograd.grad(own, learnt, allow_unused=True)
+            if learnt and own.requires_grad:
+                found = torch.autograd.grad(own, [t for t,_ in learnt], allow_unused=True)
         except RuntimeError: return True # there are losses that take no such call, as those with a checkpoint
 
     whole = own.detach().to(losses)
@@ -420,14 +420,12 @@ def check_trained(
         one,other = _apart(losses.mean(), whole)
         raise _not_trained(loss_func, f'a mean of {one} for single items', f'{other}, as their batch has')
 
-    own_grads = {id(t): torch.zeros_like(t) if g is None else g for t,g in zip(learnt, found)}
-    pairs = [(own_grads[id(t)], g) for t,g in zip(outputs, grads) if g is not None and id(t) in own_grads]
-    agree = [_agree(own_grad, g, tol) for own_grad,g in pairs]
+    agree = [_agree(torch.zeros_like(t) if own_grad is None else own_grad, grad, tol)
+        for (t,grad),own_grad in zip(learnt, found)]
     if True in agree: return True # one output may be made from another, whose gradient goes on through it
     if False not in agree: return False
     got = f'a loss of {float(own):.4g} with a gradient of its own'
     raise _not_trained(loss_func, got, 'that of the loss that trains')
-
 
 # %% ../../nbs/core/02_losses.ipynb #dd6866d9
 def _has_n_rows(t, n): return t.ndim>0 and len(t)==n

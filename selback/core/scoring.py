@@ -449,7 +449,6 @@ class ItemLosses:
         "The loss function, or the user's own loss per item in its place"
         return loss_func if self.item_loss is None else ItemLoss(self.item_loss, loss_func)
 
-    @torch.no_grad()
     def of(self,
         loss_func, # The learner's own
         pred, # Predictions of the scoring pass
@@ -458,7 +457,11 @@ class ItemLosses:
         "The losses of a batch that is scored"
         self._meet(loss_func)
         self.are_of_passes = True
-        function = self.function(loss_func)
+        return self._checked(self.function(loss_func), pred, yb)
+
+    @torch.no_grad()
+    def _checked(self, function, pred, yb):
+        "The losses of items, of which the batch tells whether they may be known"
         with self.calls.guarded(function):
             losses,how = self.calls.losses_how(function, pred, yb)
             self._check(function, losses, how, pred, yb)
@@ -483,15 +486,8 @@ class ItemLosses:
         losses,how = self.calls.of_step(function, pred, yb, mixed)
         if self.how is None: self.how = how if self.item_loss is None else 'item_loss'
         if not (self.are_separable or self.are_of_passes or self.calls.takes_derivatives):
-            self._check_trained(function, detached(pred), as_tensors(yb))
+            self._checked(function, detached(pred), as_tensors(yb)) # as it was before its targets were mixed
         return losses
-
-    @torch.no_grad()
-    def _check_trained(self, function, pred, yb):
-        "The same of a batch that trains, as it was before its targets were mixed"
-        with self.calls.guarded(function):
-            losses,how = self.calls.losses_how(function, pred, yb)
-            self._check(function, losses, how, pred, yb)
 
     def hold(self,
         losses:Tensor, # As `trained` has told them, shape (bs,)
@@ -529,7 +525,12 @@ class ItemLosses:
 # %% ../../nbs/core/08_scoring.ipynb #77f72ccc
 _failures = RuntimeError,TypeError,LookupError,AssertionError,AttributeError # of other people's code
 
-def _said(error): return f'{type(error).__name__}: {error}'
+@contextmanager
+def _explained(what, cure):
+    "Within the context, a failure is told with what helps: a function of the error"
+    try: yield
+    except torch.cuda.OutOfMemoryError: raise
+    except _failures as e: raise ValueError(f'{what} ({type(e).__name__}: {e}): {cure(e)}.') from e
 
 def _cure(error, scoring):
     "What helps a model that failed in the scoring pass"
@@ -603,18 +604,11 @@ class Scorer:
 
     def try_first(self, model, loss_func, items, *args):
         "Score a first batch, and say what helps if that fails"
-        try: pred = self.predict(model, items, *args)
-        except torch.cuda.OutOfMemoryError: raise
-        except _failures as e:
-            cure = _cure(e, self.scoring)
-            raise ValueError(f'the model failed in the scoring pass ({_said(e)}): {cure}.') from e
-
-        try: self.of_pred(pred, loss_func, items)
-        except torch.cuda.OutOfMemoryError: raise
-        except _failures as e:
-            cure = _what_scores_take(e, pred, self.score)
-            what = 'what the model returns in the scoring pass cannot be scored'
-            raise ValueError(f'{what} ({_said(e)}): {cure}.') from e
+        with _explained('the model failed in the scoring pass', lambda e: _cure(e, self.scoring)):
+            pred = self.predict(model, items, *args)
+        what = 'what the model returns in the scoring pass cannot be scored'
+        with _explained(what, lambda e: _what_scores_take(e, pred, self.score)):
+            self.of_pred(pred, loss_func, items)
 
 # %% ../../nbs/core/08_scoring.ipynb #61ed16f7
 def detached(

@@ -257,10 +257,12 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
 
     @property
     def why_idle(self):
-        if self.early.loss is None and self.loader.is_done: return super().why_idle
-        if self.early.loss is None: return (f'{super().why_idle} The losses of a whole epoch are kept, and a callback '
-            'ended the last one before its loader did.')
-        return f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, the next fit draws by them.'
+        if self.early.loss is not None:
+            return (f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, '
+                'the next fit draws by them.')
+        if self.loader.is_done: return super().why_idle
+        return (f'{super().why_idle} The losses of a whole epoch are kept, and a callback ended the last one before '
+            'its loader did.')
 
     def early_items(self,
         n:int|None=None, # How many; None: all that have an early loss
