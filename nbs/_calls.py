@@ -80,7 +80,7 @@ def one_liners():
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
     yield from of_class(Learner, 'learn.', lambda name, f: name in ('full_batches','selection'))
-    told = 'stats','suspects','state_dict','load_state_dict'
+    told = 'stats','state_dict','load_state_dict'
     for cls in reversed(Selection.__mro__):
         yield from of_class(cls, 'learn.selection.', lambda name, f: name in told and f.__doc__)
     yield from of_class(Selection, 'learn.selection.', lambda name, f: f.__module__.startswith('selback.views.'))

@@ -108,7 +108,7 @@ CASES = dict(
     stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False),
     top=lambda: TopLossCallback(.5),
     pooled=lambda: TopLossCallback(.6, gather=True, presample=3),
-    guarded=lambda: TopLossCallback(.5, noise_quantile=.5),
+    tracked=lambda: TopLossCallback(.5, track_items=True),
     random=lambda: RandomSubsetCallback(.5),
     gathered_random=lambda: RandomSubsetCallback(.7, gather=True),
     random_before=lambda: RandomSubsetCallback(.37, before_loading=True),
@@ -129,7 +129,6 @@ CASES = dict(
     empty=OddOnes,
     empty_gathered=lambda: OddOnes(gather=True),
     needy=lambda: OnlyTheFirst(gather=True),
-    guarded_sb=lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.5),
     left_over=lambda: RandomSubsetCallback(34/101, before_loading=True),
     dropped=lambda: None,
     dropped_top=lambda: TopLossCallback(.5),
@@ -138,7 +137,6 @@ CASES = dict(
 
 def second_fit(name):
     "How many epochs follow the first three"
-    if name.startswith('guarded'): return 3
     if name in ('favor_hard','drop_easy','info_long'): return 5
     return 1
 

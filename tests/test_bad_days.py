@@ -9,7 +9,6 @@ from fastai.callback.core import Callback, CancelBatchException, CancelTrainExce
 from helpers import *
 from selback.core.batches import Items, take
 from selback.core.losses import ItemLoss, check_separable
-from selback.core.memory import ItemMemory
 from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
@@ -488,23 +487,6 @@ def test_predictions_that_cannot_be_weighed_are_refused():
     quiet_fit(learn.top_loss(.25, warmup=0), 1)
     assert learn.selection.stats.kept.max()==4 # without weights they are fine
 
-# One item, a guard
-GUARDED = [
-    ((1,2,3), [9.,1.,5.,7.], ([0,1], [2.,0.])),
-    ((0,), [9.,1.,5.,2.], ([1,2], [1.,1.])),
-    ((), [1.,2.,3.,9.], ([2,3], [1.,1.]))]
-
-@pytest.mark.parametrize('suspects,scores,wanted', GUARDED)
-def test_a_lone_item_under_the_guard_has_no_suspect_for_company(suspects, scores, wanted):
-    memory,lone = ItemMemory(4, guard=True),wanted[0][0]
-    memory.streak[list(suspects)] = 9
-    class Given(TopLossCallback):
-        def choose(self, scores): return Chosen(torch.tensor([lone, *suspects]))
-    cb,batch = Given(.5, noise_quantile=.9),Items((torch.zeros(4),), (), torch.arange(4))
-    cb.tracker.memory = memory
-    got = cb.choose_from(batch, torch.tensor(scores), None)
-    assert (got.rows.tolist(), got.weight.tolist())==wanted
-
 # What stays behind
 @every_method
 def test_losses_that_draw_are_remembered_without_a_trace(cls):
@@ -516,8 +498,7 @@ def test_losses_that_draw_are_remembered_without_a_trace(cls):
     class After(Behind):
         def after_loss(self): assert states.pop()==random_states()
 
-    asked = dict(track_items=True) if cls is EarlyLossSamplingCallback else dict(warmup=0, noise_quantile=.9)
-    quiet_fit(short_learner(loss_func=noisy, cbs=[Before(), cls(**asked), After()]), 3)
+    quiet_fit(short_learner(loss_func=noisy, cbs=[Before(), cls(warmup=0, track_items=True), After()]), 3)
     assert not states
 
 def test_a_fit_in_a_fit_wakes_no_resting_selection():

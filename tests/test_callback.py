@@ -521,10 +521,6 @@ def test_no_weight_counts_as_a_weight_of_1_where_batches_wait_together():
 
     quiet_fit(table_learner(cbs=[Some(gather=True, warmup=0),Weights()], n=32+96), 1)
     assert seen=={1.,5.}
-    learn = table_learner(n=352)
-    def correct(pct): return float(pct<.6)
-    learn.importance_sampling(correct=correct, tau=0, warmup=0, seed=0, noise_quantile=.8)
-    quiet_fit(learn, 8)
 
 def test_stats_may_be_read_at_any_time():
     rows = []

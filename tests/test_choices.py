@@ -149,13 +149,6 @@ def test_other_callbacks_leave_the_choice_alone(other):
     learn = quiet_fit(replaying(choices, other), 4)
     assert trained_by_epoch(learn).tolist()==[n+(n%16==1) for n in kept.sum(1).tolist()] # no item trains alone
 
-def test_suspects_are_left_out_of_what_was_recorded():
-    choices,_ = some_choices(learner(), p=1.)
-    learn = learner(net=linear(), cbs=[ReplayChoicesCallback(choices, noise_quantile=.5)])
-    quiet_fit(learn, 6)
-    assert len(learn.selection.suspects)
-    assert trained_by_epoch(learn).min()<100
-
 def test_what_is_left_out_is_never_read():
     "Each is read for its target, which the fingerprint asks for, and three are twice; then what is kept in each epoch"
     choices,kept = some_choices(learner(), 2)

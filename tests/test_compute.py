@@ -71,7 +71,7 @@ def frozen(learn):
 WAYS = dict(two_passes={}, bf16=dict(precision='bf16'), gather=dict(gather=True),
     presample=dict(gather=True, presample=3),
     stale=dict(scorer=lambda: ModelCopy(3)), average=dict(scorer=lambda: ModelCopy(3, decay=.5)),
-    interrupt=dict(warmup=1, interrupt=2), noise_guard=dict(noise_quantile=.9))
+    interrupt=dict(warmup=1, interrupt=2), tracked=dict(track_items=True))
 OTHERS = dict(autocast=CPUMixedPrecision, mixup=lambda: MixUp(.4), accumulation=lambda: GradientAccumulation(40))
 
 @pytest.mark.parametrize('way', [*WAYS,*OTHERS])

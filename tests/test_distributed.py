@@ -56,14 +56,14 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert [step.items for step in ours['steps']]==[step.items for step in plain['steps']]
         assert same(ours['weights'], plain['weights'])
 
-WITH_INDICES = ['stale', 'stale_batchwise', 'guarded', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy',
+WITH_INDICES = ['stale', 'stale_batchwise', 'tracked', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy',
     'prioritized', 'early', 'seta', 'replayed']
 
 @pytest.mark.parametrize('name', WITH_INDICES)
 def test_item_indices_are_the_datasets_own(runs, name):
     for rank in runs[name]: assert all(step.idx==step.items or step.is_idle for step in rank['steps'])
 
-WITH_MEMORY = ['stale', 'stale_batchwise', 'guarded', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy',
+WITH_MEMORY = ['stale', 'stale_batchwise', 'tracked', 'info', 'all_stale', 'cancelled', 'favor_hard', 'drop_easy',
     'prioritized', 'early', 'seta']
 
 @pytest.mark.parametrize('name', WITH_MEMORY)
@@ -241,12 +241,6 @@ def test_gathered_batches_are_full_and_their_number_that_of_the_neediest(runs, n
             n_idle += len(idle)
 
     if name not in BY_CHANCE: assert (n_idle>0)==(name=='needy')
-
-def test_suspects_do_not_fill_up_a_batch(runs):
-    for rank in runs['guarded_sb']:
-        stats = rank['stats'].query('step>=0')
-        assert all(2<=len(step.items)<=BS for step in rank['steps'])
-        assert stats.trained.sum()>=stats.kept.sum()
 
 def test_what_waits_in_a_cancelled_epoch_is_dropped_and_counted(runs):
     "And so is not the step that was cancelled, which is reported as not trained"

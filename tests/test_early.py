@@ -281,9 +281,7 @@ def test_the_report_tells_of_the_losses_that_were_chosen_by():
     (dict(after='1'), TypeError, "after: got '1'"),
     (dict(alpha=-1), ValueError, 'alpha: got -1'),
     (dict(uniform=2), ValueError, 'uniform: got 2'),
-    (dict(noise_quantile=0), ValueError, 'noise_quantile: got a value, wanted none'),
     (dict(warmup=1), ValueError, 'warmup: got a value, wanted none; after='),
-    (dict(noise_quantile=.9), ValueError, 'noise_quantile: got a value, wanted none'),
     (dict(gather=True), TypeError, "unknown option 'gather'"),
     (dict(ema=.5), TypeError, "unknown option 'ema'")], ids=str)
 def test_options_that_make_no_sense_are_refused(kwargs, error, said):

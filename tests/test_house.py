@@ -129,15 +129,14 @@ def holders(cb):
     parts = {name: o for name,o in vars(cb).items() if name not in no_parts}
     return [found for name,o in parts.items() for found in held(o, name, {})]
 
-EVERYTHING = dict(noise_quantile=.95, track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
+EVERYTHING = dict(track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
 BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2), multiple_of=4, presample=2)
 ONE_PASS = dict(passes=1, score='entropy')
 TAKES_NO = {
     **{cls: ('auto',) for cls in methods() if not issubclass(cls, SelectionCallback)},
     ImportanceSamplingCallback: ('gather','passes'),
     StaleLossCallback: ('score',),
-    RandomSubsetCallback: ('score','scorer','precision'),
-    EarlyLossSamplingCallback: ('auto','noise_quantile')}
+    RandomSubsetCallback: ('score','scorer','precision')}
 
 def settings_of(cls):
     "Options that make all of a method's parts, together and apart"

@@ -31,7 +31,6 @@ def learner(seed=0): return table_learner(seed, n=64, n_valid=16) # three batche
 KINDS = {one_liner(cls): (lambda cls=cls: lively(cls)) for cls in methods()} | dict(
     gathered=lambda: TopLossCallback(.5, warmup=0, gather=True),
     one_pass=lambda: TopLossCallback(.5, warmup=0, passes=1),
-    guarded=lambda: FavorHardCallback(warmup=0, noise_quantile=.9),
     smoothed=lambda: DropEasyCallback(warmup=0, ema=.5, max_rest=1),
     remembers=lambda: SelectiveBackpropCallback(warmup=0, scorer=ModelCopy(2), track_items=True))
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),

@@ -622,12 +622,11 @@ METHODS = [
     lambda: FavorHardCallback(beta=2),
     lambda: InfoBatchCallback(),
     lambda: RandomSubsetCallback(.3, before_loading=True),
-    lambda: TopLossCallback(.5, noise_quantile=.9),
-    lambda: SelectiveBackpropCallback(noise_quantile=.9),
+    lambda: TopLossCallback(.5, track_items=True),
+    lambda: SelectiveBackpropCallback(track_items=True),
     lambda: SelectiveBackpropCallback(score=ReducibleLoss(torch.zeros(50))),
-    lambda: EarlyLossSamplingCallback(1)] # which takes no guard
-GUARDED = [cls for cls in methods() if cls is not EarlyLossSamplingCallback]
-METHODS += [partial(cls, noise_quantile=.95) for cls in GUARDED] # the guard makes any method track its items
+    lambda: EarlyLossSamplingCallback(1)]
+METHODS += [partial(cls, track_items=True) for cls in methods()]
 
 def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     set_seed(0)

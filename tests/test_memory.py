@@ -110,22 +110,12 @@ def test_losses_that_are_not_finite_in_two_rows(losses, wanted, rows):
 
 def test_elsewhere_than_on_the_cpu_nothing_is_waited_for():
     "On a device without data every answer to the host would raise"
-    memory = ItemMemory(9, 'meta', guard=True)
+    memory = ItemMemory(9, 'meta')
     idx = torch.zeros(4, dtype=torch.int64, device='meta')
     losses = torch.zeros(4, device='meta')
     memory.note(idx, losses)
     memory.note(idx, losses, picked=True, again=True)
     with pytest.raises(NotImplementedError): memory.loss.tolist()
-
-def test_the_guard_looks_at_repeated_rows_once():
-    memory = ItemMemory(10, guard=True)
-    idx = torch.tensor([*range(10), 9, 9])
-    for _ in range(3):
-        memory.note(idx, idx.float())
-        memory.next_epoch(noise_quantile=.8)
-    assert memory.suspects.nonzero()[:,0].tolist()==[8,9]
-    assert memory.streak.max()==3
-    assert not memory.looked.any()
 
 def test_what_is_known_to_have_no_repeats_is_noted_alike():
     idx = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:20]

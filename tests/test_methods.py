@@ -324,78 +324,11 @@ def test_mixed_losses_count_for_the_first_item(mixer):
     quiet_fit(learn, 2)
     for idx,wanted,loss in seen: torch.testing.assert_close(loss[idx], wanted.detach().as_subclass(torch.Tensor))
 
-# scores for noisy data
-def noisy_learner(cb, n=400):
-    set_seed(0)
-    x = torch.randn(n, 6)
-    y = (x[:,0]>0).long()
-    wrong = torch.rand(n)<.1
-    y = torch.where(wrong, 1-y, y)
-    train = TfmdDL(TensorDataset(x, y), bs=20, shuffle=True, num_workers=0)
-    valid = TfmdDL(TensorDataset(x[:40], y[:40]), bs=20, num_workers=0)
-    learn = Learner(DataLoaders(train, valid), nn.Linear(6, 2), loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.1)
-    return learn,wrong
-
-def guarded_fit(cb, epochs, n=400):
-    "A learner after a fit, which labels are wrong, and for each epoch the suspects and the items that trained"
-    learn,wrong = noisy_learner(cb, n)
-    learn._do_epoch_validate = lambda *args: None
-    trained = []
-    class Spy(Callback):
-        order,run_valid = 20,False
-        def before_train(self): trained.append((set(self.learn.selection.suspects.tolist()), set()))
-        def after_loss(self):
-            cb = self.learn.selection
-            _,items = trained[-1]
-            if cb.item_idx is not None: items.update(cb.item_idx.tolist())
-            else: assert cb.item_weight.tolist()==[0.,0.] # nothing was chosen from the rest of an epoch
-    learn.add_cb(Spy())
-    return quiet_fit(learn, epochs),wrong,trained
-
-@pytest.mark.parametrize('make', [
-    lambda: SelectiveBackpropCallback(beta=1, noise_quantile=.9),
-    lambda: StaleLossCallback(beta=1, n=1, noise_quantile=.9),
-    lambda: TopLossCallback(keep=.5, noise_quantile=.9)])
-def test_the_noise_guard_finds_wrong_labels(make):
-    learn,wrong,_ = guarded_fit(make(), 10)
-    suspects = learn.selection.suspects
-    assert 20<len(suspects)<=45
-    assert wrong[suspects].float().mean()>.85
-
-@pytest.mark.parametrize('make', [
-    lambda **kwargs: SelectiveBackpropCallback(beta=1, **kwargs),
-    lambda **kwargs: SelectiveBackpropCallback(gather=False, **kwargs),
-    lambda **kwargs: StaleLossCallback(beta=1, n=2, **kwargs),
-    lambda **kwargs: FavorHardCallback(max_rest=1, **kwargs),
-    lambda **kwargs: TopLossCallback(keep=.5, **kwargs),
-    lambda **kwargs: TopLossCallback(keep=.1, **kwargs),
-    lambda **kwargs: RandomSubsetCallback(keep=.9, **kwargs),
-    lambda **kwargs: RandomSubsetCallback(keep=.9, before_loading=True, **kwargs),
-    lambda **kwargs: BatchLossFilterCallback(**kwargs),
-    lambda **kwargs: ImportanceSamplingCallback(tau=0, **kwargs),
-    lambda **kwargs: InfoBatchCallback(delta=1., **kwargs),
-    lambda **kwargs: DropEasyCallback(drop=1., **kwargs)])
-def test_suspects_never_train(make):
-    _,_,trained = guarded_fit(make(noise_quantile=.8), 7, n=200)
-    assert not any(suspects for suspects,_ in trained[:3])
-    assert trained[-1][0]
-    assert not any(suspects & items for suspects,items in trained)
-
-def bytes_of_an_item(memory): return sum(getattr(memory, field).element_size() for field in memory.fields)
-
-def test_noise_guard_needs_three_epochs_in_a_row():
-    memory = ItemMemory(10, guard=True)
-    for top in (3,3,5,3,3,3):
-        memory.note(torch.arange(10), torch.where(torch.arange(10)==top, 9., 1.))
-        memory.next_epoch(.9)
-        assert memory.suspects[5]==False
-    assert memory.suspects.nonzero()[:,0].tolist()==[3]
-    with pytest.raises(ValueError, match='noise guard is off'): TopLossCallback().suspects
-
 def test_a_memory_is_small():
-    assert bytes_of_an_item(ItemMemory(10, guard=True))<=24
-    assert bytes_of_an_item(ItemMemory(3))<=20
+    memory = ItemMemory(3)
+    assert sum(getattr(memory, name).element_size() for name in memory.fields)<=20
 
+# scores for noisy data
 class Scored(TopLossCallback):
     "Notes what each batch was chosen by, and its losses by hand"
     def __init__(self, *args, **kwargs):
@@ -474,7 +407,6 @@ def test_a_schedule_of_beta_is_one_of_keep():
     lambda: ImportanceSamplingCallback(presample=0),
     lambda: ImportanceSamplingCallback(correct=-1),
     lambda: ImportanceSamplingCallback(tau=-1),
-    lambda: TopLossCallback(noise_quantile=0), lambda: TopLossCallback(noise_quantile=2),
     lambda: RandomSubsetCallback(0, before_loading=True)])
 def test_numbers_and_schedules_are_checked_when_the_callback_is_made(call):
     with pytest.raises(ValueError, match='got'): call()
@@ -553,9 +485,9 @@ def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make, waits):
 
 RESUMED = {
     StaleLossCallback: [dict(n=2), dict(n=3), dict(ema=.5)],
-    SelectiveBackpropCallback: [dict(), dict(gather=False), dict(noise_quantile=.8)],
-    FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1., noise_quantile=.8)],
-    PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0, noise_quantile=.8)],
+    SelectiveBackpropCallback: [dict(), dict(gather=False), dict(track_items=True)],
+    FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1.)],
+    PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0)],
     ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)],
     RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)],
     TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
@@ -615,6 +547,18 @@ def memory_of(state):
     memory = ItemMemory(len(saved['loss']))
     memory.load_state_dict(saved)
     return memory.frame()
+
+def test_columns_that_are_unknown_are_left_out():
+    "As older states have some"
+    used = quiet_fit(short_learner().stale_loss(), 2).selection
+    state = used.state_dict()
+    n = len(used.memory)
+    more = dict(streak=torch.ones(n, dtype=torch.int16), looked=torch.ones(n, dtype=torch.bool))
+    state['parts']['tracker']['memory'] |= more
+    other = short_learner().stale_loss().selection
+    other.load_state_dict(state)
+    assert other.memory.frame().equals(used.memory.frame())
+    assert not more.keys() & other.state_dict()['parts']['tracker']['memory'].keys()
 
 def test_a_saved_state_stays_as_it_was():
     learn = quiet_fit(short_learner().stale_loss(warmup=0), 2)

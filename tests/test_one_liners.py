@@ -1,5 +1,5 @@
 "Methods of `Learner` that are made from classes: what they take, what is said of them, and who counts as a method"
-import inspect
+import inspect, re
 
 import pytest
 from fastai.metrics import error_rate
@@ -81,9 +81,15 @@ def test_options_that_are_misspelt_are_named():
     learn = table_learner()
     with pytest.raises(TypeError, match="got an unknown option 'bta', wanted 'beta'"): learn.favor_hard(bta=1)
     with pytest.raises(TypeError, match="got an unknown option 'gather'"): learn.favor_hard(gather=True)
-    with pytest.raises(TypeError, match="got the option 'auto', wanted none"): learn.favor_hard(auto=False)
+    with pytest.raises(ValueError, match="got the option 'auto', wanted none"): learn.favor_hard(auto=False)
     with pytest.raises(TypeError, match='takes from 1 to 2 positional arguments but 3'): learn.favor_hard(1, 2)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'choices'"): learn.replay_choices()
+
+@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+def test_the_noise_guard_is_gone(cls):
+    said = f"{cls.__name__}: got the option 'noise_quantile', wanted none; it is gone: learn.selection.suspects() lists"
+    for value in .9,None:
+        with pytest.raises(ValueError, match=re.escape(said)): cls(noise_quantile=value)
 
 def test_what_is_written_by_hand_takes_part(make, monkeypatch):
     "As one wrote it before there was a decorator"

@@ -273,47 +273,31 @@ def test_nothing_known_nothing_pruned(scores): assert ids(prune_easy(scores, .5,
 
 # no batch of one item
 SCORES = torch.tensor([9.,1.,5.,7.])
-def mask(*allowed): return torch.tensor([i in allowed for i in range(4)])
 def lists(chosen): return chosen.rows.tolist(),None if chosen.weight is None else chosen.weight.tolist()
 
-@pytest.mark.parametrize('row,weight,allowed,wanted', [
-    (0, None, None, ([0,3], None)), (2, None, None, ([0,2], None)), (3, None, None, ([0,3], None)),
-    (0, None, mask(0,1,2), ([0,2], [1.,1.])), (0, None, mask(1), ([0,1], [1.,1.])),
-    (2, None, mask(1,2), ([1,2], [1.,1.])),
-    (0, None, mask(0), ([0,1], [2.,0.])), # nobody may: the next row
-    (3, None, mask(3), ([0,3], [0.,2.])), (3, None, mask(), ([0,3], [0.,2.])),
-    (0, 3., None, ([0,3], [6.,0.])), (2, 3., None, ([0,2], [0.,6.])),
-    (2, 3., mask(1,2), ([1,2], [0.,6.])), (3, .5, mask(), ([0,3], [0.,1.]))])
-def test_a_single_item_gets_the_hardest_of_the_others_for_company(row, weight, allowed, wanted):
+@pytest.mark.parametrize('row,weight,wanted', [
+    (0, None, ([0,3], None)), (2, None, ([0,2], None)), (3, None, ([0,3], None)),
+    (0, 3., ([0,3], [6.,0.])), (2, 3., ([0,2], [0.,6.])), (3, .5, ([0,3], [0.,1.]))])
+def test_a_single_item_gets_the_hardest_of_the_others_for_company(row, weight, wanted):
     chosen = Chosen(torch.tensor([row]), None if weight is None else torch.tensor([weight]))
-    got = at_least_two(chosen, SCORES, allowed)
+    got = at_least_two(chosen, SCORES)
     assert lists(got)==wanted
     assert got.rows.dtype==torch.int64
     assert torch.equal(SCORES, torch.tensor([9.,1.,5.,7.])) # what it was given is as it was
     assert len(chosen.rows)==1
-    single = 1 if weight is None else weight
-    if got.weight is not None: assert got.weight.sum()==2*single # the mean over two is the single item's
+    if weight is not None: assert got.weight.sum()==2*weight # the mean over two is the single item's
 
 @pytest.mark.parametrize('bad', [float('nan'), math.inf, -math.inf])
 def test_company_with_a_score_that_is_not_finite_ranks_highest(bad):
     scores = torch.tensor([9.,1.,bad,7.])
     assert lists(at_least_two(Chosen(torch.tensor([0])), scores))==([0,2], None)
-    assert lists(at_least_two(Chosen(torch.tensor([0])), scores, mask(1,3)))==([0,3], [1.,1.])
-    assert lists(at_least_two(Chosen(torch.tensor([2])), scores, mask(2)))==([2,3], [2.,0.])
+    assert lists(at_least_two(Chosen(torch.tensor([2])), scores))==([0,2], None)
 
 @pytest.mark.parametrize('rows,n', [([],4), ([0,2],4), ([0,1,2,3],4), ([0],1)])
 def test_other_counts_get_no_company(rows, n):
     for weight in None,torch.ones(len(rows)):
         chosen = Chosen(torch.tensor(rows, dtype=torch.int64), weight)
-        for allowed in None,torch.ones(n).bool(): assert at_least_two(chosen, SCORES[:n], allowed) is chosen
-
-@pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,wanted', [
-    (5,9,4,1,False,4), (4,9,4,1,False,4), (6,9,4,1,False,6), (5,9,4,1,True,5), (5,5,4,1,False,5),
-    (9,20,4,2,False,8), (10,20,4,2,False,8), (11,20,4,2,False,11), (17,20,8,2,False,16),
-    (3,9,1,1,False,3), (2,9,4,1,False,2)])
-def test_one_left_over_stands_back_where_no_other_may_be_loaded(count, n, bs, n_ranks, drop_last, wanted):
-    rows = torch.arange(count)
-    assert avoid_singleton_batch(rows, torch.arange(n)<count, bs, n_ranks, drop_last).tolist()==list(range(wanted))
+        assert at_least_two(chosen, SCORES[:n]) is chosen
 
 @pytest.mark.parametrize('count,n,bs,n_ranks,drop_last,more', [
     (5,9,4,1,False,1), (4,9,4,1,False,0), (6,9,4,1,False,0), (5,9,4,1,True,0), (5,5,4,1,False,0), (8,9,7,1,False,1),
@@ -322,7 +306,7 @@ def test_one_left_over_stands_back_where_no_other_may_be_loaded(count, n, bs, n_
 def test_one_left_over_is_joined_by_others(count, n, bs, n_ranks, drop_last, more):
     rows,joined = torch.arange(count)+(n-count),set()
     for s in range(60):
-        loaded = avoid_singleton_batch(rows, torch.ones(n).bool(), bs, n_ranks, drop_last, gen(s)).tolist()
+        loaded = avoid_singleton_batch(rows, n, bs, n_ranks, drop_last, gen(s)).tolist()
         assert loaded==sorted(set(loaded))
         assert set(rows.tolist())<=set(loaded)
         assert len(loaded)==count+more
@@ -330,24 +314,14 @@ def test_one_left_over_is_joined_by_others(count, n, bs, n_ranks, drop_last, mor
     if more: assert joined==set(range(n)) # any of the others
     else: assert joined==set(rows.tolist())
 
-def test_suspects_join_nobody_and_then_one_stands_back():
-    rows,allowed = torch.arange(5),torch.arange(9)!=7
-    joined = {tuple(avoid_singleton_batch(rows, allowed, 4, generator=gen(s)).tolist()[5:]) for s in range(60)}
-    assert joined=={(5,),(6,),(8,)}
-    assert avoid_singleton_batch(rows, torch.arange(9)<5, 4).tolist()==[0,1,2,3]
-    assert avoid_singleton_batch(rows[1:2], torch.arange(9)<2, 4, generator=gen()).tolist()==[0,1]
-
 def test_too_few_items_are_joined_by_others_that_are_drawn():
-    allowed = torch.tensor([True,False,True,True,False])
     single,none = torch.tensor([2]),torch.zeros(0, dtype=torch.int64)
-    drawn = {tuple(avoid_singleton_batch(single, allowed, 4, generator=gen(s)).tolist()) for s in range(50)}
-    assert drawn=={(0,2),(2,3)} # of those that are allowed
-    assert avoid_singleton_batch(single, torch.zeros(5).bool(), 4, generator=gen()).shape==(2,) # unless there are none
-
-    for_two_processes = avoid_singleton_batch(none, allowed, 4, 2, generator=gen())
-    assert {0,2,3}<set(for_two_processes.tolist()) # two for each: a fourth is needed
-    assert avoid_singleton_batch(none, torch.ones(1).bool(), 4).tolist()==[0]
-    assert not len(avoid_singleton_batch(none, torch.ones(0).bool(), 4))
+    drawn = {tuple(avoid_singleton_batch(single, 5, 4, generator=gen(s)).tolist()) for s in range(50)}
+    assert drawn=={(0,2),(1,2),(2,3),(2,4)}
+    for_two_processes = avoid_singleton_batch(none, 5, 4, 2, generator=gen())
+    assert len(set(for_two_processes.tolist()))==4 # two for each
+    assert avoid_singleton_batch(none, 1, 4).tolist()==[0]
+    assert not len(avoid_singleton_batch(none, 0, 4))
 
 def by_search(losses):
     "The mid-rank by its definition"

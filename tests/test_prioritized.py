@@ -234,38 +234,6 @@ def test_in_training_weights_go_with_their_items():
     for epoch in trained_only(learn, 4, lr=0.).diary.epochs[1:]:
         for batch,weight,_ in epoch: assert weight==pytest.approx((1/(100*q[batch])).tolist(), rel=1e-4)
 
-# the noise guard
-def test_suspects_come_in_the_own_order_only_and_can_be_cleared():
-    learn = learner(PrioritizedSamplingCallback(1., uniform=.5, noise_quantile=.9, seed=0), linear(), bs=25)
-    suspects,hardest = [],set(losses_of(learn).argsort()[90:].tolist())
-    class Turn(Callback):
-        order,run_valid = 20,False
-        def before_train(self):
-            if self.epoch==12: self.model.net.weight.data.neg_() # other items are the hard ones now
-            suspects.append(set(self.learn.selection.suspects.tolist()))
-    learn.add_cb(Turn())
-    epochs,orders = followed(learn, 30, lr=0.)
-    assert not any(suspects[:3])
-    assert suspects[3]
-    assert suspects[12]==hardest
-    assert len(hardest & suspects[-1])<5
-
-    for e in range(2, 30):
-        own = Counter(i for i,is_kept in zip(orders[e], mixed(100, .5)) if is_kept)
-        loaded = Counter(items_of(epochs[e]))
-        assert all(loaded[i]==own[i] for i in suspects[e])
-        assert sum(loaded[i]>own[i] for i in range(100))>15
-    assert any(loaded[i]>own[i] for i in hardest-suspects[-1])
-
-@pytest.mark.parametrize('loss', [[5.,0.,0.,0.], [math.nan,0.,-1.,0.], [9.,1.,2.,3.]])
-def test_who_is_not_allowed_is_not_drawn(loss):
-    "Even if nobody else has a loss"
-    def draw(allowed, seed): return prioritized_epoch(torch.tensor(loss), 1., 0., 0., gen(seed), allowed).rows
-    allowed = torch.tensor([False,True,True,True])
-    counts = torch.bincount(torch.cat([draw(allowed, seed) for seed in range(200)]), minlength=4)
-    assert is_near(counts/800, torch.tensor([0.,*shares(loss[1:], 1.)]), 800)
-    assert draw(torch.zeros(4).bool(), 0).shape==(4,) # unless nobody is allowed
-
 # when, and with what
 WINDOWS = [
     dict(), dict(warmup=0), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3),
@@ -299,7 +267,7 @@ def test_numbers_follow_schedules():
 
 @pytest.mark.parametrize('drop_last', [False, True])
 def test_all_from_the_own_order_is_plain_training_with_all_options(drop_last):
-    cb = PrioritizedSamplingCallback(1., 1., correct=1., noise_quantile=.5, warmup=0)
+    cb = PrioritizedSamplingCallback(1., 1., correct=1., warmup=0)
     plain,ours = (quiet_fit(numbered_learner(cbs=o, drop_last=drop_last), 3) for o in (None, cb))
     assert same(weights(plain), weights(ours))
     assert plain.recorder.values==[v[:2] for v in ours.recorder.values]

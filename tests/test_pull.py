@@ -445,30 +445,6 @@ def test_a_fit_within_a_fit(event):
     assert stats.groupby(['fit','epoch']).seen.sum().max()==180
 
 # which items fill up the last step
-def test_suspects_fill_up_nothing():
-    suspects = set(range(0, 180, 3))
-    class Suspects(Callback):
-        order = -50
-        def before_train(self):
-            cb = self.learn.selection
-            cb.tracker.remember_dataset(180, id(self.learn.dls.train.dataset))
-            cb.memory.streak[sorted(suspects)] = 9
-    cb = TopLossCallback(.3, gather=True, noise_quantile=.95, warmup=0)
-    learn = quiet_fit(numbered_learner(n=32+180, cbs=[cb, Arrivals(), Steps(), Suspects()]), 2)
-
-    for (batches,choices),steps in zip(learn.arrivals.epochs, learn.steps.epochs):
-        trained = sum([items for items,_,_ in steps], [])
-        chosen = [items[r] for (_,items),(_,rows) in zip(batches, choices) for r in rows]
-        chosen = [i for i in chosen if i not in suspects]
-        n = len(chosen)
-        assert trained[:n]==chosen
-
-        (_,last),(scores,_) = batches[-1],choices[-1]
-        hardest_first = [last[r] for r in sorted(range(len(last)), key=lambda r: -scores[r])]
-        left = [i for i in hardest_first if i not in suspects|set(chosen)]
-        assert len(left)>0
-        assert sorted(trained[n:])==sorted(left[:16-n%16])
-
 class Weighted(SelectionCallback):
     "The hardest `k` of each batch, with weights; of some batches none"
     def __init__(self, k, which):

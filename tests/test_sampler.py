@@ -352,8 +352,8 @@ MISTAKES = [
     (dict(policy='include', inclusion=lambda loss: step_inclusion(loss, drop=3)), ValueError,
         'drop: got 3, wanted a number of at least 0 and at most 1'),
     (dict(policy='prioritized_epoch', alpha=-1), ValueError, 'alpha: got -1'),
-    (dict(policy='prioritized_epoch', allowed=torch.ones(4).bool()), ValueError,
-        'allowed: got a tensor, wanted a number or a function')]
+    (dict(policy='include', inclusion=rank_inclusion, due=torch.ones(4).bool()), ValueError,
+        'due: got a tensor, wanted a number or a function')]
 
 @pytest.mark.parametrize('kwargs,error,message', MISTAKES)
 def test_errors_when_it_is_made(kwargs, error, message):

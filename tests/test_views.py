@@ -490,8 +490,6 @@ def test_a_view_of_items_says_how_to_have_them_remembered(name):
 def test_nothing_is_remembered():
     before_loading = quiet_fit(short_learner().random_subset(before_loading=True), 2).selection
     with pytest.raises(ValueError, match=TRACK): before_loading.items()
-    untracked = quiet_fit(short_learner().top_loss(), 2).selection
-    with pytest.raises(ValueError, match='pass noise_quantile'): untracked.suspected_label_errors()
     with pytest.raises(ValueError, match=TRACK): pick_rates(short_learner().top_loss().selection)
 
 def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
@@ -826,20 +824,6 @@ def test_picks_are_kept_of_a_thousand_items_at_most():
     assert of_drawn[0]==of_tracked.min()
     assert of_drawn[-1]==of_tracked.max()
 
-def test_suspected_label_errors():
-    set_seed(0)
-    x = torch.randn(132, 4)
-    y = (x[:,0]>0).long()
-    y[32:42] = 1-y[32:42]
-    learn = Learner(dls_of(x, y), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.05)
-    selection = quiet_fit(learn.top_loss(keep=.5, noise_quantile=.9), 8).selection
-    errors = selection.suspected_label_errors()
-    assert sorted(errors.index)==sorted(selection.suspects.tolist())
-    assert (errors.loss.diff().dropna()<=0).all()
-    assert len(errors)
-    assert (errors.index<10).mean()>.7
-    assert (errors.label==y[32:][errors.index].numpy()).all()
-
 # gradients
 def gradient(learn, rows):
     "Of the mean loss of some training items, flat"
@@ -954,8 +938,8 @@ NAMES = [
         'SelectiveBackpropCallback(beta=3.0, gather=True, warmup=0, seed=3)'),
     (lambda: TopLossCallback(.3, passes=1, score='entropy', end=.5),
         "TopLossCallback(keep=0.3, also_bottom=0.0, score='entropy', passes=1, end=0.5)"),
-    (lambda: SeTaCallback(window=.5, noise_quantile=.9),
-        'SeTaCallback(prune=0.1, n_groups=5, window=0.5, delta=0.875, noise_quantile=0.9)'),
+    (lambda: SeTaCallback(window=.5, track_items=True),
+        'SeTaCallback(prune=0.1, n_groups=5, window=0.5, delta=0.875, track_items=True)'),
     (lambda: FavorHardCallback(ema=.5), 'FavorHardCallback(beta=1.0, ema=0.5)'),
     (lambda: TopLossCallback(.3, scorer=ModelCopy(2), warmup=0),
         'TopLossCallback(keep=0.3, also_bottom=0.0, scorer=ModelCopy, warmup=0)')]

@@ -98,16 +98,16 @@ class RestingCallback(SavedCallback):
 
     def __init__(self, **kwargs):
         super().__init__()
-        for name in kwargs: raise TypeError(self._not_taken(name))
+        for name in kwargs: self._refuse(name)
         self.report = SelectionReport()
         self.notices = Notices()
         self.is_awake = False # in an epoch of a fit
         self.is_new_fit = True # until its first epoch begins
         self.rests = False # in a fit that is none, such as lr_find
 
-    def _not_taken(self, name):
-        if name in self.gone: return error_text(type(self).__name__, f'the option {name!r}', 'none', self.gone[name])
-        return unknown_option(name, type(self))
+    def _refuse(self, name):
+        if name not in self.gone: raise TypeError(unknown_option(name, type(self)))
+        raise ValueError(error_text(type(self).__name__, f'the option {name!r}', 'none', self.gone[name]))
 
     def __call__(self, event_name):
         if event_name in ('before_fit','after_fit'): return self._at_fit(event_name)

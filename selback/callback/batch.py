@@ -143,15 +143,11 @@ class ChoosingSelection(ScoringSelection):
         batch:Items, # All that were scored, shape (n,)
         scores:Tensor, # Shape (n,)
         losses:Tensor|None, # Shape (n,); None: they were not scored
-    )->Chosen: # Without suspected label errors, and never a single one
+    )->Chosen: # Never a single item, but for items that wait
         "Choose by scores, and remember the losses"
         if losses is not None and self.tracker.is_on: self.tracker.note(batch.idx, losses)
         chosen = check_chosen(self.choose(scores), f'{type(self).__name__}.choose')
-        allowed = self.tracker.allowed(batch.idx)
-        if allowed is not None:
-            keep = allowed[chosen.rows]
-            chosen = Chosen(chosen.rows[keep], None if chosen.weight is None else chosen.weight[keep])
-        return chosen if self.gathers else at_least_two(chosen, scores, allowed)
+        return chosen if self.gathers else at_least_two(chosen, scores)
 
     def after_step(self): self.scorer.scoring.step(self.model)
 
@@ -222,7 +218,7 @@ class WaitingSelection(ChoosingSelection):
         scores,losses = self.score(batch)
         chosen = self.choose_from(batch, scores, losses)
         as_read = reduce(Items.join, [read.items for read in pool]) # the step will be prepared itself
-        self.waiting.add(as_read, chosen, scores, self.tracker.allowed(batch.idx))
+        self.waiting.add(as_read, chosen, scores)
         self.note_choice(pool, losses, chosen)
 
     def note_choice(self,

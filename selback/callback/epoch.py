@@ -17,7 +17,7 @@ from .selection import Selection
 class EpochSelection(Selection):
     "Train each epoch on the items that `choose_items` picks before they are loaded"
     follows_items = True
-    gone = dict(auto='nothing is scored that could not pay; leave it out')
+    gone = Selection.gone | dict(auto='nothing is scored that could not pay; leave it out')
 
     @delegates(Selection.__init__)
     def __init__(self,

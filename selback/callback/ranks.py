@@ -71,4 +71,3 @@ def _merge(memory, before):
         theirs = _reduce(torch.where(owner==rank, getattr(memory, name), 0.), dist.ReduceOp.SUM)
         put(name, torch.where(owner<nobody, theirs, before[name]))
     for name in ('age','rested'): put(name, _reduce(getattr(memory, name).int(), dist.ReduceOp.MIN))
-    if 'looked' in memory.fields: put('looked', _reduce(memory.looked.int(), dist.ReduceOp.MAX))

@@ -87,7 +87,8 @@ class SelectionParts(AttachedCallback):
     scores_apart = False # by a scoring pass of its own?
     follows_items = False # must the dataset items of each batch be known?
     remembers_losses = True # of the items that it follows, also without track_items?
-    keeps_suspects = False # do suspected label errors train?
+    gone = dict(noise_quantile='it is gone: learn.selection.suspects() lists wrong labels, '
+        'after track_items=True or learn.watch_items()')
 
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
@@ -95,7 +96,6 @@ class SelectionParts(AttachedCallback):
         warmup:int=1, # Epochs of full batches after the callback is attached
         interrupt:int=0, # One full batch or epoch in every so many; 0: never
         item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: the learner's
-        noise_quantile:float|None=None, # Leave out items with a loss above it for three epochs: suspected label errors
         track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
         **kwargs
@@ -105,10 +105,9 @@ class SelectionParts(AttachedCallback):
         self.draws = Draws(seed)
         self.losses = ItemLosses(item_loss)
         self.clock = Clock()
-        self.tracker = ItemTracker(noise_quantile)
+        self.tracker = ItemTracker()
         self.track_items = track_items
-        is_asked = track_items or noise_quantile is not None
-        if self.follows_items or is_asked: self.tracker.follow(notes=self.remembers_losses or is_asked)
+        if self.follows_items or track_items: self.tracker.follow(notes=self.remembers_losses or track_items)
         self.ranks = Ranks()
         self.epochs_done = 0 # since the callback was attached
         self.bs = None # items in a full batch of this epoch's loader
@@ -142,14 +141,6 @@ class AskedSelection(SelectionParts):
     def memory(self):
         "What is remembered of each dataset item, or None"
         return self.tracker.memory
-
-    @property
-    def suspects(self):
-        "Dataset indices of suspected label errors: items whose loss stayed above `noise_quantile` for three epochs"
-        if self.tracker.noise_quantile is None:
-            raise ValueError('suspects: the noise guard is off; pass noise_quantile, .95 for example.')
-        if self.memory is None: return torch.zeros(0, dtype=torch.int64)
-        return self.memory.suspects.nonzero()[:,0].cpu()
 
     @property
     def device(self):
@@ -252,7 +243,7 @@ class SelectionEpochs(AskedSelection):
         idxs,chosen = self.draw_items(),None
         if len(idxs) and self.is_time(self.epochs_done) and not self.is_silent: chosen = choose(idxs)
         dl = own_loader(self.dl)
-        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, self.keeps_suspects)
+        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator)
         if plan.rows is not None: self.report.left_out(self.chosen_by(idxs), plan.rows)
         return self.reader_of(plan)
 

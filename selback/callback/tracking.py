@@ -73,12 +73,9 @@ class DatasetMemory:
 class LossMemory(DatasetMemory):
     "Remembers the losses of dataset items as its options say"
     def __init__(self,
-        noise_quantile:float|None=None, # Items with a loss above it for three epochs are suspected; None: none are
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         super().__init__()
-        if noise_quantile is not None: check_range('noise_quantile', noise_quantile, 0, 1, above=True)
-        self.noise_quantile = noise_quantile
         self.ema = ItemMemory(1, ema=ema).ema
         self.is_smooth = False # are smoothed losses chosen by?
         self.max_rest = 0 # epochs in a row that an item may be left out; 0: any number
@@ -87,7 +84,7 @@ class LossMemory(DatasetMemory):
         self.has_chosen = False # were this epoch's items chosen from those that were drawn?
         self.repeats = True # may an item be in it several times?
 
-    def new_memory(self, n, device): return ItemMemory(n, device, self.noise_quantile is not None, self.ema)
+    def new_memory(self, n, device): return ItemMemory(n, device, self.ema)
 
     def follow(self,
         notes:bool=True, # Are the losses of training remembered?
@@ -117,20 +114,13 @@ class LossMemory(DatasetMemory):
 
 # %% ../../nbs/callback/04_tracking.ipynb #95fc768e
 class ItemTracker(LossMemory):
-    "Remembers the losses of items, and says which of them may or must train"
+    "Remembers the losses of items, and says which of them must train"
     def due(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
     )->Tensor|None: # A mask, shape (n,); None where there is no limit
         "Which items must train in this epoch: those that never did, or have rested long enough"
         if not self.max_rest: return None
         return (self.memory.picked[idxs]==0) | (self.memory.rested[idxs]>self.max_rest)
-
-    def allowed(self,
-        idxs:Tensor|None, # Dataset indices, int64, shape (n,); None: unknown
-    )->Tensor|None: # A mask, shape (n,); None: all are
-        "Which items are no suspected label errors"
-        if self.noise_quantile is None or idxs is None: return None
-        return ~self.memory.suspects[idxs]
 
     def begin_epoch(self,
         idxs:Tensor, # Dataset indices of the rows that this rank loads, int64, shape (n,)
@@ -166,7 +156,7 @@ class ItemTracker(LossMemory):
         if self.memory is None: return
         self.ranks.merge(self.memory)
         if self.notes: self.keep_picks(n_epochs)
-        self.memory.next_epoch(self.noise_quantile)
+        self.memory.next_epoch()
 
     def state_dict(self):
         "What to save"
@@ -192,23 +182,20 @@ class Plan(NamedTuple):
     rows:Tensor|None=None # Their places among those that were drawn, int64, shape (n,); None: all were chosen
     weights:Tensor|None=None # Of each item of the dataset, shape (items,); None: 1
 
-def _in_whole_batches(tracker, idxs, rows, allowed, bs, drop_last, generator):
+def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator):
     "The rows as a loader wants them that leaves out a last batch which is not full"
     due = tracker.due(idxs)
     is_full_epoch = len(rows)==len(idxs) and due is None # of one the loader drops whatever comes last
     is_lone = len(rows)<bs or tracker.ranks.n>1
     if not drop_last or is_full_epoch or is_lone: return rows
-    return whole_batches(rows, allowed, bs, due, generator)
+    return whole_batches(rows, len(idxs), bs, due, generator)
 
-def _trainable(tracker, idxs, rows, bs, drop_last, generator, keeps_suspects):
-    "The chosen rows without suspects, in batches on which a model can train"
-    allowed = tracker.allowed(idxs)
-    if allowed is None: allowed = torch.ones_like(idxs, dtype=torch.bool)
-    elif not keeps_suspects: rows = rows[allowed[rows]]
+def _trainable(tracker, idxs, rows, bs, drop_last, generator):
+    "The chosen rows in batches on which a model can train"
     is_next_to_none = len(rows)<2*tracker.ranks.n
     losses = tracker.losses[idxs] if is_next_to_none else None # then the hardest join them
-    rows = avoid_singleton_batch(rows, allowed, bs, tracker.ranks.n, drop_last, generator, losses)
-    return _in_whole_batches(tracker, idxs, rows, allowed, bs, drop_last, generator)
+    rows = avoid_singleton_batch(rows, len(idxs), bs, tracker.ranks.n, drop_last, generator, losses)
+    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator)
 
 def make_plan(
     tracker:ItemTracker, # Knows the dataset
@@ -217,7 +204,6 @@ def make_plan(
     bs:int, # Items in a batch
     drop_last:bool=False, # Does the loader leave out a batch that is not full?
     generator=None, # Source of random numbers; None: PyTorch's
-    keeps_suspects:bool=False, # Do suspected label errors train?
 )->Plan: # The same on all ranks
     "What the epoch loads"
     rows,weights = None,None
@@ -226,7 +212,7 @@ def make_plan(
         if of_rows is not None:
             ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
             weights = ones.index_copy_(0, idxs[rows], of_rows)
-        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, keeps_suspects)
+        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator)
     rows,weights = tracker.ranks.first((rows, weights))
     if rows is None: return Plan(idxs)
 

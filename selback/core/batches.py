@@ -238,13 +238,11 @@ class _Offer(NamedTuple):
     batch:Items # All of it
     chosen:tuple|None = None # `Chosen`; None: it was not chosen from
     scores:Tensor|None = None # What it was chosen by, shape (bs,)
-    allowed:Tensor|None = None # Which items may train, a mask of shape (bs,); None: all
 
     def hardest_others(self, n):
-        "Up to `n` items that may train and were not chosen, in the order of the batch, or None"
+        "Up to `n` items that were not chosen, in the order of the batch, or None"
         if self.chosen is None: return
         is_left = torch.ones_like(self.scores, dtype=torch.bool).index_fill_(0, self.chosen.rows, False)
-        if self.allowed is not None: is_left &= self.allowed
         n = min(n, int(is_left.sum()))
         if not n: return
 
@@ -283,10 +281,9 @@ class Replace:
         batch:Items, # All of it
         chosen, # `Chosen`: its rows that train, and their weights
         scores:Tensor, # What they were chosen by, shape (bs,)
-        allowed:Tensor|None=None, # Which items may fill up a batch, a mask of shape (bs,); None: all
     ):
         "Put the chosen items of a batch aside"
-        self.last = _Offer(batch, chosen, scores, allowed)
+        self.last = _Offer(batch, chosen, scores)
         if not len(chosen.rows): return
         self.waiting.add(batch.take(chosen.rows, chosen.weight))
 

@@ -54,9 +54,6 @@ _columns = dict(
     rested=torch.int16, # epochs since it trained
     seen=torch.int32, # how often its loss was noted
     picked=torch.int32) # how often it trained
-_guarding = dict(
-    streak=torch.int16, # epochs in a row in which its loss was among the highest
-    looked=torch.bool) # was its loss noted since these were counted?
 
 class ItemTable:
     "Columns with a row for each dataset item, each of them an attribute"
@@ -90,27 +87,18 @@ class ItemTable:
                 raise ValueError(error_text('ItemMemory', f'a state of {len(saved)} items', wanted))
             getattr(self, name).copy_(saved)
 
-def _are_highest(loss, quantile):
-    "Which losses are above a quantile of those that are finite, a mask; None if none is finite"
-    is_known = loss.isfinite()
-    known = loss[is_known]
-    if not len(known): return None
-    limit = known.kthvalue(max(1, round(quantile*len(known)))).values
-    return (loss>limit) & is_known
-
 # %% ../../nbs/core/06_memory.ipynb #25667078
 class ItemMemory(ItemTable):
     "Of each dataset item: its last loss, a smoothed one, how long ago it was seen and picked, and how often"
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
-        guard:bool=False, # Remember how long the loss of an item has been among the highest, in 3 bytes more?
         ema:float=.9, # Weight of the past in the smoothed loss, at least 0 and below 1
     ):
         if check_range('ema', ema, 0, 1)==1: raise ValueError(error_text('ema', 1, 'a number below 1'))
         n = check_range('n', n, 1, whole=True)
-        super().__init__(_columns | _guarding if guard else _columns, n, device)
-        self.ema,self.is_guarded = ema,guard
+        super().__init__(_columns, n, device)
+        self.ema = ema
         self.epochs = 0 # how often it got older
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         for unknown in self.loss,self.ewma: unknown.fill_(float('nan'))
@@ -139,23 +127,9 @@ class ItemMemory(ItemTable):
             self.picked.index_add_(0, idx, one)
             self.rested.index_fill_(0, idx, 0)
         if fresh: self.age.index_fill_(0, idx, 0)
-        if self.is_guarded: self.looked.index_fill_(0, idx, True)
 
-    def next_epoch(self,
-        noise_quantile:float|None=None, # Losses above it are among the highest, if the guard is on; None: none are
-    ):
+    def next_epoch(self):
         "All that is remembered gets one epoch older"
         self.age += (self.seen>0).to(self.age.dtype)
         self.rested += 1
         self.epochs += 1
-        if noise_quantile is None or not self.is_guarded: return
-        highest = _are_highest(self.loss, noise_quantile)
-        if highest is None: return
-        streak = torch.where(highest, self.streak+1, 0)
-        self.streak.copy_(torch.where(self.looked, streak, self.streak)) # a stored loss is no new evidence
-        self.looked.zero_()
-
-    @property
-    def suspects(self)->Tensor: # A mask, shape (n,)
-        "The items whose loss has been among the highest in three epochs that found it anew"
-        return self.streak>=3 if self.is_guarded else torch.zeros_like(self.loss, dtype=torch.bool)

@@ -480,24 +480,16 @@ def own_positions(
     return passed.diff()>0
 
 # %% ../../nbs/core/04_policies.ipynb #aea98e20
-def _only(allowed, prob):
-    "Probabilities of those that are allowed only; evenly where these had none"
-    prob = torch.where((prob*allowed).sum()>0, prob, 1.)*allowed
-    return prob/prob.sum()
-
 def prioritized_epoch(
     loss:Tensor, # The last loss of the item at each position of the epoch's own order, shape (n,)
     alpha:float=.5, # Exponent of the loss: 0 is uniform
     uniform:float=.5, # Share of the positions that keep their item, 0 to 1
     correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
-    allowed:Tensor|None=None, # Which items may be drawn, a mask of shape (n,); None: all
 )->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws
     "An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)"
     check_range('correct', correct, 0)
     n,prob = len(loss),priorities(loss, alpha)
-    if allowed is not None and bool(allowed.any()): prob = _only(allowed, prob)
-
     own = own_positions(n, uniform).to(loss.device)
     n_drawn = int((~own).sum())
     rows = torch.arange(n, device=loss.device)
@@ -513,42 +505,33 @@ def prioritized_epoch(
 def at_least_two(
     chosen:Chosen, # What a policy chose
     scores:Tensor, # The scores it chose by, shape (bs,)
-    allowed:Tensor|None=None, # Which items may come along, a mask of shape (bs,); None: all
-)->Chosen: # `chosen` itself unless it is one item of several; with `allowed` it has weights then
-    "A single chosen item, and the hardest of the others that are allowed"
+)->Chosen: # `chosen` itself unless it is one item of several
+    "A single chosen item, and the hardest of the others"
     rows,weight = chosen
     if len(rows)!=1 or len(scores)<2: return chosen
 
-    may_come = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed
-    others = may_come.index_fill(0, rows, False)
-    has_other = others.any() # stays on the device: a GPU is not waited for
-    hardest = torch.where(others, _unknown_highest(scores), -math.inf).argmax()
-    company = torch.where(has_other, hardest, (rows+1)%len(scores))
-
-    # the loss is a mean over two: where one counts alone it counts twice
-    counts = has_other.to(scores)
-    if weight is not None: weight = torch.cat([2*weight, 0*weight])
-    elif allowed is not None: weight = torch.stack([2-counts, counts])
-    rows,order = torch.cat([rows, company]).sort() # sequences are sorted by length
-    return Chosen(rows, None if weight is None else weight[order])
+    is_other = torch.ones_like(scores, dtype=torch.bool).index_fill_(0, rows, False)
+    hardest = torch.where(is_other, _unknown_highest(scores), -math.inf).argmax(0, keepdim=True)
+    rows,order = torch.cat([rows, hardest]).sort() # sequences are sorted by length
+    if weight is None: return Chosen(rows)
+    return Chosen(rows, torch.cat([2*weight, 0*weight])[order]) # the loss is a mean over two, of which one counts
 
 # %% ../../nbs/core/04_policies.ipynb #209ad8a8
-def _joined(rows, n_more, priority, allowed):
-    "`rows` and others, those of the highest priority (0 to 1) first and those that are not allowed last"
-    priority = (priority+allowed).index_fill_(0, rows, -1.) # from 1 on where allowed; -1: it is there already
+def _joined(rows, n_more, priority):
+    "`rows` and others, those of the highest priority (at least 0) first"
+    priority = (priority+1).index_fill_(0, rows, 0.) # 0: it is there already
     return torch.cat([rows, priority.topk(n_more).indices]).sort().values
 
 def avoid_singleton_batch(
     rows:Tensor, # Positions of the items to load, int64, in their order
-    allowed:Tensor, # Which of all items may be loaded, a mask of shape (n,)
+    n:int, # Items in all
     bs:int, # Batch size
     n_ranks:int=1, # Processes that share the items in turn
     drop_last:bool=False, # Does the loader leave out a last batch that is not full?
-    generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `rows`
     losses:Tensor|None=None, # Of all items, shape (n,): where too few are chosen the hardest join; None: random ones
 )->Tensor: # Positions of two items at least for each process, and none left over unless all are loaded
     "The items to load without a batch that has a single one"
-    n = len(allowed)
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
     are_few = len(rows)<2*n_ranks
     is_one_over = each%bs==1 and len(rows)<n and not drop_last
@@ -557,21 +540,17 @@ def avoid_singleton_batch(
     wanted = 2*n_ranks if are_few else each*n_ranks+1
     n_more = min(wanted, n)-len(rows)
     if n_more<=0: return rows # there are no more
-    if not are_few:
-        n_others = int(allowed.index_fill(0, rows, False).sum())
-        if n_others<n_more: return rows[:(each-1)*n_ranks] # too few may join: the one left over goes
-
-    priority = torch.rand(n, generator=generator, device=allowed.device) # in any case, so that later draws are the same
+    priority = torch.rand(n, generator=generator, device=rows.device) # in any case, so that later draws are the same
     if are_few and losses is not None: priority = losses.argsort().argsort()/n # the hardest first
-    return _joined(rows, n_more, priority, allowed)
+    return _joined(rows, n_more, priority)
 
 # %% ../../nbs/core/04_policies.ipynb #c0ffee42
 def whole_batches(
     rows:Tensor, # Positions of the items to load, int64, in their order
-    allowed:Tensor, # Which of all items may be loaded, a mask of shape (n,)
+    n:int, # Items in all
     bs:int, # Batch size
     due:Tensor|None=None, # Which of all items must be loaded, a mask of shape (n,); None: none
-    generator:torch.Generator|None=None, # Source of the random draws, on the device of `allowed`
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `rows`
 )->Tensor: # Positions whose number is a multiple of `bs`, if there are enough items
     "The items to load where the loader leaves out a last batch that is not full"
     n_over = len(rows)%bs
@@ -582,6 +561,5 @@ def whole_batches(
         stays = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, free[-n_over:], False)
         return rows[stays]
 
-    n_more = min(bs-n_over, len(allowed)-len(rows))
-    first = torch.rand(len(allowed), generator=generator, device=allowed.device)
-    return _joined(rows, n_more, first, allowed)
+    n_more = min(bs-n_over, n-len(rows))
+    return _joined(rows, n_more, torch.rand(n, generator=generator, device=rows.device))

@@ -225,25 +225,20 @@ def _most_drawn(selection, n, classes):
     return idxs,loss[idxs].tolist(),n if are_rows else None
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
-_refused = dict(
-    warmup='after= says how many epochs train on all items',
-    noise_quantile='what is drawn more often must be hard; leave it out')
-
 @with_one_liner("Train on items drawn by the loss that they had early")
 class EarlyLossSamplingCallback(_KeepsEarlyLosses):
     "Draw each epoch with replacement, in proportion to (early loss)^alpha"
     keeps_all = dict(uniform=1.), # settings that leave nothing out
 
-    @delegates(EpochSelection.__init__, but=list(_refused))
+    @delegates(EpochSelection.__init__, but=['warmup'])
     def __init__(self,
         after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
         alpha:float=1., # Exponent of the loss: 0 draws uniformly
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         **kwargs
     ):
-        if kwargs.get('warmup')==0: del kwargs['warmup'] # which says nothing
-        for name,remedy in _refused.items():
-            if kwargs.pop(name, None) is not None: raise ValueError(error_text(name, 'a value', 'none', remedy))
+        if kwargs.pop('warmup', None): # 0 says nothing
+            raise ValueError(error_text('warmup', 'a value', 'none', 'after= says how many epochs train on all items'))
         super().__init__(after, **kwargs)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.uniform = check_schedule('uniform', uniform, 0, 1)

@@ -17,7 +17,6 @@ from ..callback.epoch import EpochSelection
 @with_one_liner("Train in part on items drawn by their last loss")
 class PrioritizedSamplingCallback(EpochSelection):
     "Draw a part of each epoch with replacement, in proportion to (last training loss)^alpha (Schaul et al. 2016)"
-    keeps_suspects = True # in the epoch's own order, so that they can be cleared
     keeps_all = dict(uniform=1.), # settings that leave nothing out
 
     @delegates(EpochSelection.__init__)
@@ -38,6 +37,5 @@ class PrioritizedSamplingCallback(EpochSelection):
     def choose_items(self, idxs):
         alpha,uniform,correct = map(self.scheduled, (self.alpha, self.uniform, self.correct))
         if uniform>=1: return # the epoch's own order
-
-        losses,allowed = self.tracker.losses.index_select(0, idxs),self.tracker.allowed(idxs)
-        return prioritized_epoch(losses, alpha, uniform, correct, self.generator, allowed)
+        losses = self.tracker.losses.index_select(0, idxs)
+        return prioritized_epoch(losses, alpha, uniform, correct, self.generator)

@@ -320,10 +320,3 @@ def plot_pick_rates(
     title = f'picked in so many of the last {last} epochs'
     fig.legend(handles, names, title=title, frameon=False, loc='outside lower center', ncols=3)
     return ax
-
-# %% ../../nbs/views/01_pictures.ipynb #0b902c95
-@patch
-def suspected_label_errors(self:Selection)->pd.DataFrame: # Raises a `ValueError` without `noise_quantile`
-    "The rows of `items` for suspected label errors, the highest loss first"
-    suspects = self.suspects.tolist()
-    return self.items().loc[suspects].sort_values('loss', ascending=False)

@@ -155,7 +155,7 @@ def _held(cb):
     scorer,tracker = vars(cb).get('scorer'),cb.tracker
     if scorer: holders += [scorer, scorer.scoring]
     ema = tracker.ema if tracker.is_smooth else None
-    others = dict(window=vars(cb).get('width'), noise_quantile=tracker.noise_quantile, ema=ema)
+    others = dict(window=vars(cb).get('width'), ema=ema)
     return [*map(vars, holders), others]
 
 def _options(cb):
