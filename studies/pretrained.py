@@ -234,15 +234,12 @@ class Part:
 
 def _early(): return EarlyLossSamplingCallback()
 
-_guard = 'noise_quantile=.6'
-
 parts = {part.name: part for part in (
     Part('clean', unmarked, ['none','favor_hard(beta=.5)','favor_hard','selective_backprop','random_subset(keep=.5)'],
         others=['drop_easy','info_batch','prioritized_sampling']),
     Part('border', bordered, {'none': 'none', 'favor_hard': 'favor_hard', 'early_loss_sampling': _early},
         has_groups=True, rate_of='clean'),
-    Part('noisy', mislabelled, ['none','favor_hard',f'favor_hard({_guard})',f'prioritized_sampling({_guard})'],
-        rate_of='clean'),
+    Part('noisy', mislabelled, ['none','favor_hard'], rate_of='clean'),
     Part('frozen', unmarked, ['none','favor_hard','selective_backprop'], is_frozen=True))}
 
 def _about(part, learn):

@@ -344,7 +344,7 @@ def _noisy_parts(column):
         held_out=(images[held_out],labels[held_out]),
         mended=(images[held_out],truth[held_out]))
 
-def _with_noise(column, guard):
+def _with_noise(column):
     "10,000 items are held out, for a reference or as more to train on"
     made = lru_cache(partial(_noisy_parts, column))
     def learner_of(*names):
@@ -364,8 +364,7 @@ def _with_noise(column, guard):
             score = reducible_loss(reference, learn.dls, n_epoch=0)
             return SelectiveBackpropCallback(score=score)
 
-    guarded = [f'{method}(noise_quantile={guard})' for method in (look_free,'prioritized_sampling')]
-    names = ['none',look_free,*guarded,'info_batch',"selective_backprop(score='entropy')"]
+    names = ['none',look_free,'info_batch',"selective_backprop(score='entropy')"]
     methods = {name: name for name in names} | {'reducible loss': reducible}
     return Regime(dict(
         all=(partial(learner_of, 'data'), methods),
@@ -411,8 +410,8 @@ regimes = dict(
     near_duplicates=_with_duplicates,
     long_tail=_with_long_tail,
     hidden_groups=_with_hidden_groups,
-    noise_9=partial(_with_noise, 'aggregate', .9),
-    noise_40=partial(_with_noise, 'worst', .6),
+    noise_9=partial(_with_noise, 'aggregate'),
+    noise_40=partial(_with_noise, 'worst'),
     files=_with_files,
     segmentation=_with_segments,
     little_time=_with_little_time,
