@@ -72,7 +72,7 @@ words = {
     '07_stale_loss': 'stale, stale losses',
     '08_top_loss': 'OHEM, hard example mining, random subset',
     '09_importance_sampling': 'importance sampling',
-    '10_reducible_loss': 'RHO-LOSS, noise guard',
+    '10_reducible_loss': 'RHO-LOSS',
     '11_proxy': 'proxy model',
     '14_early_loss_sampling': 'Just Train Twice, JTT'}
 lookup = NbdevLookup()
