@@ -95,6 +95,7 @@ class RestingCallback(SavedCallback):
     run_valid = False
     name = 'selection_callback'
     gone = {} # options that there were once: what to do instead, by name
+    has_columns = True # does it write into the training table?
 
     def __init__(self, **kwargs):
         super().__init__()
@@ -138,7 +139,7 @@ class RestingCallback(SavedCallback):
         self.is_new_fit = True
         self.rests = callback_of(self.learn, LRFinder) is not None
         columns = callback_of(self.learn, SelectionColumns)
-        if is_active and columns: columns.show(None if self.rests else self.report)
+        if is_active and columns: columns.show(self.report if self.has_columns and not self.rests else None)
         others = [type(cb).__name__ for cb in self.learn.cbs if isinstance(cb, RestingCallback) and cb is not self]
         if self.rests or not (is_active and others): return
         rest = 'rests' if len(others)==1 else 'rest'

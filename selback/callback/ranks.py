@@ -9,7 +9,7 @@ __all__ = ['Ranks']
 import torch
 from torch import distributed as dist
 
-from ..core.memory import ItemMemory
+from ..core.memory import ItemTable
 
 # %% ../../nbs/callback/01_ranks.ipynb #70ccc57f
 class Ranks:
@@ -19,7 +19,7 @@ class Ranks:
         device='cpu', # Where the process group exchanges tensors: 'cuda' with NCCL, 'cpu' with gloo
     ):
         self.n,self.device = n,torch.device(device)
-        self.before = None # state of a memory at the beginning of an epoch, where there are others
+        self.before = [] # tables, and their states at the beginning of an epoch, where there are others
 
     def lowest(self,
         value:int, # Of this rank
@@ -40,34 +40,33 @@ class Ranks:
         return objects[0]
 
     def remember(self,
-        memory:ItemMemory, # Of this rank
+        table:ItemTable, # Of this rank, with what all have noted before
     ):
-        "Note what all ranks remember before an epoch"
-        self.before = memory.state_dict() if self.n>1 else None
+        "Have what is noted from now on put together by `merge`"
+        if self.n>1: self.before.append((table, table.state_dict()))
 
-    def merge(self,
-        memory:ItemMemory, # Of this rank, changed in place
-    ):
-        "Put together what the ranks have noted since `remember`"
-        before,self.before = self.before,None
-        if before is not None: _merge(memory, before)
+    def merge(self):
+        "Put together, in place, what the ranks have noted since `remember`"
+        tables,self.before = self.before,[]
+        for table,before in tables: _merge(table, before)
 
 # %% ../../nbs/callback/01_ranks.ipynb #9bd1984e
 def _reduce(t, op):
+    if t.dtype==torch.int16: t = t.int() # which process groups do not know
     dist.all_reduce(t, op)
     return t
 
-def _merge(memory, before):
+def _merge(table, before):
     "Put together what the ranks have noted since `before`"
     rank,nobody = dist.get_rank(),dist.get_world_size()
-    noted = {name: getattr(memory, name)-before[name] for name in ('seen','picked')}
-    mine = (noted['seen']>0) | (noted['picked']>0)
+    noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
+    mine = torch.stack([noted[name]>0 for name in table.counts]).any(0)
     owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
 
-    def put(name, value): getattr(memory, name).copy_(value)
+    def put(name, value): getattr(table, name).copy_(value)
 
     for name,delta in noted.items(): put(name, before[name]+_reduce(delta, dist.ReduceOp.SUM))
-    for name in ('loss','ewma'):
-        theirs = _reduce(torch.where(owner==rank, getattr(memory, name), 0.), dist.ReduceOp.SUM)
+    for name in table.lasts:
+        theirs = _reduce(torch.where(owner==rank, getattr(table, name), 0), dist.ReduceOp.SUM)
         put(name, torch.where(owner<nobody, theirs, before[name]))
-    for name in ('age','rested'): put(name, _reduce(getattr(memory, name).int(), dist.ReduceOp.MIN))
+    for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))

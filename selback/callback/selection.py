@@ -11,11 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.batches import Items, check_rows, n_items, tensors_in
+from ..core.batches import Items, as_tensors, check_rows, n_items, tensors_in
 from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
-from ..core.scoring import ItemLosses
+from ..core.labels import LabelReader, Told
+from ..core.losses import item_losses
+from ..core.scoring import ItemLosses, detached
 from .loaders import ChosenBefore, CurrentItems, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
@@ -96,7 +98,7 @@ class SelectionParts(AttachedCallback):
         warmup:int=1, # Epochs of full batches after the callback is attached
         interrupt:int=0, # One full batch or epoch in every so many; 0: never
         item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: the learner's
-        track_items:bool=False, # Remember the loss of each item, for `items()`, `show_hardest` and plots?
+        track_items:bool=False, # Remember the losses of each item and what was predicted, for `suspects()` and plots?
         seed:int|None=None, # Seed of the method's own random draws; None: from PyTorch's
         **kwargs
     ):
@@ -104,10 +106,12 @@ class SelectionParts(AttachedCallback):
         self.window = Window(start, end, warmup, interrupt)
         self.draws = Draws(seed)
         self.losses = ItemLosses(item_loss)
+        self.labels = LabelReader()
         self.clock = Clock()
         self.tracker = ItemTracker()
         self.track_items = track_items
         if self.follows_items or track_items: self.tracker.follow(notes=self.remembers_losses or track_items)
+        if track_items: self.tracker.watch()
         self.ranks = Ranks()
         self.epochs_done = 0 # since the callback was attached
         self.bs = None # items in a full batch of this epoch's loader
@@ -409,6 +413,7 @@ class Selection(FirstBatch):
         if notes:
             if loss_func is not self.noted_of: self.tell_of_loss(loss_func)
             self.note_losses(of_items)
+            if self.tracker.watches: self.note_labels(loss_func)
             if not self.has_losses: self.has_losses = True
         if self.unwritten: self.write_rows(self.n_trained, mean)
 
@@ -430,6 +435,22 @@ class Selection(FirstBatch):
         is_fresh = not is_chosen and not self.tracker.has_chosen
         self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
             again=is_chosen and self.scored, repeats=repeats)
+
+    def note_labels(self,
+        loss_func, # The learner's own
+    ):
+        "Remember what the predictions of a step say of labels"
+        learn,current = self.learn,self.current
+        if mixed_of(learn) is not None:
+            self.tell_once('mixed', 'what trains is mixed of two items, so that nothing is remembered of their labels.')
+            return
+        pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
+        function = self.losses.function(loss_func)
+        told = self.labels.read(loss_func, pred, yb, lambda pred: item_losses(function, pred, *yb), self.ranks.first)
+        if told is None: return
+        rows = current.rows
+        if rows is not None: told = Told(*(t[rows] for t in told))
+        self.tracker.note_labels(current.idx if rows is None else current.idx[rows], told)
 
     def after_cancel_batch(self): self.so_far.hear() # as far as it went
 

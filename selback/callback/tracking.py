@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.policies import avoid_singleton_batch, check_chosen, whole_batches
+from ..core.labels import LabelMemory
 from ..core.memory import ItemMemory, may_repeat
 from .ranks import Ranks
 
@@ -23,11 +24,13 @@ class DatasetMemory:
 
     def __init__(self):
         self.memory = None # an `ItemMemory`, once the dataset is known
+        self.labels = None # a `LabelMemory`, once a step has told of labels
         self.dataset_id = None # whose items they are
         self.picks_by_epoch = () # pairs: epochs done, and how often each tracked item was picked
         self.ranks = Ranks()
 
-    def __getstate__(self): return self.__dict__ | dict(memory=None, picks_by_epoch=(), dataset_id=None)
+    def __getstate__(self):
+        return self.__dict__ | dict(memory=None, labels=None, picks_by_epoch=(), dataset_id=None)
 
     def new_memory(self,
         n:int, # Items of the dataset
@@ -49,11 +52,11 @@ class DatasetMemory:
         ranks=Ranks(), # Who trains together
     ):
         "Have a memory of the training set where it trains, a new one if its length is another"
-        self.ranks.merge(self.memory) # an epoch may have been interrupted
+        self.ranks.merge() # an epoch may have been interrupted
         self.ranks = ranks
         self.dataset_id = dataset_id
         if self.memory is None or len(self.memory)!=n:
-            self.memory = self.new_memory(n, device)
+            self.memory,self.labels = self.new_memory(n, device),None
             self.picks_by_epoch = ()
         elif self.memory.loss.device.type!=torch.device(device).type: self.load_state_dict(self.state_dict(), device)
 
@@ -81,6 +84,7 @@ class LossMemory(DatasetMemory):
         self.max_rest = 0 # epochs in a row that an item may be left out; 0: any number
         self.is_on = False # are the items of each batch known?
         self.notes = False # are the losses of training remembered?
+        self.watches = False # is what predictions say of labels remembered, too?
         self.has_chosen = False # were this epoch's items chosen from those that were drawn?
         self.repeats = True # may an item be in it several times?
 
@@ -92,6 +96,10 @@ class LossMemory(DatasetMemory):
         "Know the items of each batch from now on"
         self.is_on = True
         self.notes = self.notes or notes
+
+    def watch(self):
+        "Remember what predictions say of labels, too"
+        self.watches = True
 
     def smooth(self,
         ema:float|None, # Weight of the past in them, at least 0 and below 1; None: the last losses are chosen by
@@ -130,6 +138,7 @@ class ItemTracker(LossMemory):
         self.has_chosen = has_chosen
         self.repeats = may_repeat(idxs, len(self.memory))
         self.ranks.remember(self.memory)
+        if self.labels is not None: self.ranks.remember(self.labels)
 
     def note(self,
         idxs:Tensor|None, # Dataset indices, int64, shape (n,); None: unknown
@@ -143,6 +152,17 @@ class ItemTracker(LossMemory):
                 'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
 
+    def note_labels(self,
+        idxs:Tensor, # Dataset indices, int64, shape (n,)
+        told, # `Told` of their labels
+    ):
+        "Remember what predictions say of the labels of some items"
+        n_labels = told.margin[:1].numel()
+        if self.labels is None or self.labels.n_labels!=n_labels:
+            self.labels = LabelMemory(len(self.memory), n_labels, self.memory.loss.device)
+            self.ranks.remember(self.labels)
+        self.labels.note(idxs, told)
+
     def are_equal(self)->bool:
         "Are the last losses of all items equal, as far as they are known?"
         if self.memory is None: return False
@@ -154,26 +174,31 @@ class ItemTracker(LossMemory):
     ):
         "An epoch is done: all that is remembered gets older"
         if self.memory is None: return
-        self.ranks.merge(self.memory)
+        self.ranks.merge()
         if self.notes: self.keep_picks(n_epochs)
         self.memory.next_epoch()
 
     def state_dict(self):
         "What to save"
-        memory = None if self.memory is None else self.memory.state_dict()
-        return dict(picks_by_epoch=self.picks_by_epoch, memory=memory)
+        tables = dict(memory=self.memory, labels=self.labels)
+        states = {name: None if table is None else table.state_dict() for name,table in tables.items()}
+        return dict(picks_by_epoch=self.picks_by_epoch) | states
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
         device=None, # Where to remember; None: where it was saved
     ):
         "Remember what was saved"
-        memory = state['memory']
+        memory,labels = state['memory'],state.get('labels')
         self.picks_by_epoch = state['picks_by_epoch']
-        self.memory = None
+        self.memory = self.labels = None
         if memory is None: return
-        self.memory = self.new_memory(len(memory['loss']), device or memory['loss'].device)
+        n,device = len(memory['loss']),device or memory['loss'].device
+        self.memory = self.new_memory(n, device)
         self.memory.load_state_dict(memory)
+        if labels is None: return
+        self.labels = LabelMemory(n, len(labels['looks'])//n, device)
+        self.labels.load_state_dict(labels)
 
 # %% ../../nbs/callback/04_tracking.ipynb #fc1098ba
 class Plan(NamedTuple):

@@ -49,14 +49,20 @@ def _row_by_row(idx, losses, past, ema):
 # %% ../../nbs/core/06_memory.ipynb #1ba5f6a5
 _columns = dict(
     loss=torch.float32, # the last
+    total=torch.float32, # sum of its losses
     ewma=torch.float32, # smoothed
     age=torch.int16, # epochs since it was scored or trained on
     rested=torch.int16, # epochs since it trained
-    seen=torch.int32, # how often its loss was noted
+    seen=torch.int32, # how often its loss was noted, and added to the sum
     picked=torch.int32) # how often it trained
 
 class ItemTable:
     "Columns with a row for each dataset item, each of them an attribute"
+    counts = () # columns that say how often an item was noted
+    sums = () # others to which each note adds
+    lasts = () # those that a note replaces
+    lows = () # those of which processes keep the lowest
+
     def __init__(self,
         fields:dict, # The columns' types by name
         n:int, # Items in the dataset
@@ -90,6 +96,9 @@ class ItemTable:
 # %% ../../nbs/core/06_memory.ipynb #25667078
 class ItemMemory(ItemTable):
     "Of each dataset item: its last loss, a smoothed one, how long ago it was seen and picked, and how often"
+    counts,sums = ('seen','picked'),('total',)
+    lasts,lows = ('loss','ewma'),('age','rested')
+
     def __init__(self,
         n:int, # Items in the dataset
         device='cpu', # Where to remember
@@ -112,7 +121,8 @@ class ItemMemory(ItemTable):
         repeats:bool|None=None, # May an item have several rows? None: it is looked up
     ):
         "Remember the losses of some items, row by row"
-        at,losses = idx,losses.detach().to(self.loss) # where to copy what; all rows of an item get one value
+        of_rows = losses.detach().to(self.loss)
+        at,losses = idx,of_rows # where to copy what; all rows of an item get one value
         one = self._one.expand(len(idx))
         if repeats is None: repeats = _repeats(idx)
         past = self.ewma.index_select(0, idx) if repeats or not again else None
@@ -122,6 +132,7 @@ class ItemMemory(ItemTable):
             smooth = torch.where(past.isnan(), losses, torch.lerp(losses, past, self.ema))
             self.ewma.index_copy_(0, at, smooth)
             self.seen.index_add_(0, idx, one)
+            self.total.index_add_(0, idx, of_rows)
         self.loss.index_copy_(0, at, losses)
         if picked:
             self.picked.index_add_(0, idx, one)
