@@ -274,4 +274,5 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
         "Show, for each class, the training items that are drawn most: label, what is predicted now, early loss, index"
         idxs,losses,n_row = _most_drawn(self, check_range('n', n, 1, whole=True), classes)
         if n_row and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n_row
-        show_items(self.learn, 'show_early', idxs, losses, 'early loss', **kwargs)
+        facts = [{'early loss': loss} for loss in losses]
+        show_items(self.learn, 'show_early', idxs, facts, predicts=True, **kwargs)
