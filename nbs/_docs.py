@@ -46,7 +46,7 @@ first = dict(
     tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
     experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','pretrained','cifar10','forum',
         'multi_label','label_noise','noise_cifar10','imagenette','race'],
-    called=['views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch','scoring',
+    called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch','scoring',
         'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
@@ -57,7 +57,8 @@ words = {
     'saving': 'checkpoint, resume, export, save, load',
     'questions': 'FAQ, warnings, error messages, active learning',
     'migrate': 'Composer, MosaicML, tsai, fastai v1',
-    'noisy_labels': 'noisy labels, label errors, label noise',
+    'noisy_labels': 'noisy labels, label errors, label noise, mislabeled, cleanlab, confident learning',
+    '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'setups': 'mixed precision, distributed training, gradient accumulation',

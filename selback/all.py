@@ -16,6 +16,7 @@ from .core.scores import *
 from .core.policies import *
 from .core.schedules import Window
 from .core.memory import ItemMemory
+from .core.labels import LabelMemory
 from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
 from .core.functional import select_batch
@@ -24,10 +25,12 @@ from .callback.base import known_methods, set_selection, with_one_liner
 from .callback.selection import Selection
 from .callback.epoch import EpochSelection, InclusionSelection
 from .callback.batch import BatchSelection, SelectionCallback
+from .callback.watching import *
 from .views.views import *
 from .views.pictures import *
 from .views.gradients import *
 from .views.groups import *
+from .views.suspects import *
 from .methods.favor_hard import *
 from .methods.drop_easy import *
 from .methods.prioritized_sampling import *
