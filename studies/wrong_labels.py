@@ -1,0 +1,260 @@
+"""Which numbers of an ordinary training tell wrong labels? `python -m studies.wrong_labels PART` trains what is not
+stored of a part: results/wrong_labels.csv"""
+import time
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from fastai.learner import Learner
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
+from fastai.torch_core import set_seed
+from fastai.vision.augment import Flip
+from fastcore.script import call_parse
+from torch import nn
+from torch.nn import functional as F
+
+from selback.all import EpochSelection
+from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, tensor_dls
+from studies import pretrained
+from studies.experiments import results_folder, scale
+from studies.regimes import cifar_parts, human_labels, sgd
+
+path = results_folder/'wrong_labels.csv'
+kept = results_folder.parent/'runs/wrong_labels' # what each item was predicted, epoch by epoch
+
+class Trajectory(EpochSelection):
+    "Plain training that keeps what is predicted of each item in each epoch"
+    def choose_items(self, idxs): "All train"
+
+    def before_fit(self):
+        ds = self.dls.train_ds
+        self.logits = torch.full((self.n_epoch,len(ds),self.dls.c), torch.nan, dtype=torch.float16)
+
+    def after_loss(self):
+        super().after_loss()
+        self.logits[self.epoch,self.item_idx.cpu()] = self.learn.pred.detach().half().cpu()
+
+# Data: images, labels as they should be, and as they are given
+
+people = 'aggregate','random1','worst' # CIFAR-10N
+
+def _chosen(n, share, generator):
+    "A mask of so many of `n`"
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[torch.randperm(n, generator=generator)[:round(share*n)]] = True
+    return mask
+
+def flipped(
+    labels, # As they should be, shape (n,)
+    kind:str, # 'symmetric': any other class; 'pairwise': the next one
+    share:float, # Of them
+    seed:int,
+): # Shape (n,)
+    "Labels of which a share is wrong"
+    g = torch.Generator().manual_seed(seed)
+    n_classes = int(labels.max())+1
+    steps = torch.randint(1, n_classes, labels.shape, generator=g) if kind=='symmetric' else torch.ones_like(labels)
+    return torch.where(_chosen(len(labels), share, g), (labels+steps)%n_classes, labels)
+
+def misfiled(
+    labels, # Of three classes
+    share:float, # Of the first class, which is filed under the others
+    seed:int,
+): # Shape (n,)
+    "Labels of which those of one class are wrong"
+    g = torch.Generator().manual_seed(seed)
+    first = (labels==0).nonzero()[:,0]
+    wrong = first[_chosen(len(first), share, g)]
+    return labels.index_copy(0, wrong, torch.randint(1, 3, wrong.shape, generator=g))
+
+def unsaid(
+    labels, # 0 or 1, shape (n, labels)
+    kind:str, # 'missing': labels that an item has are not given; 'flipped': any may be wrong
+    share:float, # Of them
+    seed:int,
+): # Shape (n, labels)
+    "Several labels for each item, of which some are wrong"
+    g = torch.Generator().manual_seed(seed)
+    is_wrong = torch.rand(labels.shape, generator=g)<share
+    if kind=='missing': is_wrong &= labels>.5
+    return torch.where(is_wrong, 1-labels, labels)
+
+def smaller(images): return torch.cat([F.avg_pool2d(o.float(), 2).round().byte() for o in images.split(5000)])
+
+def _some(n, n_tiny=300): return n_tiny if scale()=='tiny' else n
+
+@lru_cache
+def _cifar():
+    images,labels = cifar_parts()[0]
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:_some(10_000)]
+    return smaller(images[rows]),labels[rows],rows
+
+@lru_cache
+def _digits():
+    images,labels = datasets['digits']()[0]
+    return F.avg_pool2d(images, 4)[:_some(len(labels))],labels[:_some(len(labels))]
+
+def _corners(n, seed=0):
+    "Images of up to four digits, and which of them each shows"
+    images,labels = datasets['digits']()[0]
+    g = torch.Generator().manual_seed(seed)
+    at = torch.randint(len(images), (n,4), generator=g)
+    is_there = torch.rand(n, 4, generator=g)<.5
+    is_there[:,0] = True
+    tiles = F.avg_pool2d(images, 2)[at]*is_there[:,:,None,None,None]
+    whole = tiles.view(n, 2, 2, 3, 16, 16).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 32, 32)
+    return whole,torch.zeros(n, 10).scatter_reduce_(1, labels[at], is_there.float(), 'amax')
+
+class Situation(NamedTuple):
+    "Data, labels, and how one trains on them"
+    data:str # 'cifar', 'digits', 'folder', 'pretrained' or 'several'
+    labels:str # One of `people`, or what is wrong and per cent
+    augmented:bool
+    epochs:int
+    net:str='small' # 'small', 'wide', 'resnet18' or 'pretrained'
+
+    @property
+    def name(self):
+        how = 'augmented' if self.augmented else 'as they are'
+        net = '' if self.net=='small' else f', {self.net}'
+        return f'{self.data}, {self.labels}, {how}, {self.epochs} epochs{net}'
+
+    @property
+    def loss_func(self): return BCEWithLogitsLossFlat() if self.data=='several' else CrossEntropyLossFlat()
+
+    def items(self, seed): # Images, labels as they should be, and as they are given
+        "What is trained on"
+        if self.data=='several':
+            images,truth = _corners(_some(2000, 100))
+            kind,percent = self.labels.split()
+            return images,truth,unsaid(truth, kind, int(percent)/100, seed)
+        if self.data=='folder': return self._folder(seed)
+        if self.data=='pretrained':
+            images,truth,rows = pretrained.enlarged()[0]
+        elif self.data=='digits': (images,truth),rows = _digits(),None
+        else: images,truth,rows = _cifar()
+        if self.labels in people: return images,truth,human_labels(self.labels)[rows]
+        kind,percent = self.labels.split()
+        return images,truth,flipped(truth, kind, int(percent)/100, seed)
+
+    def _folder(self, seed):
+        "300 photographs of birds, cats and dogs, others for each seed; two fifths of the birds are filed as the others"
+        images,kinds = cifar_parts()[0]
+        g = torch.Generator().manual_seed(seed)
+        n = _some(100, 20)
+        rows = torch.cat([(kinds==c).nonzero()[:,0][torch.randperm(int((kinds==c).sum()), generator=g)[:n]] for c in (2,3,5)])
+        truth = torch.arange(3).repeat_interleave(n)
+        images = images[rows]
+        if self.net!='small':
+            images = F.interpolate(images.float(), size=64, mode='bicubic', antialias=True).clamp(0, 255).byte()
+        return images,truth,misfiled(truth, .4, seed)
+
+    def model(self, n_out):
+        if self.net=='pretrained': return pretrained.with_head(n_out)
+        if self.net=='resnet18': return get_model('resnet18', n_out)
+        if self.data=='digits':
+            return nn.Sequential(nn.Flatten(), nn.Linear(192,128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128,n_out))
+        return small_convnet(n_out, 1. if self.net=='wide' or self.data=='folder' else .5)
+
+    def learner(self, images, labels, seed, cbs=None):
+        set_seed(seed)
+        tfms = []
+        if self.augmented: tfms = [PadCrop(max(1, images.shape[-1]//16))]
+        if self.augmented and self.data not in ('digits','several'): tfms.append(Flip())
+        few = images[:100],labels[:100]
+        n_classes = 3 if self.data=='folder' else 10
+        dls = tensor_dls((images,labels), few, 64 if len(images)>2000 else 32, tfms, n_classes=n_classes)
+        dls.train.drop_last = len(images)>300 # fastai's own, by which 300 items would lose a tenth
+        split = dict(splitter=pretrained.halves_and_head) if self.net=='pretrained' else {}
+        opt = dict(opt_func=sgd) if self.net in ('small','wide') else {}
+        return Learner(dls, self.model(n_classes), self.loss_func, cbs=cbs, **opt, **split)
+
+    def fit(self, learn):
+        learn._do_epoch_validate = lambda *args: None
+        with learn.no_bar(),learn.no_logging():
+            if self.net=='pretrained': learn.fit_one_cycle(self.epochs, slice(3e-5, 3e-3))
+            elif self.net=='resnet18': learn.fit_one_cycle(self.epochs, 1e-3)
+            else: learn.fit_one_cycle(self.epochs, .1 if self.data in ('cifar','folder') else .05)
+        return learn
+
+# Training
+
+def predicted(situation, learn, images): # Probabilities, shape (n, classes)
+    "What a trained network says of images as they are"
+    learn.model.eval()
+    x = images.float() if images.is_floating_point() else images.float()/255
+    norm = next(o for o in learn.dls.train.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
+    with torch.no_grad(): logits = torch.cat([learn.model((o-norm.mean)/norm.std) for o in x.split(1000)])
+    return logits.sigmoid() if situation.data=='several' else logits.softmax(1)
+
+def held_out(situation, images, labels, seed, n_folds=5): # Probabilities, shape (n, classes)
+    "What networks say of items that they have not seen"
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    probs = []
+    for fold in order.chunk(n_folds):
+        rest = torch.ones(len(labels), dtype=torch.bool)
+        rest[fold] = False
+        learn = situation.fit(situation.learner(images[rest], labels[rest], seed))
+        probs.append(predicted(situation, learn, images[fold]))
+    return torch.cat(probs)[order.argsort()]
+
+def stored(situation, seed, with_folds=False): # By name
+    "What a training leaves of each item, trained once"
+    file = kept/f"{situation.name.replace(', ', '_').replace(' ', '-')}_{seed}.pt"
+    left = torch.load(file) if file.exists() else {}
+    if left and ('held_out' in left or not with_folds): return left
+
+    images,truth,labels = situation.items(seed)
+    if not left:
+        start = time.process_time()
+        learn = situation.fit(situation.learner(images, labels, seed, Trajectory()))
+        seconds = time.process_time()-start
+        final = predicted(situation, learn, images).half()
+        left = dict(labels=labels, truth=truth, logits=learn.selection.logits, final=final, seconds=seconds)
+    if with_folds: left['held_out'] = held_out(situation, images, labels, seed).half()
+    kept.mkdir(parents=True, exist_ok=True)
+    torch.save(left, file)
+    return left
+
+def late_margin(logits, labels):
+    "Of each item the mean margin in which the k-th look counts k times, from what was predicted in each epoch"
+    logits = logits.float()
+    at = labels[None,:,None].expand(len(logits), -1, 1)
+    margins = logits.gather(2, at)[...,0]-logits.scatter(2, at, -torch.inf).amax(2)
+    is_known = ~margins.isnan()
+    weights = is_known.cumsum(0)*is_known
+    return (weights*margins.nan_to_num()).sum(0)/weights.sum(0)
+
+flips = [f'{kind} {percent}' for kind in ('symmetric','pairwise') for percent in (5, 20, 40)]
+
+def part(name):
+    "Situations, seeds, and are folds trained, too?"
+    cifar = partial(Situation, 'cifar')
+    return {
+        'people': [(cifar(labels, True, 16), seed, True) for seed in range(3) for labels in people],
+        'people_plain': [(cifar(labels, False, 16), 0, True) for labels in people],
+        'flips': [(cifar(labels, augmented, 16), seed, False)
+            for seed in range(2) for augmented in (True, False) for labels in flips],
+        'flips_folds': [(cifar(labels, True, 16), 0, True) for labels in flips],
+        'short': [(cifar(labels, augmented, 5), seed, False)
+            for seed in range(2) for augmented in (True, False) for labels in (*people,*flips)],
+        'long': [(cifar(labels, False, 30, 'wide'), 0, False)
+            for labels in ('worst','random1','symmetric 20','pairwise 20','aggregate','symmetric 40')],
+        'digits': [(Situation('digits', labels, augmented, epochs), seed, epochs==30)
+            for seed in range(3) for epochs in (5, 30, 100) for augmented in (False, True) for labels in flips],
+        'folder': [(Situation('folder', 'misfiled 40', True, 15, net), seed, True)
+            for seed in range(4) for net in ('small','resnet18','pretrained')],
+        'pretrained': [(Situation('pretrained', labels, True, 5, 'pretrained'), seed, seed==0)
+            for seed in range(2) for labels in (*people,'symmetric 20')],
+        'several': [(Situation('several', labels, True, epochs), seed, False)
+            for seed in range(2) for epochs in (8, 30) for labels in ('missing 20','flipped 5','flipped 20')]}[name]
+
+@call_parse
+def main(
+    names:str, # Parts, with commas between
+):
+    "Train what is not stored yet"
+    for name in names.split(','):
+        for situation,seed,with_folds in part(name):
+            stored(situation, seed, with_folds)
+            print(name, situation.name, seed, flush=True)
