@@ -46,8 +46,8 @@ first = dict(
     tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
     experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','pretrained','cifar10','forum',
         'multi_label','label_noise','noise_cifar10','imagenette','race'],
-    called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch','scoring',
-        'compare','race','command','findings','datasets','functional'])
+    called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
+        'scoring','compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
 words = {

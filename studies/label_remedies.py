@@ -34,7 +34,8 @@ def parts():
 class Averaged(Callback):
     "An exponential moving average of the weights, by which is predicted in the end"
     order,run_valid = 80,False
-    def before_fit(self): self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(.998), use_buffers=True)
+    def before_fit(self):
+        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(.998), use_buffers=True)
     def after_batch(self): self.ema.update_parameters(self.model)
     def after_fit(self): self.model.load_state_dict(self.ema.module.state_dict())
 
@@ -50,7 +51,8 @@ class Best(Callback):
 def _error(model, dl, images, labels):
     model.eval()
     norm = next(o for o in dl.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
-    with torch.no_grad(): found = torch.cat([model((o.float()/255-norm.mean)/norm.std).argmax(1) for o in images.split(1000)])
+    def classes(o): return model((o.float()/255-norm.mean)/norm.std).argmax(1)
+    with torch.no_grad(): found = torch.cat([classes(o) for o in images.split(1000)])
     return float((found!=labels).float().mean())
 
 def validation_error(learn): return _error(learn.model, learn.dls.train, *learn.validation)

@@ -142,7 +142,10 @@ class Situation(NamedTuple):
         images,kinds = cifar_parts()[0]
         g = torch.Generator().manual_seed(seed)
         n = _some(100, 20)
-        rows = torch.cat([(kinds==c).nonzero()[:,0][torch.randperm(int((kinds==c).sum()), generator=g)[:n]] for c in (2,3,5)])
+        def some_of(c):
+            rows = (kinds==c).nonzero()[:,0]
+            return rows[torch.randperm(len(rows), generator=g)[:n]]
+        rows = torch.cat([some_of(c) for c in (2,3,5)])
         truth = torch.arange(3).repeat_interleave(n)
         images = images[rows]
         if self.net!='small':

@@ -105,7 +105,7 @@ _of_one_class_functions = F.cross_entropy,F.nll_loss
 _of_logits,_of_probabilities = nn.BCEWithLogitsLoss,nn.BCELoss
 
 def _activation(loss_func):
-    "What becomes of predictions before they are probabilities: 'softmax', 'sigmoid', 'none'; None: the loss says nothing"
+    "What makes probabilities of predictions: 'softmax', 'sigmoid', 'none'; None: the loss says nothing"
     innermost = getattr(loss_func, 'func', loss_func)
     if isinstance(innermost, _of_one_class) or innermost in _of_one_class_functions: return 'softmax'
     if isinstance(innermost, _of_logits) or innermost is F.binary_cross_entropy_with_logits: return 'sigmoid'
@@ -160,7 +160,8 @@ def _binary_labels(loss_func, pred, y, losses_of):
     if activation in ('sigmoid','none'): return BinaryLabels(n_labels, activation=='none')
     if activation is not None or (0<=pred).all() and (pred<=1).all(): return None
     sure = torch.where(y.reshape(pred.shape)>.5, 1., -1.).to(pred)
-    return BinaryLabels(n_labels) if _falls(losses_of, -sure, sure) and _falls(losses_of, torch.zeros_like(pred), sure) else None
+    falls = all(_falls(losses_of, low, sure) for low in (-sure,0*sure)) # that of numbers rises from 0 to -1
+    return BinaryLabels(n_labels) if falls else None
 
 @torch.no_grad()
 def label_kind(
@@ -271,6 +272,6 @@ class LabelMemory(ItemTable):
         looks = self.looks.float()
         p = self.probabilities/looks
         spread = (self.squares/looks-p*p).clamp(min=0).sqrt()
-        columns = dict(looks=self.looks, margin=self.margin, mean_margin=self.margins/looks, probability=p, spread=spread,
-            times_other=self.times_other, last_other=self.last_other, most_other=self.most_other)
+        columns = dict(looks=self.looks, margin=self.margin, mean_margin=self.margins/looks,
+            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other, most_other=self.most_other)
         return pd.DataFrame({name: t.cpu().numpy() for name,t in columns.items()})

@@ -104,7 +104,8 @@ def plot_items(self:Selection,
     n_columns = min(3, len(groups))
     n_rows = -(-len(groups)//n_columns)
     size = (width,width) if len(groups)==1 else (2*width,2.2*n_rows)
-    fig,axes = plt.subplots(n_rows, n_columns, figsize=size, layout='constrained', squeeze=False, sharex=True, sharey=True)
+    how = dict(layout='constrained', squeeze=False, sharex=True, sharey=True)
+    fig,axes = plt.subplots(n_rows, n_columns, figsize=size, **how)
     axes = axes.flatten()
     for ax,(label,own) in zip(axes, groups): dots = _plot_map(ax, own, label)
     for ax in axes[len(groups):]: ax.remove()
@@ -160,11 +161,13 @@ def corrected(self:Selection,
 )->pd.DataFrame: # What items are made from, `label`, `is_valid`, and `was`, the label of an item that got another one
     "All items of both sets with corrected labels"
     if self.tracker.labels is not None and self.tracker.labels.n_labels>1:
-        raise ValueError(error_text('corrected', 'several labels for each item', 'one', 'correct them in your own table'))
+        remedy = 'correct them in your own table'
+        raise ValueError(error_text('corrected', 'several labels for each item', 'one', remedy))
     train = _part(check_loader(self.dls.train).dataset, False).astype(dict(label=object))
     known,new = {str(o): o for o in train.label},_found_labels(found)
     unknown = [o for o in new if o is not None and str(o) not in known]
-    if unknown: raise ValueError(error_text('corrected', f'a label {unknown[0]!r}', f"one of {', '.join(sorted(known))}"))
+    if unknown:
+        raise ValueError(error_text('corrected', f'a label {unknown[0]!r}', f"one of {', '.join(sorted(known))}"))
     new = new.map(lambda o: known.get(str(o)))
     was = train.label.loc[new.index]
     train.loc[new.index,'label'] = new
