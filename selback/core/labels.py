@@ -71,7 +71,7 @@ class ClassLabels:
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
         if self.are_probabilities: logits = logits.log()
-        y,n_classes = y.long(),logits.shape[-1]
+        y,n_classes = y.long().reshape(logits.shape[:-1]),logits.shape[-1] # that of a table has one column
         counts = (0<=y) & (y<n_classes)
         if self.ignored is not None: counts &= y!=self.ignored
         told = _of_classes(logits, torch.where(counts, y, 0))
@@ -273,5 +273,6 @@ class LabelMemory(ItemTable):
         p = self.probabilities/looks
         spread = (self.squares/looks-p*p).clamp(min=0).sqrt()
         columns = dict(looks=self.looks, margin=self.margin, mean_margin=self.margins/looks,
-            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other, most_other=self.most_other)
+            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other,
+            most_other=self.most_other)
         return pd.DataFrame({name: t.cpu().numpy() for name,t in columns.items()})
