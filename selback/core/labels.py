@@ -76,7 +76,8 @@ class ClassLabels:
         if self.ignored is not None: counts &= y!=self.ignored
         told = _of_classes(logits, torch.where(counts, y, 0))
         if y.ndim>1: return _by_item(told, counts, n_classes)
-        return told._replace(margin=torch.where(counts, told.margin, torch.nan))
+        other = torch.where(counts, told.other, -1)
+        return told._replace(margin=torch.where(counts, told.margin, torch.nan), other=other)
 
 class BinaryLabels:
     "Several labels for each item, each of which it has or has not; or one of these"
