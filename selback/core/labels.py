@@ -192,11 +192,10 @@ class LabelReader:
         pred, # What it gets of the model for a batch, without a graph
         yb:tuple, # Targets
         losses_of, # A function of predictions that returns the loss of each item
-        agree=lambda kind: kind, # Function of what was found that returns what all processes go by
     )->Told|None: # None: the targets are no labels
         "What is told of a batch; the first one tells which kind of labels there are"
         if self.loss_func is not loss_func:
-            self.kind = agree(label_kind(loss_func, pred, yb, losses_of))
+            self.kind = label_kind(loss_func, pred, yb, losses_of)
             self.loss_func = loss_func
         return None if self.kind is None else self.kind(pred, *yb)
 
