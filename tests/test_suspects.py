@@ -1,0 +1,375 @@
+"Labels that may be wrong: the list of them, pictures, the map, and their correction"
+import builtins
+from pathlib import Path
+
+import matplotlib, numpy as np, pandas as pd, pytest
+from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
+from fastai.data.core import Datasets, TfmdLists
+from fastai.data.transforms import Categorize, ColReader, ColSplitter, IndexSplitter
+from fastai.losses import BCEWithLogitsLossFlat
+from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
+from fastai.vision.augment import Resize
+from fastai.vision.core import PILImage
+from fastai.vision.data import ImageBlock, ImageDataLoaders
+from helpers import *
+from PIL import Image
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+COLOURS = dict(blue=(30,30,220), green=(30,220,30), red=(220,30,30))
+N_OF_EACH = 10 # training items; two more of each are for validation
+WRONG = {'blue_3.png': 'red', 'green_5.png': 'blue', 'red_8.png': 'green'} # labels of three pictures
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close('all')
+
+# A folder of pictures
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    "Pictures of one colour each, in folders that are their labels; three of them in the wrong one"
+    root,generator = tmp_path_factory.mktemp('colours'),np.random.default_rng(0)
+    for colour,rgb in COLOURS.items():
+        for i in range(N_OF_EACH+2):
+            name = f'{colour}_{i}.png'
+            label = WRONG.get(name, colour)
+            file = root/('train' if i<N_OF_EACH else 'valid')/label/name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.clip(np.array(rgb)+generator.normal(0, 20, (12, 12, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+    return root
+
+def table_of(folder, **names):
+    "The same as a table, with the paths in `file` and the labels in `colour`, unless these have other names"
+    files = sorted(folder.rglob('*.png'))
+    frame = pd.DataFrame(dict(file=[str(f.relative_to(folder)) for f in files], colour=[f.parent.name for f in files],
+        is_valid=[f.parts[-3]=='valid' for f in files]))
+    return frame.rename(columns=names)
+
+HOW = dict(bs=10, num_workers=0, item_tfms=Resize(12))
+
+def from_folder(folder): return ImageDataLoaders.from_folder(folder, **HOW)
+
+def from_df(folder):
+    return ImageDataLoaders.from_df(table_of(folder), folder, fn_col='file', label_col='colour', valid_col='is_valid', **HOW)
+
+def from_block(folder, block=CategoryBlock, get_y=ColReader('colour'), frame=None, **kwargs):
+    columns = dict(get_x=ColReader('file', pref=f'{folder}/'), get_y=get_y, splitter=ColSplitter())
+    blocks = DataBlock((ImageBlock,block), item_tfms=Resize(12), **columns, **kwargs)
+    return blocks.dataloaders(table_of(folder) if frame is None else frame, bs=10, num_workers=0)
+
+SOURCES = dict(from_folder=from_folder, from_df=from_df, from_block=from_block)
+
+def learner_of(dls, n_out=3, loss_func=None):
+    set_seed(0)
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, n_out))
+    return Learner(dls, net, loss_func=loss_func or CrossEntropyLossFlat(), lr=.1)
+
+@pytest.fixture(scope='module')
+def learners(folder):
+    "Of each source one that has trained"
+    def trained(make):
+        set_seed(0)
+        return quiet_fit(learner_of(make(folder)).watch_items(), 8)
+    return {name: trained(make) for name,make in SOURCES.items()}
+
+@pytest.fixture
+def learn(learners): return learners['from_folder']
+
+def file_of(learn, i):
+    item = learn.dls.train_ds.items[i] if not hasattr(learn.dls.train_ds.items, 'iloc') else learn.dls.train_ds.items.file.iloc[i]
+    return Path(item).name
+
+def of_wrong(learn): return [i for i in range(3*N_OF_EACH) if file_of(learn, i) in WRONG]
+
+def right_label(name): return name.split('_')[0]
+
+# The list
+@pytest.mark.parametrize('source', SOURCES)
+def test_the_list_begins_with_the_wrong_labels(learners, source):
+    learn = learners[source]
+    found = learn.selection.suspects()
+    assert found.columns[:6].tolist()==['label','likely','margin','probability','times_other','looks']
+    assert found.index.name=='idx' and sorted(found.index)==list(range(3*N_OF_EACH))
+    assert set(found.index[:3])==set(of_wrong(learn))
+    assert found.margin.is_monotonic_increasing
+    assert (found.looks==8).all()
+    for i,row in found.iterrows():
+        name = file_of(learn, i)
+        assert row.label==WRONG.get(name, right_label(name))
+        if name in WRONG: assert row.likely==right_label(name) and row.margin<0
+        assert Path(row.file if source!='from_folder' else row['item']).name==name
+
+def test_the_list_has_what_training_has_told(learn):
+    found,told = learn.selection.suspects(),learn.selection.tracker.labels.frame()
+    for name in ('margin','probability','times_other','looks'):
+        assert found[name].tolist()==told[name][found.index].tolist()
+    names = [None if i<0 else list(COLOURS)[i] for i in told.most_other[found.index]]
+    assert found.likely.tolist()==names
+    assert ((found.likely.isna())==(found.times_other==0)).all()
+
+def test_what_was_never_looked_at_is_not_listed():
+    learn = learner_of_table(bs=16, drop_last=True)
+    found = quiet_fit(learn.watch_items(), 1).selection.suspects()
+    assert len(found)==48==len(set(found.index)) # of 60 three batches
+    seen = learn.selection.items().seen
+    assert set(found.index)==set(seen[seen>0].index)
+
+def test_a_selecting_method_lists_as_well(folder):
+    learn = quiet_fit(learner_of(from_folder(folder)).top_loss(.7, track_items=True), 8)
+    assert set(learn.selection.suspects().index[:3])==set(of_wrong(learn))
+
+def learner_of_table(names=('no','yes'), **kwargs):
+    "Item i is of class i%2, but for two items; tensors, of which nothing tells where they come from"
+    set_seed(0)
+    y = torch.arange(76)%2
+    y[[20,41]] = 1-y[[20,41]] # the first 16 are for validation
+    x = torch.cat([2*(torch.arange(76)%2*2-1)[:,None]+.3*torch.randn(76, 1), torch.zeros(76, 3)], 1)
+    return Learner(dls_of(x, y, n_valid=16, **kwargs), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1)
+
+def test_tensors_are_listed_by_their_numbers():
+    found = quiet_fit(learner_of_table().watch_items(), 6).selection.suspects()
+    assert set(found.index[:2])=={4,25}
+    assert found.columns.tolist()==['label','likely','margin','probability','times_other','looks']
+    assert found.loc[[4,25],['label','likely']].values.tolist()==[[1,0],[0,1]]
+
+def to_x(i): return torch.tensor([2.*(i%2*2-1),0.,0.,0.])
+
+def to_name(i): return ['even','odd'][(i+(i in (7,30)))%2]
+
+def decides(dls): return Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1)
+
+def test_datasets_of_numbers_have_names():
+    dls = Datasets(list(range(64)), [[to_x], [to_name,Categorize()]], splits=[range(48), range(48, 64)]).dataloaders(bs=16,
+        num_workers=0)
+    found = quiet_fit(decides(dls).watch_items(), 6).selection.suspects()
+    assert set(found.index[:2])=={7,30}
+    assert found.loc[[7,30],['label','likely','item']].values.tolist()==[['even','odd',7],['odd','even',30]]
+
+def to_pair(i): return to_x(i),torch.tensor((i+(i in (7,30)))%2)
+
+def test_lists_of_pairs_have_numbers():
+    lists = TfmdLists(list(range(64)), to_pair, splits=[range(48), range(48, 64)])
+    found = quiet_fit(decides(lists.dataloaders(bs=16, num_workers=0)).watch_items(), 6).selection.suspects()
+    assert set(found.index[:2])=={7,30}
+    assert found.loc[[7,30],['label','likely']].values.tolist()==[[0,1],[1,0]]
+
+def table_learner_of_ages():
+    i = np.arange(80)
+    good = np.where((i>=40)^np.isin(i, [5,60]), 'yes', 'no')
+    df = pd.DataFrame(dict(age=i.astype(float), kind=np.where(i%3==0, 'a', 'b'), good=good))
+    columns = dict(cat_names=['kind'], cont_names=['age'], y_names='good', procs=[Categorify,Normalize])
+    dls = TabularDataLoaders.from_df(df, valid_idx=list(range(0, 80, 8)), bs=16, num_workers=0, **columns)
+    set_seed(0)
+    return tabular_learner(dls, layers=[8], lr=.05)
+
+def test_rows_of_a_table_are_listed():
+    learn = quiet_fit(table_learner_of_ages().watch_items(), 12)
+    found,first = learn.selection.suspects(),learn.selection.suspects()[:2]
+    assert {'age','kind','good'}<={*found.columns}
+    assert sorted(first[['label','likely']].values.tolist())==[['no','yes'],['yes','no']]
+    ages = learn.dls.train_ds.items.age.tolist()
+    for i,row in found.iterrows(): assert row.age==ages[i]
+
+def test_each_of_several_labels_has_a_row(folder):
+    "Of blue and green pictures a warm tone is claimed of one, and red is denied of another"
+    frame = table_of(folder)
+    frame['colour'] = [right_label(Path(f).name) for f in frame.file]
+    frame['tags'] = ['red' if c=='red' else f'{c} cold' for c in frame.colour]
+    odd = {'train/blue/blue_1.png': 'blue cold red', 'train/red/red_2.png': ''}
+    frame['tags'] = [odd.get(f, tags) for f,tags in zip(frame.file, frame.tags)]
+    dls = from_block(folder, MultiCategoryBlock, ColReader('tags', label_delim=' '), frame)
+    learn = quiet_fit(learner_of(dls, 4, BCEWithLogitsLossFlat()).watch_items(), 12)
+    found = learn.selection.suspects()
+    files = learn.dls.train_ds.items.file.tolist()
+    assert len(found)==4*30
+    assert {(files[i],label) for i,label in found.label[:2].items()}=={
+        ('train/blue/blue_1.png','red'), ('train/red/red_2.png','no red')}
+    for label,likely in zip(found.label, found.likely): assert {label,likely}=={label.removeprefix('no '), 'no '+label.removeprefix('no ')}
+    for i,rows in found.groupby(level=0):
+        tags = set(learn.dls.train_ds.items.tags.iloc[i].split())
+        assert {label for label in rows.label if not label.startswith('no ')}==tags
+
+    plt.close('all')
+    learn.selection.show_suspects(4)
+    assert len([ax for ax in plt.gcf().axes if ax.get_title()])==4 # of an item one picture
+    for ask in (learn.selection.clean_suspects, lambda: learn.selection.corrected(found)):
+        with pytest.raises(ValueError, match='got several labels for each item, wanted one; correct them in your own'): ask()
+
+# Pictures
+def titles(): return [ax.get_title() for ax in plt.gcf().axes]
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_pictures_have_both_labels(learners, source):
+    learn = learners[source]
+    learn.selection.show_suspects(3)
+    found = learn.selection.suspects()[:3]
+    assert len(titles())==3
+    for title,(i,row) in zip(titles(), found.iterrows()):
+        assert title.split('\n')==[f'target {row.label}', f'likely {row.likely}', f'margin {row.margin:.3g}', f'item {i}']
+    for ax,i in zip(plt.gcf().axes, found.index): # the picture of that item
+        drawn = np.asarray(ax.images[0].get_array(), dtype=float).mean((0,1))
+        assert drawn.argmax()==2-list(COLOURS).index(right_label(file_of(learn, i)))
+
+def test_as_many_pictures_as_there_are(learn):
+    learn.selection.show_suspects(100)
+    assert sum(map(bool, titles()))==30
+
+# The map
+def test_the_map_has_a_dot_for_each_item(learn):
+    ax, = learn.selection.plot_items()
+    told = learn.selection.tracker.labels.frame()
+    dots, = ax.collections
+    where = sorted(map(tuple, np.asarray(dots.get_offsets()).round(5)))
+    assert where==sorted(zip(told.spread.round(5), told.probability.round(5)))
+    right = 1-told.times_other/told.looks
+    of_dot = dict(zip(map(tuple, np.asarray(dots.get_offsets()).round(5)), np.asarray(dots.get_array())))
+    for spread,p,share in zip(told.spread.round(5), told.probability.round(5), right):
+        assert of_dot[spread,p]==pytest.approx(share)
+    wrong = told.loc[of_wrong(learn)]
+    assert (wrong.probability<.5).all() and (told.probability.drop(wrong.index)>.5).mean()>.9
+
+def test_each_class_has_a_map(learn):
+    axes = learn.selection.plot_items(by_class=True)
+    labels,told = learn.selection.items().label,learn.selection.tracker.labels.frame()
+    assert [ax.get_title() for ax in axes]==list(COLOURS)
+    for ax in axes:
+        own = told[labels==ax.get_title()]
+        dots, = ax.collections
+        assert sorted(np.asarray(dots.get_offsets())[:,1].round(5))==sorted(own.probability.round(5))
+
+# Correction
+def by_item(cleaner):
+    "The menu of each picture, by dataset index"
+    return {i: box.children[1] for i,box in zip(cleaner.suspects.index, cleaner.widget.children)}
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_the_likelier_class_is_preset(learners, source):
+    learn = learners[source]
+    cleaner = learn.selection.clean_suspects(6)
+    found = learn.selection.suspects()[:6]
+    assert list(by_item(cleaner))==found.index.tolist()
+    assert [Path(f).name for f in cleaner.fns]==[file_of(learn, i) for i in found.index]
+    for i,menu in by_item(cleaner).items():
+        assert menu.options==('<Keep>','<Delete>',*COLOURS)
+        assert menu.value==(found.likely[i] or '<Keep>')
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_what_a_person_says_is_corrected(learners, source):
+    learn = learners[source]
+    cleaner = learn.selection.clean_suspects(6)
+    first,second,third,fourth,*others = by_item(cleaner)
+    menus,labels = by_item(cleaner),learn.selection.suspects().label
+    menus[second].value = '<Keep>'
+    menus[third].value = '<Delete>'
+    menus[fourth].value = next(c for c in COLOURS if c!=labels[fourth])
+    for i in others: menus[i].value = '<Keep>'
+    wanted = {first: menus[first].value, fourth: menus[fourth].value}
+
+    frame = learn.selection.corrected(cleaner)
+    column = 'item' if source=='from_folder' else 'file'
+    train,valid = frame[~frame.is_valid.astype(bool)],frame[frame.is_valid.astype(bool)]
+    assert len(train)==29 and len(valid)==6
+    by_name = {Path(row[column]).name: row for _,row in train.iterrows()}
+    assert file_of(learn, third) not in by_name
+    for i in range(30):
+        if i==third: continue
+        row,was = by_name[file_of(learn, i)],labels[i]
+        assert row.label==wanted.get(i, was)
+        assert row.was==was if i in wanted else pd.isna(row.was)
+    assert {Path(f).name: label for f,label in zip(valid[column], valid.label)}=={
+        f'{c}_{k}.png': c for c in COLOURS for k in (N_OF_EACH,N_OF_EACH+1)}
+    assert valid.was.isna().all()
+
+def test_corrected_labels_train(learn, folder):
+    frame = learn.selection.corrected(learn.selection.clean_suspects(3))
+    dls = ImageDataLoaders.from_df(frame, '/', fn_col='item', label_col='label', valid_col='is_valid', **HOW)
+    assert len(dls.train_ds)==30 and len(dls.valid_ds)==6
+    files = [Path(f).name for f in dls.train_ds.items['item']]
+    assert [dls.vocab[int(dls.train_ds[i][1])] for i in range(30)]==[right_label(f) for f in files]
+    again = quiet_fit(learner_of(dls).watch_items(), 4)
+    assert (again.selection.suspects().margin[-20:]>0).all()
+
+def test_a_table_by_hand_is_read_back(learn, tmp_path):
+    selection,csv = learn.selection,tmp_path/'suspects.csv'
+    selection.suspects().head(5).to_csv(csv)
+    lines = pd.read_csv(csv, dtype=str).set_index('idx')
+    a,b,c = lines.index[:3]
+    lines.loc[a,'label'],lines.loc[b,'label'] = lines.likely[a],''
+    lines.to_csv(csv)
+
+    frame,labels = selection.corrected(csv),selection.items().label
+    files = {Path(f).name: label for f,label in zip(frame['item'], frame.label)}
+    assert files[file_of(learn, int(a))]==lines.likely[a]!=labels[int(a)]
+    assert file_of(learn, int(b)) not in files
+    assert files[file_of(learn, int(c))]==labels[int(c)]
+    assert len(frame)==35
+    assert frame.was.notna().sum()==1
+
+def test_numbers_are_read_back_as_labels(tmp_path):
+    learn,csv = quiet_fit(learner_of_table().watch_items(), 6),tmp_path/'suspects.csv'
+    table = learn.selection.suspects().head(3)
+    table['label'] = [table.likely.iloc[0],table.likely.iloc[1],'']
+    table.to_csv(csv)
+    frame = learn.selection.corrected(str(csv))
+    assert len(frame)==60-1+16
+    assert frame.was.notna().sum()==2
+    assert set(map(type, frame.label))=={int}
+    labels = frame.label[~frame.is_valid].tolist()
+    third = table.index[2]
+    wanted = [i%2 for i in range(60) if i!=third] # both were wrong
+    assert labels==wanted
+
+def test_a_class_may_be_called_as_what_is_missing(tmp_path):
+    def to_odd_name(i): return ['None','NA'][(i+(i in (7,30)))%2]
+    dls = Datasets(list(range(64)), [[to_x], [to_odd_name,Categorize()]], splits=[range(48), range(48, 64)]).dataloaders(bs=16,
+        num_workers=0)
+    selection,csv = quiet_fit(decides(dls).watch_items(), 6).selection,tmp_path/'suspects.csv'
+    table = selection.suspects().head(4)
+    table['label'] = ['NA','None',*table.label[2:]]
+    table.to_csv(csv)
+    frame = selection.corrected(csv)
+    assert len(frame)==64
+    assert set(frame.label)=={'NA','None'}
+
+def test_an_unknown_label_is_refused(learn):
+    table = learn.selection.suspects().head(2).assign(label='yellow')
+    with pytest.raises(ValueError, match="corrected: got a label 'yellow', wanted one of blue, green, red"):
+        learn.selection.corrected(table)
+
+# What can't be
+NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image folder or a table.*use suspects'
+
+@pytest.mark.parametrize('make', [learner_of_table, table_learner_of_ages])
+def test_what_is_no_file_is_not_opened(make):
+    selection = quiet_fit(make().watch_items(), 1).selection
+    with pytest.raises(ValueError, match=NO_FILES): selection.clean_suspects()
+
+def test_pictures_without_a_class_are_not_opened(folder):
+    frame = table_of(folder)
+    frame['age'] = np.linspace(-1, 1, len(frame))
+    dls = from_block(folder, RegressionBlock, ColReader('age'), frame)
+    learn = quiet_fit(learner_of(dls, 1, MSELossFlat()).watch_items(), 1)
+    with pytest.raises(ValueError, match=r'clean_suspects: got targets that are no labels, wanted classes; use suspects\(\)'):
+        learn.selection.clean_suspects()
+
+def test_without_widgets_a_table_is_the_way(learn, monkeypatch):
+    importing = builtins.__import__
+    def without(name, *args, **kwargs):
+        if name in ('fastai.vision.widgets','ipywidgets'): raise ModuleNotFoundError("No module named 'ipywidgets'", name='ipywidgets')
+        return importing(name, *args, **kwargs)
+    monkeypatch.setattr(builtins, '__import__', without)
+    said = r"clean_suspects: got no package ipywidgets, wanted widgets for notebooks; pip install ipywidgets.*to_csv\('suspects.csv'\)"
+    with pytest.raises(ImportError, match=said): learn.selection.clean_suspects()
+
+@pytest.mark.parametrize('name', ['suspects','show_suspects','plot_items','clean_suspects'])
+def test_nothing_was_told_yet(folder, name):
+    selection = learner_of(from_folder(folder)).watch_items().selection
+    with pytest.raises(ValueError, match='nothing is remembered of the items yet; call fit first'): getattr(selection, name)()
+
+@pytest.mark.parametrize('n', [0, 2.5, -1])
+def test_a_number_of_items_is_a_whole_one(learn, n):
+    for ask in (learn.selection.show_suspects, learn.selection.clean_suspects):
+        with pytest.raises(ValueError, match='^n: got'): ask(n)
