@@ -56,7 +56,7 @@ words = {
     'installation': 'installation, GPU, CUDA, CPU',
     'saving': 'checkpoint, resume, export, save, load',
     'questions': 'FAQ, warnings, error messages, active learning',
-    'migrate': 'Composer, MosaicML, tsai, fastai v1',
+    'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
     'noisy_labels': 'noisy labels, label errors, label noise, mislabeled, cleanlab, confident learning',
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
