@@ -36,10 +36,10 @@ def run(fn):
         if is_left_out: c.metadata.tags = [*c.metadata.get('tags', []), 'skip-execution']
 
     resources = dict(metadata=dict(path=fn.parent))
-    client = NotebookClient(nb, timeout=None, kernel_name='python3', record_timing=False, store_widget_state=False,
-        resources=resources)
+    client = NotebookClient(nb, timeout=None, kernel_name='python3', record_timing=False, resources=resources)
     try: client.execute()
     finally: # an error is to be seen in the notebook
+        nb.metadata.pop('widgets', None) # their state holds each image twice
         nbformat.write(nb, fn)
         nbdev_clean.__wrapped__(str(fn))
     note(fn)
