@@ -270,14 +270,15 @@ def test_round_up(n, multiple, most):
     assert round_up(n, multiple, most)==(wanted if most is None else min(wanted, most))
 
 # the memory
-NOTHING_KNOWN = dict(loss=math.nan, ewma=math.nan, age=0, seen=0, picked=0)
-COUNTED,AVERAGED = ('age','seen','picked'),('loss','ewma')
+NOTHING_KNOWN = dict(loss=math.nan, total=0., ewma=math.nan, age=0, seen=0, picked=0)
+COUNTED,AVERAGED = ('age','seen','picked'),('loss','total','ewma')
 
 def after(row, loss, ema, fresh, picked):
     "What is known of an item, once another loss is noted; None: nothing was"
     before = row or NOTHING_KNOWN
     return dict(
         loss=loss,
+        total=before['total']+loss,
         ewma=before['ewma']*ema+loss*(1-ema) if row else loss,
         age=0 if fresh else before['age'],
         seen=before['seen']+1,

@@ -171,7 +171,7 @@ def test_pictures_can_be_read_on_a_phone():
     selection = learn.selection
     views = [
         selection.plot,
-        selection.plot_items,
+        selection.plot_picks,
         selection.show_hardest,
         selection.show_easiest,
         lambda: selection.show_picked(1),
@@ -482,7 +482,7 @@ def test_lr_find_leaves_items_alone():
 
 TRACK = 'pass track_items=True'
 
-@pytest.mark.parametrize('name', ['items','picks_by_class','show_hardest','show_easiest','plot_items'])
+@pytest.mark.parametrize('name', ['items','picks_by_class','show_hardest','show_easiest','plot_picks','plot_items'])
 def test_a_view_of_items_says_how_to_have_them_remembered(name):
     selection = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match=f'{name}: got a TopLossCallback.*{TRACK}'): getattr(selection, name)()
@@ -536,7 +536,7 @@ def test_items_that_are_the_data_themselves_are_no_column():
     "A path or a row says where an item comes from; a tensor in a table says nothing"
     learn = Learner(get_dls('digits', 32, 64, 32), small_resnet(10, .125), CrossEntropyLossFlat())
     quiet_fit(learn.top_loss(track_items=True), 1)
-    assert list(learn.selection.items())==['loss','ewma','age','rested','seen','picked','label']
+    assert list(learn.selection.items())==['loss','total','ewma','age','rested','seen','picked','label']
 
 def test_labels_and_items_of_datasets():
     selection = datasets_learner([to_name, Categorize()]).selection
@@ -657,7 +657,7 @@ def look_at_everything(learn):
     selection = learn.selection
     selection.items()
     selection.picks_by_class()
-    selection.plot_items()
+    selection.plot_picks()
     selection.plot()
     selection.show_picked(1)
     pick_rates(selection, 2)
@@ -773,7 +773,7 @@ def test_texts_show(monkeypatch):
 # picks over the epochs
 def test_picks_over_the_epochs():
     selection = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 4).selection
-    (ax,) = selection.plot_items([3,50])
+    (ax,) = selection.plot_picks([3,50])
     for i in (3,50):
         epochs,picked = lines(ax)[f'item {i}'].T
         assert epochs.tolist()==[0,1,2,3,4]
@@ -796,13 +796,13 @@ def test_picks_over_the_epochs_are_saved_too():
     assert picks_of(selection)==before
 
     quiet_fit(resumed, 4, start_epoch=2)
-    (ax,) = selection.plot_items([3])
+    (ax,) = selection.plot_picks([3])
     (xy,) = (xy for name,xy in lines(ax).items() if name.startswith('item'))
     assert xy[:,0].tolist()==[0,1,2,3,4]
     assert xy[-1,1]==selection.items().picked[3]
     assert len(state['parts']['tracker']['picks_by_epoch'])==2
 
-@pytest.mark.parametrize('name', ['items','show_hardest','plot_items'])
+@pytest.mark.parametrize('name', ['items','show_hardest','plot_picks'])
 def test_items_of_another_training_set_are_not_shown(name):
     learn = quiet_fit(table_learner().top_loss(track_items=True, warmup=0), 1)
     learn.dls = table_learner(n=82).dls
@@ -813,10 +813,10 @@ def test_picks_are_kept_of_a_thousand_items_at_most():
     selection = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2).selection
     assert [len(picked) for _,picked in selection.tracker.picks_by_epoch]==[834,834]
     assert selection.tracker.tracked.tolist()==list(range(0, 2500, 3))
-    refused = r'plot_items: got \[1, 2\].*every 3. item from 0 to 2499'
-    with pytest.raises(ValueError, match=refused): selection.plot_items([0,1,2])
+    refused = r'plot_picks: got \[1, 2\].*every 3. item from 0 to 2499'
+    with pytest.raises(ValueError, match=refused): selection.plot_picks([0,1,2])
 
-    (ax,) = selection.plot_items()
+    (ax,) = selection.plot_picks()
     drawn = [int(name.split()[1]) for name in lines(ax) if name.startswith('item')]
     losses = selection.items().loss
     of_drawn,of_tracked = losses[drawn].tolist(),losses[::3]

@@ -446,7 +446,7 @@ class Selection(FirstBatch):
             return
         pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
         function = self.losses.function(loss_func)
-        told = self.labels.read(loss_func, pred, yb, lambda pred: item_losses(function, pred, *yb), self.ranks.first)
+        told = self.labels.read(loss_func, pred, yb, lambda pred: item_losses(function, pred, *yb))
         if told is None: return
         rows = current.rows
         if rows is not None: told = Told(*(t[rows] for t in told))

@@ -52,13 +52,29 @@ class DatasetMemory:
         ranks=Ranks(), # Who trains together
     ):
         "Have a memory of the training set where it trains, a new one if its length is another"
-        self.ranks.merge() # an epoch may have been interrupted
+        self.merge() # an epoch may have been interrupted
         self.ranks = ranks
         self.dataset_id = dataset_id
         if self.memory is None or len(self.memory)!=n:
             self.memory,self.labels = self.new_memory(n, device),None
             self.picks_by_epoch = ()
         elif self.memory.loss.device.type!=torch.device(device).type: self.load_state_dict(self.state_dict(), device)
+
+    def remember_labels(self,
+        n_labels:int, # Of each item
+    ):
+        "Have a memory of so many labels"
+        if self.labels is not None and self.labels.n_labels==n_labels: return
+        self.labels = LabelMemory(len(self.memory), n_labels, self.memory.loss.device)
+        self.ranks.remember(self.labels)
+
+    def merge(self):
+        "Put together what the ranks have noted, of which some may not have been told of labels"
+        if self.ranks.before:
+            own = 0 if self.labels is None else self.labels.n_labels
+            most = -self.ranks.lowest(-own)
+            if most: self.remember_labels(most)
+        self.ranks.merge()
 
     @property
     def tracked(self)->Tensor: # int64
@@ -157,10 +173,7 @@ class ItemTracker(LossMemory):
         told, # `Told` of their labels
     ):
         "Remember what predictions say of the labels of some items"
-        n_labels = told.margin[:1].numel()
-        if self.labels is None or self.labels.n_labels!=n_labels:
-            self.labels = LabelMemory(len(self.memory), n_labels, self.memory.loss.device)
-            self.ranks.remember(self.labels)
+        self.remember_labels(told.margin.shape[1] if told.margin.ndim>1 else 1)
         self.labels.note(idxs, told)
 
     def are_equal(self)->bool:
@@ -174,7 +187,7 @@ class ItemTracker(LossMemory):
     ):
         "An epoch is done: all that is remembered gets older"
         if self.memory is None: return
-        self.ranks.merge()
+        self.merge()
         if self.notes: self.keep_picks(n_epochs)
         self.memory.next_epoch()
 

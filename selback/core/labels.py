@@ -71,12 +71,13 @@ class ClassLabels:
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
         if self.are_probabilities: logits = logits.log()
-        y,n_classes = y.long(),logits.shape[-1]
+        y,n_classes = y.long().reshape(logits.shape[:-1]),logits.shape[-1] # that of a table has one column
         counts = (0<=y) & (y<n_classes)
         if self.ignored is not None: counts &= y!=self.ignored
         told = _of_classes(logits, torch.where(counts, y, 0))
         if y.ndim>1: return _by_item(told, counts, n_classes)
-        return told._replace(margin=torch.where(counts, told.margin, torch.nan))
+        other = torch.where(counts, told.other, -1)
+        return told._replace(margin=torch.where(counts, told.margin, torch.nan), other=other)
 
 class BinaryLabels:
     "Several labels for each item, each of which it has or has not; or one of these"
@@ -191,11 +192,10 @@ class LabelReader:
         pred, # What it gets of the model for a batch, without a graph
         yb:tuple, # Targets
         losses_of, # A function of predictions that returns the loss of each item
-        agree=lambda kind: kind, # Function of what was found that returns what all processes go by
     )->Told|None: # None: the targets are no labels
         "What is told of a batch; the first one tells which kind of labels there are"
         if self.loss_func is not loss_func:
-            self.kind = agree(label_kind(loss_func, pred, yb, losses_of))
+            self.kind = label_kind(loss_func, pred, yb, losses_of)
             self.loss_func = loss_func
         return None if self.kind is None else self.kind(pred, *yb)
 
@@ -278,5 +278,6 @@ class LabelMemory(ItemTable):
         p = self.probabilities/looks
         spread = (self.squares/looks-p*p).clamp(min=0).sqrt()
         columns = dict(looks=self.looks, margin=self.margin, mean_margin=self.margins/looks,
-            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other, most_other=self.most_other)
+            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other,
+            most_other=self.most_other)
         return pd.DataFrame({name: t.cpu().numpy() for name,t in columns.items()})

@@ -177,7 +177,9 @@ def preserved(
     return state_kept(_parts(loss_func))
 
 # %% ../../nbs/core/02_losses.ipynb #a7d2a86f
-def ignored_target(loss_func):
+def ignored_target(
+    loss_func, # Any
+):
     "The target value that `loss_func` ignores, or None"
     innermost_first = reversed([*_layers(loss_func)])
     said = (getattr(o, 'ignore_index', None) for o in innermost_first)

@@ -42,7 +42,7 @@ class _EpochLosses:
     ):
         "Note the losses of an epoch"
         self._memory = ItemMemory(n, device)
-        self._ranks = Ranks(ranks.n, ranks.device) # its own, as one remembers one memory
+        self._ranks = Ranks(ranks.n, ranks.device) # its own, put together at another time
         self._ranks.remember(self._memory)
 
     def note(self,
@@ -57,7 +57,7 @@ class _EpochLosses:
         memory,ranks = self._memory,self._ranks
         self.give_up()
         if memory is None: return
-        ranks.merge(memory)
+        ranks.merge()
         return memory.loss
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #9ab896d9

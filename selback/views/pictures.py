@@ -34,7 +34,9 @@ def labels_of(
 
 def _is_data(o): return isinstance(o, torch.Tensor) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
 
-def sources_of(ds):
+def sources_of(
+    ds, # A dataset
+):
     "What the items are made from, as a DataFrame with a row for each; without columns if that is unknown"
     items,rows = getattr(ds, 'items', None),range(len(ds))
     is_known = items is not None and not callable(items) and len(items)==len(ds)

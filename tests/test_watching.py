@@ -1,0 +1,511 @@
+"What is remembered of each item against a diary that is kept apart, in plain Python"
+import math, random
+from collections import Counter, defaultdict
+from functools import partial
+from statistics import fmean, pstdev
+
+import pandas as pd, pytest
+from fastai.callback.core import CancelBatchException
+from fastai.callback.mixup import CutMix
+from fastai.callback.training import GradientAccumulation
+from fastai.losses import FocalLossFlat, LabelSmoothingCrossEntropyFlat, L1LossFlat
+from helpers import *
+from selback.callback.watching import WatchItemsCallback
+from selback.core.labels import LabelMemory, Told
+from torch.nn import functional as F
+
+N,CLASSES = 50,4 # training items; the last batch of 16 has 2
+
+# One look, by hand: margin, probability of the label, and what was predicted in its place (-1: the label)
+def of_class(logits, label):
+    own,others = logits[label],[logit for c,logit in enumerate(logits) if c!=label]
+    total = sum(math.exp(logit-own) for logit in logits)
+    likeliest = max(others)
+    other = -1 if own>=likeliest else logits.index(likeliest)
+    return own-likeliest,1/total,other
+
+def of_yes_or_no(logit, label):
+    margin = logit if label else -logit
+    return margin,1/(1+math.exp(-margin)),-1 if margin>=0 else int(not label)
+
+def mean_of(parts):
+    "Of an item in parts: another class is predicted if that holds for most, the one that most are given"
+    if not parts: return None
+    margins,chances,others = zip(*parts)
+    times = Counter(o for o in others if o>=0)
+    is_other = 2*sum(times.values())>len(parts)
+    most = min(times, key=lambda c: (-times[c],c)) if is_other else -1
+    return fmean(margins),fmean(chances),most
+
+def single(pred, y): return [of_class(pred, y)]
+
+def counting(pred, y): return [of_class(pred, y) if y>=0 else None]
+
+def in_a_column(pred, y): return single(pred, *y)
+
+def of_chances(pred, y): return [of_class([math.log(p) for p in pred], y)]
+
+def several(pred, y): return [of_yes_or_no(*o) for o in zip(pred, y)]
+
+def yes_or_no(pred, y): return several(pred, y if isinstance(y, list) else [y])
+
+def logit(p): return math.log(p/(1-p))
+
+def several_chances(pred, y): return several([logit(p) for p in pred], y)
+
+def mask(pred, y):
+    "Classes first, then rows and columns of pixels"
+    places = [(r,c) for r,row in enumerate(y) for c,label in enumerate(row) if label!=255]
+    return [mean_of([of_class([plane[r][c] for plane in pred], y[r][c]) for r,c in places])]
+
+def words(pred, y): return [mean_of([of_class(*o) for o in zip(pred, y)])]
+
+def yes_or_no_mask(pred, y):
+    pixels = [o for rows in zip(*pred, *y) for o in zip(*rows)]
+    return [mean_of([of_yes_or_no(*o) for o in pixels])]
+
+# All looks at a label, by hand
+def leader(others):
+    "Boyer and Moore: votes for another one take away from the lead"
+    leads,lead = -1,0
+    for other in others:
+        if lead==0: leads,lead = other,1
+        else: lead += 1 if other==leads else -1
+    return leads
+
+def summed_up(looks):
+    margins,chances,others = zip(*looks)
+    votes = [o for o in others if o>=0]
+    late = [margin for k,margin in enumerate(margins, 1) for _ in range(k)] # the k-th counts k times
+    return dict(looks=len(looks), margin=fmean(late), mean_margin=fmean(margins), probability=fmean(chances),
+        spread=pstdev(chances), times_other=len(votes), last_other=others[-1], most_other=leader(votes))
+
+UNSEEN = dict(looks=0, margin=math.nan, mean_margin=math.nan, probability=math.nan, spread=math.nan, times_other=0,
+    last_other=-1, most_other=-1)
+
+class ByHand(Callback):
+    "Keeps what is predicted of each item that trains, over all fits"
+    order,run_valid = 60,False
+
+    def __init__(self, told=single, n_labels=1):
+        self.told = told
+        self.looks = [defaultdict(list) for _ in range(n_labels)] # of each label: told, by item
+        self.repeated = set() # items with several rows in one step
+        self.losses = defaultdict(list)
+
+    def after_loss(self):
+        items,pred,y = numbers(self.x),self.pred.detach().float().tolist(),self.y.tolist()
+        self.repeated |= {i for i,times in Counter(items).items() if times>1}
+        for row in zip(items, pred, y): self.note(*row)
+
+    def note(self, i, pred, y):
+        for looks,told in zip(self.looks, self.told(pred, y), strict=True):
+            if told is not None: looks[i].append(told)
+
+    def frame(self, n=N):
+        "A row for each label, those of an item behind each other"
+        looks = [of_label[i] for i in range(n) for of_label in self.looks]
+        return pd.DataFrame([summed_up(o) if o else UNSEEN for o in looks])
+
+def check(learn, hand, n=N):
+    "Sums of float32 agree to five digits; a deviation is a small difference of squares, and loses half of them"
+    got,wanted = learn.selection.tracker.labels.frame(),hand.frame(n)
+    assert wanted.looks.sum()>0
+    for name in ('looks','times_other','last_other','most_other'): assert got[name].tolist()==wanted[name].tolist(), name
+    for name in ('margin','mean_margin','probability'):
+        assert got[name].tolist()==pytest.approx(wanted[name].tolist(), rel=1e-4, abs=1e-5, nan_ok=True), name
+    assert got.spread.tolist()==pytest.approx(wanted.spread.tolist(), abs=1e-3, nan_ok=True)
+
+# What trains
+class Shaped(nn.Module):
+    "Predictions of any shape, from four of the columns"
+    def __init__(self, shape, activation=None):
+        super().__init__()
+        self.net,self.shape,self.activation = mlp(math.prod(shape)),shape,activation
+
+    def forward(self, x):
+        out = self.net(x[:,:4]).view(-1, *self.shape)
+        return self.activation(out) if self.activation else out
+
+def table(y, n=N):
+    "The last column is the item's number; the items of the validation are the first ones again"
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(1))
+    x = torch.cat([x, torch.arange(n)[:,None]], 1)
+    return torch.cat([x[:16], x]),torch.cat([y[:16], y])
+
+def labels_by_chance(*shape, n=N, classes=CLASSES):
+    return torch.randint(0, classes, (n,*shape), generator=torch.Generator().manual_seed(2))
+
+def learner(y=None, shape=(CLASSES,), loss_func=None, activation=None, cbs=None, n=N, bs=16, **kwargs):
+    set_seed(0)
+    dls = dls_of(*table(labels_by_chance(n=n) if y is None else y, n), bs=bs, n_valid=16, **kwargs)
+    loss_func = CrossEntropyLossFlat() if loss_func is None else loss_func
+    return Learner(dls, Shaped(shape, activation), loss_func=loss_func, cbs=cbs, lr=.05)
+
+def watched(hand=None, **kwargs):
+    "A learner that is watched, and the diary"
+    hand = hand or ByHand()
+    return learner(cbs=hand, **kwargs).watch_items(),hand
+
+# Each kind of labels
+def some_ignored():
+    y = labels_by_chance()
+    y[::5] = -100
+    return y
+
+def some_masks():
+    "Of one item no pixel counts"
+    y = labels_by_chance(3, 2)
+    y[::4,0],y[7] = 255,255
+    return y
+
+def has_labels(*shape): return labels_by_chance(*shape, classes=2).float()
+
+def focal(pred, y):
+    chances = pred.softmax(1)
+    return ((1-chances)**2*-chances.log()).gather(1, y[:,None]).mean()
+
+def log_of(pred, y): return -pred.gather(1, y[:,None]).log().mean()
+
+WEIGHT = torch.tensor([.5,1.,2.,4.])
+PIXELS = dict(y=some_masks, shape=(CLASSES,3,2))
+SEVERAL = dict(y=partial(has_labels, 3), shape=(3,))
+
+KINDS = dict( # how a learner is made, and what is told of its items by hand
+    classes=(dict(), single),
+    class_weights=(dict(loss_func=CrossEntropyLossFlat(weight=WEIGHT)), single),
+    label_smoothing=(dict(loss_func=LabelSmoothingCrossEntropyFlat()), single),
+    focal=(dict(loss_func=FocalLossFlat()), single),
+    module=(dict(loss_func=nn.CrossEntropyLoss(label_smoothing=.1)), single),
+    function=(dict(loss_func=F.cross_entropy), single),
+    own_function=(dict(loss_func=focal), single),
+    ignored=(dict(y=some_ignored, loss_func=CrossEntropyLossFlat(ignore_index=-100)), counting),
+    column=(dict(y=partial(labels_by_chance, 1)), in_a_column),
+    log_chances=(dict(loss_func=nn.NLLLoss(), activation=nn.LogSoftmax(1)), single),
+    chances=(dict(loss_func=log_of, activation=nn.Softmax(1)), of_chances),
+    masks=(dict(PIXELS, loss_func=CrossEntropyLossFlat(axis=1, ignore_index=255)), mask),
+    weighted_masks=(dict(PIXELS, loss_func=nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=255)), mask),
+    words=(dict(y=partial(labels_by_chance, 6), shape=(6,CLASSES)), words),
+    several=(dict(SEVERAL, loss_func=BCEWithLogitsLossFlat()), several),
+    several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,2.,3.]))), several),
+    several_chances=(dict(SEVERAL, loss_func=nn.BCELoss(), activation=nn.Sigmoid()), several_chances),
+    yes_or_no=(dict(y=has_labels, shape=(1,), loss_func=BCEWithLogitsLossFlat()), yes_or_no),
+    yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no),
+    yes_or_no_masks=(dict(y=partial(has_labels, 1, 3, 2), shape=(1,3,2), loss_func=BCEWithLogitsLossFlat()),
+        yes_or_no_mask))
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_what_is_told_of_each_kind_of_labels(kind):
+    options,told = KINDS[kind]
+    if 'y' in options: options = options | dict(y=options['y']())
+    learn,hand = watched(ByHand(told, 3 if kind.startswith('several') else 1), **options)
+    quiet_fit(learn, 4)
+    check(learn, hand)
+
+# How it trains
+def item_ce(pred, y): return F.cross_entropy(pred, y, reduction='none')
+
+def root_of_mean(pred, y): return F.cross_entropy(pred, y).sqrt() # which mixes items
+
+class Skips(Callback):
+    "Leaves out every third batch, before its loss is known"
+    run_valid = False
+
+    def after_pred(self):
+        if self.iter%3==1: raise CancelBatchException
+
+TRAININGS = dict( # options of a learner, callbacks beside it, how it is trained
+    one_epoch=(dict(), [], lambda learn: quiet_fit(learn, 1)),
+    two_fits=(dict(), [], lambda learn: quiet_fit(quiet_fit(learn, 2), 3)),
+    fine_tune=(dict(), [], lambda learn: quiet_fit(learn, 2, 'fine_tune', freeze_epochs=2)),
+    one_cycle=(dict(), [], lambda learn: quiet_fit(learn, 3, 'fit_one_cycle')),
+    workers=(dict(num_workers=2), [], quiet_fit),
+    drop_last=(dict(drop_last=True), [], lambda learn: quiet_fit(learn, 4)),
+    in_order=(dict(shuffle=False), [], quiet_fit),
+    half_precision=(dict(), [CPUMixedPrecision], quiet_fit), # in whose numbers both sides are told
+    accumulated=(dict(), [partial(GradientAccumulation, 24)], quiet_fit),
+    skipped=(dict(), [Skips], lambda learn: quiet_fit(learn, 4)))
+
+@pytest.mark.parametrize('training', TRAININGS)
+def test_all_looks_are_remembered(training):
+    options,others,train = TRAININGS[training]
+    learn,hand = watched(**options)
+    learn.add_cbs([make() for make in others])
+    train(learn)
+    check(learn, hand)
+    assert (len(set(hand.frame().looks))>1)==(training in ('drop_last','skipped'))
+
+def test_a_loss_of_items_is_asked_where_the_loss_mixes_them():
+    hand = ByHand()
+    learn = quiet_fit(learner(cbs=hand, loss_func=root_of_mean).watch_items(item_loss=item_ce), 3)
+    check(learn, hand)
+    items = learn.selection.items()
+    mean = [fmean(-math.log(p) for _,p,_ in hand.looks[0][i]) for i in range(N)]
+    assert (items.total/items.seen).tolist()==pytest.approx(mean, rel=1e-4)
+
+def test_losses_are_remembered_beside_labels():
+    "Of cross-entropy they are the logarithms of the probabilities"
+    learn,hand = watched()
+    items = quiet_fit(learn, 3).selection.items()
+    losses = [[-math.log(p) for _,p,_ in hand.looks[0][i]] for i in range(N)]
+    assert items.seen.tolist()==[3]*N
+    assert items.loss.tolist()==pytest.approx([of_item[-1] for of_item in losses], rel=1e-4)
+    assert (items.total/items.seen).tolist()==pytest.approx(list(map(fmean, losses)), rel=1e-4)
+
+# With methods that leave items out
+METHODS = dict(
+    top_loss=lambda **kwargs: TopLossCallback(.5, warmup=1, **kwargs),
+    gathered=lambda **kwargs: SelectiveBackpropCallback(beta=1, warmup=1, **kwargs),
+    drop_easy=lambda **kwargs: DropEasyCallback(.5, 1., warmup=1, **kwargs),
+    info_batch=lambda **kwargs: InfoBatchCallback(delta=1., prune=.7, **kwargs),
+    random=lambda **kwargs: RandomSubsetCallback(.4, before_loading=True, warmup=0, **kwargs))
+
+class ByGradient(ByHand):
+    "Where the whole batch is in the loss, those train whose predictions have a gradient"
+    def after_loss(self):
+        self.rows = numbers(self.x),self.pred.detach().tolist(),self.y.tolist()
+        self.pred.register_hook(self.keep)
+
+    def keep(self, grad):
+        for trains,*row in zip(grad.abs().sum(1)>0, *self.rows):
+            if trains: self.note(*row)
+
+def test_what_has_no_weight_in_one_pass_is_no_look():
+    hand = ByGradient()
+    learn = learner(cbs=[hand, TopLossCallback(.5, warmup=1, passes=1, track_items=True)])
+    check(quiet_fit(learn, 4), hand)
+    assert len(set(hand.frame().looks))>1
+
+@pytest.mark.parametrize('method', METHODS)
+def test_what_a_method_leaves_out_is_no_look(method):
+    hand = ByHand()
+    learn = learner(cbs=[hand, METHODS[method](track_items=True, seed=0)])
+    quiet_fit(learn, 4)
+    check(learn, hand)
+    assert len(set(hand.frame().looks))>1 # some train less
+
+DRAWN = dict(
+    importance=lambda **kwargs: ImportanceSamplingCallback(presample=2, tau=0, score='loss', warmup=0, **kwargs),
+    prioritized=lambda **kwargs: PrioritizedSamplingCallback(alpha=2., uniform=.2, correct=1., warmup=0, **kwargs))
+
+@pytest.mark.parametrize('method', DRAWN)
+def test_an_item_that_is_drawn_twice_has_two_looks(method):
+    "Of items with several rows in one step, in which no look is the later one, all but what goes by the order"
+    hand = ByHand()
+    learn = learner(cbs=[hand, DRAWN[method](track_items=True, seed=0)])
+    got,wanted = quiet_fit(learn, 4).selection.tracker.labels.frame(),hand.frame()
+    assert hand.repeated
+    for name in ('looks','times_other'): assert got[name].tolist()==wanted[name].tolist()
+    for name in ('mean_margin','probability','spread'):
+        assert got[name].tolist()==pytest.approx(wanted[name].tolist(), rel=1e-4, abs=1e-3, nan_ok=True)
+
+    once = [i for i in range(N) if i not in hand.repeated]
+    for name in ('margin','last_other','most_other'):
+        assert got[name][once].tolist()==pytest.approx(wanted[name][once].tolist(), rel=1e-4, nan_ok=True)
+    for i in hand.repeated:
+        margins = [margin for margin,*_ in hand.looks[0][i]]
+        assert min(margins)-1e-4<=got.margin[i]<=max(margins)+1e-4
+
+@pytest.mark.parametrize('make', [TopLossCallback, InfoBatchCallback])
+def test_without_track_items_nothing_is_remembered_of_labels(make):
+    selection = quiet_fit(learner(cbs=make(warmup=0))).selection
+    assert selection.tracker.labels is None
+    with pytest.raises(ValueError, match=r'got a \w+ that remembers no predictions.*use learn.watch_items\(\), or pass'):
+        selection.suspects()
+
+# The vote
+def test_the_vote_is_that_of_boyer_and_moore():
+    generator = random.Random(0)
+    for _ in range(40):
+        memory = LabelMemory(1)
+        others = [generator.choice([-1,0,0,1,2]) for _ in range(generator.randint(1, 12))]
+        for other in others:
+            told = Told(torch.tensor([0.]), torch.tensor([.5]), torch.tensor([other]))
+            memory.note(torch.tensor([0]), told)
+        frame,votes = memory.frame(),[o for o in others if o>=0]
+        assert frame.most_other[0]==leader(votes)
+        for c in range(3):
+            if 2*votes.count(c)>len(votes): assert frame.most_other[0]==c
+        assert frame.times_other[0]==len(votes)
+        assert frame.last_other[0]==others[-1]
+
+# Fits that end early, and go on
+def test_a_saved_training_goes_on(tmp_path):
+    learn,hand = watched()
+    learn.path = tmp_path
+    quiet_fit(learn, 2)
+    learn.save('half', with_opt=True)
+    state = learn.selection.state_dict()
+    quiet_fit(learn, 1) # what is saved does not follow
+
+    of_half = ByHand()
+    other,_ = watched(of_half)
+    other.path = tmp_path
+    half = [{i: looks[:2] for i,looks in of_label.items()} for of_label in hand.looks]
+    for of_label,before in zip(of_half.looks, half): of_label.update(before)
+    other.load('half', with_opt=True)
+    other.selection.load_state_dict(state)
+    quiet_fit(other, 4, start_epoch=2)
+    assert other.selection.tracker.labels.frame().looks.tolist()==[4]*N
+    check(other, of_half)
+
+class Stop(Callback):
+    "Ctrl-C in the second epoch, once the loss of its second batch is known"
+    run_valid = False
+
+    def before_backward(self):
+        if self.epoch==1 and self.iter==1: raise KeyboardInterrupt
+
+def test_an_interrupted_fit_keeps_what_it_was_told():
+    learn,hand = watched()
+    with pytest.raises(KeyboardInterrupt),learn.no_bar(),learn.no_logging(): learn.fit(3, cbs=Stop())
+    assert Counter(hand.frame().looks)=={1: N-32, 2: 32}
+    check(learn, hand)
+    quiet_fit(learn.remove_cbs(Stop), 2)
+    check(learn, hand)
+
+# Two processes
+class Rows(ByHand):
+    "Each look with its epoch, which no two processes have of the same item"
+    def before_fit(self): self.epochs_before = getattr(self, 'epochs_before', 0)+getattr(self, 'n_done', 0)
+
+    def note(self, i, pred, y):
+        self.n_done = self.epoch+1
+        self.looks[0][i].append((self.epochs_before+self.epoch, of_class(pred, y)))
+
+def train_both(out, rank):
+    import distributed_run # whose broadcast needs no GPU
+    hand = Rows()
+    learn = learner(cbs=hand, bs=10).watch_items()
+    torch.manual_seed(rank)
+    with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False):
+        learn.fit(3)
+        learn.fit(2)
+    torch.save((dict(hand.looks[0]), learn.selection.tracker.labels.frame()), out/f'{rank}.pt')
+
+def test_two_processes_remember_what_both_were_told(tmp_path):
+    on_two_ranks(partial(train_both, tmp_path), tmp_path)
+    (mine,frame),(theirs,other_frame) = (torch.load(tmp_path/f'{rank}.pt', weights_only=False) for rank in range(2))
+    pd.testing.assert_frame_equal(frame, other_frame)
+    assert set(mine)&set(theirs) # both had the item, in other epochs
+
+    both = ByHand()
+    for i in range(N): both.looks[0][i] = [told for _,told in sorted(mine.get(i, [])+theirs.get(i, []))]
+    learn = type('Learn', (), {})()
+    tracker = type('Tracker', (), dict(labels=type('Labels', (), dict(frame=lambda _: frame))()))
+    learn.selection = type('Selection', (), dict(tracker=tracker))
+    check(learn, both)
+    assert frame.looks.tolist()==[5]*N
+
+class Lonely(SelectionCallback):
+    "On rank 1 nothing is chosen"
+    def choose(self, scores):
+        return Chosen(torch.arange(0 if dist.get_rank() else 4))
+
+def train_one_sided(out, rank):
+    import distributed_run
+    learn = learner(cbs=Lonely(warmup=0, track_items=True), bs=10)
+    torch.manual_seed(rank)
+    with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(2)
+    torch.save((learn.selection.tracker.labels.frame().looks.tolist(), learn.selection.memory.picked.tolist()),
+        out/f'{rank}.pt')
+
+def test_a_process_without_a_choice_has_no_look(tmp_path):
+    on_two_ranks(partial(train_one_sided, tmp_path), tmp_path)
+    (looks,picked),other = (torch.load(tmp_path/f'{rank}.pt') for rank in range(2))
+    assert (looks,picked)==other
+    assert looks==picked
+    assert sum(looks)==2*3*4 # in each epoch four of each of three batches
+
+# What has no labels
+@pytest.mark.parametrize('loss_func', [MSELossFlat(), L1LossFlat(), F.mse_loss, F.smooth_l1_loss])
+def test_of_numbers_the_losses_are_remembered(loss_func):
+    "Those that are far off have the largest mean loss, and are the first suspects"
+    y = torch.linspace(-1, 1, N)[:,None]
+    y[[3,11,20]] += torch.tensor([[9.],[-8.],[10.]])
+    learn = quiet_fit(learner(y=y, shape=(1,), loss_func=loss_func).watch_items(), 4)
+    found = learn.selection.suspects()
+    assert learn.selection.tracker.labels is None
+    assert set(found.index[:3])=={3,11,20}
+
+    items = learn.selection.items()
+    mean = items.total/items.seen
+    assert found.index.tolist()==mean.sort_values(ascending=False, kind='stable').index.tolist()
+    assert found.mean_loss.tolist()==mean[found.index].tolist()
+    with pytest.raises(ValueError, match='plot_items: got targets that are no labels, wanted classes; use suspects'):
+        learn.selection.plot_items()
+
+def test_numbers_that_happen_to_be_0_or_1_are_no_labels():
+    learn = quiet_fit(learner(y=has_labels(1), shape=(1,), loss_func=MSELossFlat()).watch_items(), 1)
+    assert learn.selection.tracker.labels is None
+
+@pytest.mark.parametrize('cls', [MixUp, CutMix])
+def test_nothing_is_remembered_of_labels_that_are_mixed(cls, capsys):
+    learn = image_learner(cbs=cls(1.), n=36).watch_items()
+    quiet_fit(quiet_fit(learn, 2), 1)
+    said = 'WatchItemsCallback: what trains is mixed of two items, so that nothing is remembered of their labels.'
+    assert capsys.readouterr().out.count(said)==1
+    assert learn.selection.tracker.labels is None
+    assert learn.selection.items().seen.tolist()==[3]*20
+
+    quiet_fit(learn.remove_cb(cls), 2)
+    assert learn.selection.tracker.labels.frame().looks.tolist()==[2]*20
+
+# What changes between fits
+def test_another_loss_function_goes_on_with_the_labels(capsys):
+    learn,hand = watched()
+    quiet_fit(learn, 2)
+    learn.loss_func = FocalLossFlat()
+    quiet_fit(learn, 2)
+    check(learn, hand)
+    assert hand.frame().looks.tolist()==[4]*N
+    assert 'the loss function is another one' in capsys.readouterr().out
+
+def test_another_number_of_labels_begins_anew():
+    learn,_ = watched(ByHand(several, 3), y=has_labels(3), shape=(3,), loss_func=BCEWithLogitsLossFlat())
+    quiet_fit(learn, 2)
+    one,hand = learner(),ByHand()
+    learn.dls,learn.model,learn.loss_func = one.dls,one.model,one.loss_func
+    learn.create_opt()
+    quiet_fit(learn.remove_cb(ByHand).add_cb(hand), 2)
+    check(learn, hand)
+
+def test_a_dataset_of_another_length_begins_anew():
+    learn,_ = watched()
+    quiet_fit(learn, 2)
+    hand = ByHand()
+    learn.dls = learner(n=70).dls
+    quiet_fit(learn.remove_cb(ByHand).add_cb(hand), 2)
+    check(learn, hand, 70)
+
+# What it is for
+def planted(n=300, share=.1):
+    "Four heaps far apart; which labels are wrong, and the right ones"
+    generator = torch.Generator().manual_seed(0)
+    right = torch.randint(0, CLASSES, (n,), generator=generator)
+    x = 4*torch.eye(4)[right]+.5*torch.randn(n, 4, generator=generator)
+    is_wrong = torch.zeros(n, dtype=torch.bool)
+    is_wrong[torch.randperm(n, generator=generator)[:int(n*share)]] = True
+    other = (right+torch.randint(1, CLASSES, (n,), generator=generator))%CLASSES
+    return x,torch.where(is_wrong, other, right),is_wrong,right
+
+ATTACHED = dict(
+    watch_items=lambda learn: learn.watch_items(),
+    top_loss=lambda learn: learn.top_loss(.5, track_items=True),
+    drop_easy=lambda learn: learn.drop_easy(track_items=True))
+
+@pytest.mark.parametrize('attach', ATTACHED)
+def test_the_first_suspects_are_the_labels_that_are_wrong(attach):
+    x,y,is_wrong,right = planted()
+    k = int(is_wrong.sum())
+    set_seed(0)
+    learn = Learner(dls_of(x, y, n_valid=0, bs=32), mlp(CLASSES), loss_func=CrossEntropyLossFlat(), lr=.02)
+    quiet_fit(ATTACHED[attach](learn), 8)
+    found = learn.selection.suspects()
+    first = found.index[:k].tolist()
+    assert is_wrong[first].float().mean()>=.9
+    assert found.margin.is_monotonic_increasing
+    assert found.label.tolist()==y[found.index.tolist()].tolist()
+
+    caught = [i for i in first if is_wrong[i]]
+    assert (found.likely[caught]==right[caught].numpy()).mean()>=.9
