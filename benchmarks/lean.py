@@ -124,6 +124,23 @@ def steps(repeats, by_hand):
         if name==PLAIN: more = None
         yield dict(what=name, microseconds=micro, added=more, steps=made, trained=trained, calls=int(n)*repeats)
 
+def watching(repeats):
+    "What `watch_items` adds to a step, beside a step of a network that looks at images"
+    net,x,y = get_model('resnet18', 10),torch.randn(BS, 3, 32, 32),torch.randint(0, 10, (BS,))
+    def back():
+        start = process_time()
+        F.cross_entropy(net(x), y).backward()
+        return 1e6*(process_time()-start)
+
+    rows = []
+    for repeat in range(-2, repeats):
+        plain,watches = (without_loader(watched(cb)) for cb in (None,WatchItemsCallback()))
+        if repeat>=0: rows.append((plain, watches, watches-plain, back()))
+    plain,watches,added,step = np.median(rows, 0)
+    yield dict(what='a plain learner, beside the next', microseconds=plain, calls=repeats)
+    yield dict(what='watch_items', microseconds=watches, added=added, of_step=added/step, calls=repeats)
+    yield dict(what=f'{BS} images of 32 pixels forward and backward through ResNet-18', microseconds=step, calls=repeats)
+
 def pruned(scores, prune):
     "As in the paper's code: the items of an epoch, and all items' weights"
     easy = scores<scores.mean()
@@ -204,10 +221,11 @@ def main():
     warnings.simplefilter('ignore')
     rows = [row for group in GROUPS for row in measure(list(group()), args.repeats)]
     rows += steps(args.repeats, {row['what']: row['microseconds'] for row in rows})
+    rows += watching(args.repeats)
     rows += info_batch(args.repeats)
     df = save(rows, 'lean', args)
     print('Freed memory is kept, so that no call waits for the system.')
-    told = ['what','microseconds','added','steps','trained','of_loop','of_loop_in_fastai']
+    told = ['what','microseconds','added','of_step','steps','trained','of_loop','of_loop_in_fastai']
     print(df[told].round(2).to_string(index=False, na_rep=''))
 
 if __name__=='__main__': main()

@@ -43,9 +43,9 @@ elsewhere = dict(laws='project')
 # what comes first in a section, in this order
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
-    tutorials=['choosing','misled','equation','demo','cost','saving','setups','targets','noisy_labels'],
-    experiments=['where_it_pays','an_image','an_equation','shortcuts','without_a_look','pretrained','cifar10','forum',
-        'multi_label','label_noise','noise_cifar10','imagenette','race'],
+    tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
+    experiments=['where_it_pays','wrong_labels','an_image','an_equation','shortcuts','without_a_look','pretrained',
+        'cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette','race'],
     called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
         'scoring','compare','race','command','findings','datasets','functional'])
 
@@ -56,8 +56,8 @@ words = {
     'installation': 'installation, GPU, CUDA, CPU',
     'saving': 'checkpoint, resume, export, save, load',
     'questions': 'FAQ, warnings, error messages, active learning',
-    'migrate': 'Composer, MosaicML, tsai, fastai v1',
-    'noisy_labels': 'noisy labels, label errors, label noise, mislabeled, cleanlab, confident learning',
+    'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
+    'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning',
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',

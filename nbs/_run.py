@@ -39,6 +39,7 @@ def run(fn):
     client = NotebookClient(nb, timeout=None, kernel_name='python3', record_timing=False, resources=resources)
     try: client.execute()
     finally: # an error is to be seen in the notebook
+        nb.metadata.pop('widgets', None) # their state holds each image twice
         nbformat.write(nb, fn)
         nbdev_clean.__wrapped__(str(fn))
     note(fn)

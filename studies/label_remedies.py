@@ -12,11 +12,11 @@ from fastai.torch_core import set_seed
 from fastai.vision.augment import Flip
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from selback.all import FavorHardCallback
+from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.datasets import PadCrop, small_convnet, tensor_dls
 from studies.experiments import results_folder, scale
 from studies.regimes import cifar_parts, human_labels, sgd
-from studies.wrong_labels import Trajectory, late_margin, smaller
+from studies.wrong_labels import smaller
 
 path = results_folder/'label_remedies.csv'
 rates = .0125,.025,.05,.1
@@ -69,12 +69,11 @@ def train(images, labels, column, seed, lr, cbs=(), loss_func=None, n_epochs=epo
     return learn
 
 @lru_cache(maxsize=1) # the methods of a seed come one after the other
-def suspicion(column, seed, lr): # Items, the most suspect first
+def suspects(column, seed, lr): # Items, the most suspect first
     "By a training of its own"
     (images,rows),*_ = parts()
-    learn = train(images, human_labels(column)[rows], column, seed, lr, Trajectory())
-    margin = late_margin(learn.selection.logits, learn.dls.train_ds.labels)
-    return margin.nan_to_num(1e9).argsort()
+    learn = train(images, human_labels(column)[rows], column, seed, lr, WatchItemsCallback())
+    return learn.selection.tracker.labels.margin.argsort()
 
 def corrected(labels, truth, items):
     "The first of a list, as they should be"
@@ -95,7 +94,7 @@ def run(column, method, seed, lr):
     labels,truth = human_labels(column)[rows],cifar_parts()[0][1][rows]
     kwargs = {name: make() for name,make in remedies.get(method, {}).items()}
     if method in lists:
-        order,n_wrong = suspicion(column, seed, lr),int((labels!=truth).sum())
+        order,n_wrong = suspects(column, seed, lr),int((labels!=truth).sum())
         if method=='without suspects': images,labels = images[order[n_wrong:]],labels[order[n_wrong:]]
         elif method=='all right': labels = truth
         else:

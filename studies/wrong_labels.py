@@ -4,7 +4,7 @@ import time
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-import torch
+import pandas as pd, torch
 from fastai.learner import Learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.torch_core import set_seed
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from selback.all import EpochSelection
 from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, tensor_dls
+from selback.core.labels import BinaryLabels, ClassLabels, LabelMemory
 from studies import pretrained
 from studies.experiments import results_folder, scale
 from studies.regimes import cifar_parts, human_labels, sgd
@@ -219,14 +220,76 @@ def stored(situation, seed, with_folds=False): # By name
     torch.save(left, file)
     return left
 
-def late_margin(logits, labels):
-    "Of each item the mean margin in which the k-th look counts k times, from what was predicted in each epoch"
-    logits = logits.float()
-    at = labels[None,:,None].expand(len(logits), -1, 1)
-    margins = logits.gather(2, at)[...,0]-logits.scatter(2, at, -torch.inf).amax(2)
-    is_known = ~margins.isnan()
-    weights = is_known.cumsum(0)*is_known
-    return (weights*margins.nan_to_num()).sum(0)/weights.sum(0)
+# What tells them
+
+def last_known(values): # Shape (epochs, rows), NaN where an item was not seen
+    return smoothed(values, 0.)
+
+def smoothed(values, past): # Weight of the past
+    "An exponential moving average over the epochs"
+    out = values[0]
+    for now in values[1:]:
+        mean = torch.where(out.isnan(), now, past*out+(1-past)*now)
+        out = torch.where(now.isnan(), out, mean)
+    return out
+
+def watched(left):
+    "What `watch_items` would have remembered, and margins, probabilities, shape (epochs, rows)"
+    labels,logits = left['labels'],left['logits']
+    read = BinaryLabels(labels.shape[1]) if labels.ndim>1 else ClassLabels()
+    memory = LabelMemory(len(labels), read.n_labels)
+    told = [read(looks, labels) for looks in logits]
+    for one in told: memory.note(torch.arange(len(labels)), one)
+    margins,probs = (torch.stack([getattr(o, name).flatten() for o in told]) for name in ('margin','probability'))
+    return memory,margins,torch.where(margins.isnan(), torch.nan, probs)
+
+def _of_the_label(probs, labels): # Probabilities
+    "That of each label, and that of the likeliest other class"
+    if labels.ndim>1: return tuple(torch.where(has, probs, 1-probs).flatten() for has in (labels>.5, labels<=.5))
+    at = labels[:,None]
+    return probs.gather(1, at)[:,0],probs.scatter(1, at, -1).max(1).values
+
+def suspicions(left): # By name, shape (rows,): the higher the more suspect
+    "What training tells of each label"
+    memory,margins,probs = watched(left)
+    losses = -probs.clamp(min=1e-30).log()
+    frame = memory.frame()
+    told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
+        'mean margin (AUM)': -torch.tensor(frame.mean_margin), 'smoothed margin, .8': -smoothed(margins, .8),
+        'late margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
+        'times other': torch.tensor((frame.times_other-1e-4*frame.mean_margin)/frame.looks),
+        "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
+    if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
+    return {name: values.nan_to_num(-1e9) for name,values in told.items()} # of an item that was never seen
+
+def auroc(values, is_wrong):
+    "How often a wrong label is more suspect than a right one"
+    ranks = torch.tensor(pd.Series(values).rank().to_numpy())
+    n_wrong,n_right = int(is_wrong.sum()),int((~is_wrong).sum())
+    return float(ranks[is_wrong].sum()-n_wrong*(n_wrong+1)/2)/(n_wrong*n_right)
+
+def cleanlab_list(left): # A mask, shape (items,)
+    "What cleanlab lists by five trainings"
+    from cleanlab.filter import find_label_issues
+    return torch.from_numpy(find_label_issues(left['labels'].numpy(), left['held_out'].double().numpy(), n_jobs=1))
+
+def score(left): # DataFrame
+    "A row for each measure; `precision` and `recall` are of a list as long as cleanlab's"
+    is_wrong = (left['labels']!=left['truth']).flatten()
+    n_wrong = int(is_wrong.sum())
+    listed = cleanlab_list(left) if 'held_out' in left else None
+    n_listed = 0 if listed is None else int(listed.sum())
+    rows = []
+    for name,values in suspicions(left).items():
+        first = is_wrong[values.argsort(descending=True, stable=True)].double()
+        row = dict(measure=name, auroc=auroc(values, is_wrong), found=first[:n_wrong].mean(), first_100=first[:100].mean())
+        if n_listed: row |= dict(precision=first[:n_listed].mean(), recall=first[:n_listed].sum()/n_wrong)
+        rows.append(row)
+    if n_listed: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
+        recall=is_wrong[listed].sum()/n_wrong))
+    memory,*_ = watched(left)
+    counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=memory.estimated_errors(), listed=n_listed)
+    return pd.DataFrame(rows).astype({c: float for c in row if c!='measure'}).assign(**counts)
 
 flips = [f'{kind} {percent}' for kind in ('symmetric','pairwise') for percent in (5, 20, 40)]
 
@@ -242,12 +305,24 @@ def part(name):
         'long': [(cifar(labels, False, 30, 'wide'), 0, False) for labels in ('worst','symmetric 20','pairwise 20')],
         'digits': [(Situation('digits', labels, augmented, epochs), seed, epochs==30)
             for seed in range(2) for epochs in (5, 30, 100) for augmented in (False, True) for labels in flips],
-        'folder': [(Situation('folder', 'misfiled 40', True, 15, net), seed, True)
+        'folder': [(Situation('folder', 'misfiled 40', True, 15, net), seed, net=='small')
             for seed in range(4) for net in ('small','resnet18','pretrained')],
-        'pretrained': [(Situation('pretrained', labels, True, 5, 'pretrained'), 0, True)
+        'pretrained': [(Situation('pretrained', labels, True, 5, 'pretrained'), 0, False)
             for labels in (*people,'symmetric 20')],
         'several': [(Situation('several', labels, True, epochs), seed, False)
             for seed in range(2) for epochs in (8, 30) for labels in ('missing 20','flipped 5','flipped 20')]}[name]
+
+def note(situation, seed, left):
+    "Write down what a training tells, in place of what was written of it before"
+    rows = score(left)
+    for at,(name,value) in enumerate(situation._asdict().items()): rows.insert(at, name, value)
+    rows.insert(at+1, 'seed', seed)
+    if path.exists():
+        runs = pd.read_csv(path)
+        keys = [*situation._fields,'seed']
+        is_other = (runs[keys]!=rows[keys].iloc[0]).any(axis=1)
+        rows = pd.concat([runs[is_other], rows])
+    rows.to_csv(path, index=False, float_format='%.4f')
 
 @call_parse
 def main(
@@ -256,5 +331,5 @@ def main(
     "Train what is not stored yet"
     for name in names.split(','):
         for situation,seed,with_folds in part(name):
-            stored(situation, seed, with_folds)
+            note(situation, seed, stored(situation, seed, with_folds))
             print(name, situation.name, seed, flush=True)

@@ -122,6 +122,8 @@ SEARCHES = [
     ('active learning', 'start/questions'),
     ('importance sampling', 'methods/importance_sampling'),
     ('noisy labels', 'tutorials/noisy_labels'),
+    ('mislabeled', 'tutorials/noisy_labels'),
+    ('cleanlab', 'tutorials/noisy_labels'),
     ('spurious correlation', 'tutorials/misled'),
     ('JTT', 'methods/early_loss_sampling'),
     ('multilabel', 'experiments/multi_label'),

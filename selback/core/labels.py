@@ -266,6 +266,11 @@ class LabelMemory(ItemTable):
         "The late margin"
         return self.late_margins/self.weights
 
+    def estimated_errors(self)->int:
+        "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
+        times_most = (self.times_other+self.votes)/2 # exact where all other predictions were of one class, too
+        return int((times_most>self.looks/2).sum())
+
     def frame(self): # A DataFrame with a row for each label
         "What is known of each label"
         import pandas as pd # here, since nothing else needs it

@@ -92,6 +92,9 @@ class ItemTable:
                 wanted = f'{len(self)}, as in the dataset'
                 raise ValueError(error_text('ItemMemory', f'a state of {len(saved)} items', wanted))
             getattr(self, name).copy_(saved)
+        for name in set(self.fields)-set(state): # of an earlier version
+            column = getattr(self, name)
+            if column.is_floating_point(): column.fill_(torch.nan)
 
 # %% ../../nbs/core/06_memory.ipynb #25667078
 class ItemMemory(ItemTable):

@@ -6,8 +6,12 @@
 __all__ = ['class_names']
 
 # %% ../../nbs/views/04_suspects.ipynb #eda3d640
+from pathlib import Path
+
 import numpy as np, pandas as pd
-from fastcore.all import patch
+from fastcore.all import noop, patch
+from PIL.Image import Image
+from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..callback.loaders import check_loader
@@ -32,6 +36,11 @@ def _check_watched(selection, asked):
         got = f'a {type(selection).__name__} that remembers no predictions'
         raise ValueError(error_text(asked, got, 'one that does', 'use learn.watch_items(), or pass track_items=True'))
     return selection.items()
+
+def _check_labels(selection, asked):
+    "Raise a `ValueError` if what was trained has no labels"
+    if selection.tracker.labels is not None: return
+    raise ValueError(error_text(asked, 'targets that are no labels', 'classes', 'use suspects()'))
 
 def _of_labels(selection, items):
     "A row for each label: `label`, `likely`, and what training has told"
@@ -66,6 +75,14 @@ def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueE
     told = *seen,'mean_loss','mean_margin','spread','last_other','most_other'
     return rows[[*of_list, *(c for c in rows if c not in (*of_list,*told))]]
 
+# %% ../../nbs/views/04_suspects.ipynb #42d188ee
+@patch
+def estimated_errors(self:Selection)->int: # Raises a `ValueError` if nothing is remembered of labels
+    "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
+    _check_watched(self, 'estimated_errors')
+    _check_labels(self, 'estimated_errors')
+    return self.tracker.labels.estimated_errors()
+
 # %% ../../nbs/views/04_suspects.ipynb #4334fee0
 @patch
 def show_suspects(self:Selection,
@@ -96,14 +113,13 @@ def plot_items(self:Selection,
     "A map of the dataset: the mean probability of each label against its deviation over the epochs"
     import matplotlib.pyplot as plt
     items = _check_watched(self, 'plot_items')
-    if self.tracker.labels is None:
-        raise ValueError(error_text('plot_items', 'targets that are no labels', 'classes', 'use suspects()'))
+    _check_labels(self, 'plot_items')
     rows = _of_labels(self, items)
     rows = rows[rows.looks>0]
     groups = list(rows.groupby('label')) if by_class else [('',rows)]
     n_columns = min(3, len(groups))
     n_rows = -(-len(groups)//n_columns)
-    size = (width,width) if len(groups)==1 else (2*width,2.2*n_rows)
+    size = (width,width) if len(groups)==1 else (2*width,2.7*n_rows)
     how = dict(layout='constrained', squeeze=False, sharex=True, sharey=True)
     fig,axes = plt.subplots(n_rows, n_columns, figsize=size, **how)
     axes = axes.flatten()
@@ -111,16 +127,25 @@ def plot_items(self:Selection,
     for ax in axes[len(groups):]: ax.remove()
     fig.supxlabel('deviation', fontsize='medium')
     fig.supylabel('mean probability of the label', fontsize='medium')
-    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='share of looks with the label predicted')
+    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='how often it was predicted')
     return list(axes[:len(groups)])
 
 # %% ../../nbs/views/04_suspects.ipynb #370e61e5
-def _check_files(selection, asked):
-    ds = check_loader(selection.dls.train).dataset
-    items = getattr(ds, 'items', None)
-    if isinstance(items, pd.DataFrame) or items is not None and len(items) and hasattr(items[0], '__fspath__'): return
-    raise ValueError(error_text(asked, f'a {type(ds).__name__} whose items are no files', 'an image folder or a table',
-        'use suspects()'))
+def _file_of(ds, i):
+    "The file that an item is read from; None if there is none"
+    if not hasattr(ds, 'tls'): return None
+    o = ds.items.iloc[i] if isinstance(ds.items, pd.DataFrame) else ds.items[i]
+    for f in (noop, *ds.tls[0].tfms.fs):
+        o = f(o)
+        if isinstance(o, (str,Path)): return Path(o)
+        if isinstance(o, (Tensor,Image)): return None
+
+def _files_of(ds, idxs):
+    "The files that items are read from; raises a `ValueError` if there are none"
+    files = [_file_of(ds, i) for i in idxs]
+    if all(file is not None and file.is_file() for file in files): return files
+    got = f'a {type(ds).__name__} whose items are no files'
+    raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files', 'use suspects()'))
 
 @patch
 def clean_suspects(self:Selection,
@@ -128,14 +153,14 @@ def clean_suspects(self:Selection,
     **kwargs # For `ImagesCleaner`: height, width
 ): # An `ImagesCleaner`, for `corrected`
     "Open fastai's `ImagesCleaner` on the items whose labels are most likely wrong, the likelier class preset"
-    _check_files(self, 'clean_suspects')
     try: from fastai.vision.widgets import ImagesCleaner
     except ImportError as e:
         raise ImportError(error_text('clean_suspects', f'no package {e.name}', 'widgets for notebooks',
             "pip install ipywidgets, or go by a table: suspects().head(30).to_csv('suspects.csv')")) from e
     rows = self.suspects().head(check_range('n', n, 1, whole=True))
+    files = _files_of(check_loader(self.dls.train).dataset, rows.index)
     cleaner = ImagesCleaner(sorted(set(self.items().label)), max_n=n, **kwargs)
-    cleaner.set_fns(rows.item.tolist())
+    cleaner.set_fns(files)
     cleaner.suspects = rows
     for box,likely in zip(cleaner.widget.children, rows.likely): box.children[1].value = likely or '<Keep>'
     return cleaner
@@ -151,9 +176,11 @@ def _found_labels(found):
     if not isinstance(found, pd.DataFrame): found = pd.read_csv(found, index_col='idx', dtype=dict(label=str))
     return found.label.astype(object).where(found.label.notna(), None)
 
-def _part(ds, is_valid):
-    "The items of a training or validation set with their labels"
-    return sources_of(ds).assign(label=labels_of(ds), is_valid=is_valid)
+def _part(ds, path, is_valid):
+    "The items of a training or validation set with their labels; files as seen from a folder"
+    df = sources_of(ds).assign(label=labels_of(ds), is_valid=is_valid)
+    def seen(o): return o.relative_to(path) if isinstance(o, Path) and o.is_relative_to(path) else o
+    return df.assign(item=df.item.map(seen)) if 'item' in df else df
 
 @patch
 def corrected(self:Selection,
@@ -163,7 +190,7 @@ def corrected(self:Selection,
     if self.tracker.labels is not None and self.tracker.labels.n_labels>1:
         remedy = 'correct them in your own table'
         raise ValueError(error_text('corrected', 'several labels for each item', 'one', remedy))
-    train = _part(check_loader(self.dls.train).dataset, False).astype(dict(label=object))
+    train = _part(check_loader(self.dls.train).dataset, self.dls.path, False).astype(dict(label=object))
     known,new = {str(o): o for o in train.label},_found_labels(found)
     unknown = [o for o in new if o is not None and str(o) not in known]
     if unknown:
@@ -172,4 +199,4 @@ def corrected(self:Selection,
     was = train.label.loc[new.index]
     train.loc[new.index,'label'] = new
     train['was'] = was[was!=new]
-    return pd.concat([train[train.label.notna()], _part(self.dls.valid_ds, True)], ignore_index=True)
+    return pd.concat([train[train.label.notna()], _part(self.dls.valid_ds, self.dls.path, True)], ignore_index=True)
