@@ -322,7 +322,8 @@ def shown_early(monkeypatch, labels, classes, n=2):
     from selback.methods import early_loss_sampling as module
     shown = []
     monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
-    monkeypatch.setattr(module, 'show_items', lambda learn, asked, *args, **kwargs: shown.extend(args[:2]))
+    monkeypatch.setattr(module, 'show_items', lambda learn, asked, idxs, facts, **kwargs:
+        shown.extend([idxs, [fact['early loss'] for fact in facts]]))
     learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
     learn.selection.show_early(n, classes)
     return learn,*shown

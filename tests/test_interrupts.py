@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest, selback, torch
 from helpers import *
+from selback.callback.watching import WatchItemsCallback
 
 package = str(Path(selback.__file__).parent)
 n_interrupts = int(os.environ.get('SELBACK_INTERRUPTS', 8)) # of each kind of method
@@ -32,6 +33,7 @@ KINDS = {one_liner(cls): (lambda cls=cls: lively(cls)) for cls in methods()} | d
     gathered=lambda: TopLossCallback(.5, warmup=0, gather=True),
     one_pass=lambda: TopLossCallback(.5, warmup=0, passes=1),
     smoothed=lambda: DropEasyCallback(warmup=0, ema=.5, max_rest=1),
+    watches=WatchItemsCallback,
     remembers=lambda: SelectiveBackpropCallback(warmup=0, scorer=ModelCopy(2), track_items=True))
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),
     ImportanceSamplingCallback: dict(tau=0, presample=2)}

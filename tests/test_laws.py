@@ -13,6 +13,7 @@ from helpers import *
 from selback.core.batches import Items
 from selback.callback.report import SelectionColumns
 from selback.callback.learner import base_loss
+from selback.callback.watching import WatchItemsCallback
 
 def law_cases():
     "Every method with each of its settings that keep all"
@@ -23,6 +24,10 @@ def case_id(v):
     if isinstance(v, type): return v.__name__.removesuffix('Callback')
     if isinstance(v, dict): return ','.join(f'{k}={o}' for k,o in v.items())
     return v
+
+ATTACHED = [*methods(), WatchItemsCallback] # which selects nothing, and keeps to the same laws
+
+def at_once(cls, **kwargs): return cls() if cls is WatchItemsCallback else cls(warmup=0, **kwargs)
 
 def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for c in methods())
 
@@ -207,7 +212,7 @@ def state_within_a_step(learn):
 
 @pytest.mark.law(5)
 @pytest.mark.parametrize('setting', SETTINGS)
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_a_batch_is_chosen_without_side_effects(cls, setting):
     class Before(Callback):
         order,run_valid = SelectionCallback.order-1,False
@@ -304,9 +309,10 @@ def assert_whole(learn):
     "A fit went through, each column is there once, and nothing waits"
     assert all(cb.run for cb in learn.cbs)
     assert len(learn.recorder.values)==1
-    assert len(learn.recorder.values[-1])==6
+    columns = COLUMNS if learn.selection.has_columns else []
+    assert len(learn.recorder.values[-1])==2+len(columns)
     assert not n_waiting(learn.selection)
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*COLUMNS,'time']
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*columns,'time']
 
 def small_learner(): return table_learner(n=64, n_valid=16) # three batches, and one of validation
 
@@ -322,18 +328,18 @@ LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta
     ImportanceSamplingCallback: dict(tau=0, presample=2)}
 def lively(cls):
     "Selects in a fit of one epoch, in two steps at least"
-    return cls(warmup=0, seed=0, **LIVELY.get(cls, {}))
+    return at_once(cls, seed=0, **LIVELY.get(cls, {}))
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('ex', INTERRUPTS, ids=case_id)
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_interrupted_fits_leave_what_fastai_leaves(cls, ex):
     assert left_behind(small_learner, [lively(cls)], INTERRUPTS[ex])==left_by_fastai(None, INTERRUPTS[ex])
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('other', OTHER_CALLBACKS)
 @pytest.mark.parametrize('ex', EXCEPTIONS, ids=case_id)
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, ex, other):
     interrupts = tuple((event, ex) for event in ('before_batch','after_pred','after_step','after_train'))
     cbs = [OTHER_CALLBACKS[other](), lively(cls)]
@@ -355,7 +361,7 @@ class Fails(nn.Module):
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('amp', [False, True])
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
     def make():
         learn = table_learner(n=84)
@@ -364,13 +370,13 @@ def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
     def left(*cbs): return left_behind(make, [*([CPUMixedPrecision()] if amp else []), *cbs], [(None, None)])
 
     plain = left()
-    assert plain==left(cls(warmup=0))
+    assert plain==left(at_once(cls))
     assert plain[0][3] is ZeroDivisionError
     assert_a_failed_look_leaves_no_trace(cls)
 
 def assert_a_failed_look_leaves_no_trace(cls):
     "An exception in the scoring pass leaves the loss, the flags, the gradients and autocast"
-    learn = table_learner(cbs=[cls(warmup=0)])
+    learn = table_learner(cbs=[at_once(cls)])
     if not learn.selection.scored: return
     learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
     learn._do_epoch_validate = lambda *args: None
@@ -399,7 +405,7 @@ def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
 # law 7
 def evaluated(cls, path):
     learn = table_learner(n=84, metrics=accuracy_of, path=path)
-    if cls: learn.add_cb(cls(warmup=0))
+    if cls: learn.add_cb(at_once(cls))
     set_seed(3)
     with learn.no_bar(),learn.no_logging():
         found = learn.lr_find(num_it=12, show_plot=False)
@@ -416,7 +422,7 @@ def evaluated(cls, path):
 
 def evaluated_images(cls):
     learn = image_learner(n=36)
-    if cls: learn.add_cb(cls(warmup=0))
+    if cls: learn.add_cb(at_once(cls))
     with learn.no_bar(),learn.no_logging():
         learn.fit(1)
         learn.model.load_state_dict(image_learner(n=36).model.state_dict())
@@ -431,12 +437,12 @@ def evaluated_images(cls):
 plainly = functools.cache(lambda f, *args: f(None, *args))
 
 @pytest.mark.law(7)
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_evaluation_is_unchanged(cls, tmp_path_factory):
     path = tmp_path_factory.getbasetemp()
     assert plainly(evaluated, path)==evaluated(cls, path)
 
-@pytest.mark.parametrize('cls', methods(), ids=case_id)
+@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
 def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images)==evaluated_images(cls)
 
 @pytest.mark.law(7)

@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 from matrix import *
+from selback.callback.watching import WatchItemsCallback
 
 def keys(xb):
     "What tells the items of a batch apart; padding does not"
@@ -319,6 +320,45 @@ def test_case(method, task, other, tmp_path, monkeypatch):
     if task=='text' and 'mixed_precision' in other and not runs_lstm_in_bf16():
         pytest.skip('this CPU has no LSTM in bf16, which fastai alone would fail on as well')
     check_case(*METHODS[method], task, other, tmp_path)
+
+# Watching
+def one_of(other): return next(task for task in TASKS if OTHERS[other].takes(task))
+
+def watched_cases():
+    "Each task by itself and each callback with a task, or all pairs of them"
+    every = [(task,other) for task in TASKS for other in OTHERS if OTHERS[other].takes(task)]
+    if os.environ.get('SELBACK_MATRIX')=='full': return every
+    return [(task,other) for task,other in every if other=='none' or task==one_of(other)]
+
+def left_by(learn):
+    "All that a training leaves, but for what was watched"
+    state = [copy_of(dict(s)) for s in learn.opt.state_dict()['state']]
+    moments = [t.tolist() for t in leaves(state)]
+    losses = [float(loss) for loss in learn.recorder.losses]
+    values = [str(v) for v in learn.recorder.values] # NaN is itself
+    return moments,losses,values,learn.recorder.lrs,learn.recorder.iters,learn.recorder.metric_names,random_states()
+
+NO_CLASSES = 'regression','absolute','points','item_loss'
+
+@pytest.mark.law(1)
+@pytest.mark.parametrize('task,other', watched_cases())
+def test_watching_is_plain_training(task, other, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if task=='text' and 'mixed_precision' in other and not runs_lstm_in_bf16(): pytest.skip('no LSTM in bf16 here')
+    options = dict(item_loss=of_item) if task=='item_loss' else {}
+    plain = run(task, other, Callback(), tmp_path=tmp_path)
+    wanted = left_by(plain)
+    learn = run(task, other, WatchItemsCallback(**options), tmp_path=tmp_path)
+    assert left_by(learn)==wanted
+    assert same(weights(learn), weights(plain))
+
+    items,labels = learn.selection.items(),learn.selection.tracker.labels
+    if task!='tabular': assert items.seen.min()>0 and items.loss.notna().all() # whose rows fastai draws with replacement
+    mixed = other.startswith(('mixup','cutmix'))
+    assert (labels is None)==(mixed or task in NO_CLASSES)
+    if labels is None: return
+    if pictures(task) and task!='images': items.loc[3,'seen'] = 0 # of which no pixel counts
+    assert labels.looks.tolist()==[n for n in items.seen for _ in range(labels.n_labels)]
 
 def test_a_new_method_enters_by_itself(monkeypatch, tmp_path):
     class EveryThirdCallback(SelectionCallback):

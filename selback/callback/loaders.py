@@ -366,6 +366,6 @@ def unaugmented(
     with fixed_random():
         if hasattr(ds, 'set_split_idx'):
             with ds.set_split_idx(1): yield
-        elif 'split_idx' in getattr(ds, '__dict__', {}):
-            with replacing_yield(ds, 'split_idx', 1): yield
+        elif hasattr(getattr(ds, 'tfms', None), 'split_idx'): # a TfmdLists
+            with contextmanager(replacing_yield)(ds.tfms, 'split_idx', 1): yield
         else: yield

@@ -16,8 +16,9 @@ from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
 from ..core.labels import LabelReader, Told
-from ..core.losses import item_losses
+from ..core.losses import item_losses, preserved
 from ..core.scoring import ItemLosses, detached
+from ..core.untouched import guarded
 from .loaders import ChosenBefore, CurrentItems, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
@@ -444,9 +445,12 @@ class Selection(FirstBatch):
         if mixed_of(learn) is not None:
             self.tell_once('mixed', 'what trains is mixed of two items, so that nothing is remembered of their labels.')
             return
-        pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
+        pred,yb = detached(learn.pred),as_tensors(learn.yb)
         function = self.losses.function(loss_func)
-        told = self.labels.read(loss_func, pred, yb, lambda pred: item_losses(function, pred, *yb))
+        def losses_of(pred):
+            with guarded(function),preserved(loss_func): return item_losses(function, pred, *yb)
+
+        told = self.labels.read(loss_func, pred, yb, losses_of)
         if told is None: return
         rows = current.rows
         if rows is not None: told = Told(*(t[rows] for t in told))

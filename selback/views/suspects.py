@@ -42,6 +42,13 @@ def _check_labels(selection, asked):
     if selection.tracker.labels is not None: return
     raise ValueError(error_text(asked, 'targets that are no labels', 'classes', 'use suspects()'))
 
+def _check_one_each(selection, asked, has_label):
+    "Raise a `ValueError` if items have several labels, or only their parts have some"
+    labels = selection.tracker.labels
+    if has_label and (labels is None or labels.n_labels==1): return
+    got = 'several labels for each item' if has_label else 'labels of the parts of each item'
+    raise ValueError(error_text(asked, got, 'one', 'correct them in your own table'))
+
 def _of_labels(selection, items):
     "A row for each label: `label`, `likely`, and what training has told"
     labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train).dataset)
@@ -158,6 +165,8 @@ def clean_suspects(self:Selection,
         raise ImportError(error_text('clean_suspects', f'no package {e.name}', 'widgets for notebooks',
             "pip install ipywidgets, or go by a table: suspects().head(30).to_csv('suspects.csv')")) from e
     rows = self.suspects().head(check_range('n', n, 1, whole=True))
+    _check_labels(self, 'clean_suspects')
+    _check_one_each(self, 'clean_suspects', 'label' in rows)
     files = _files_of(check_loader(self.dls.train).dataset, rows.index)
     cleaner = ImagesCleaner(sorted(set(self.items().label)), max_n=n, **kwargs)
     cleaner.set_fns(files)
@@ -173,7 +182,8 @@ def _found_labels(found):
         for idx,value in zip(labels.index, found.values()):
             if value!='<Keep>': labels[idx] = None if value=='<Delete>' else value
         return labels
-    if not isinstance(found, pd.DataFrame): found = pd.read_csv(found, index_col='idx', dtype=dict(label=str))
+    if not isinstance(found, pd.DataFrame): # a class may be called None or NA
+        found = pd.read_csv(found, index_col='idx', dtype=dict(label=str), keep_default_na=False, na_values=[''])
     return found.label.astype(object).where(found.label.notna(), None)
 
 def _part(ds, path, is_valid):
@@ -187,15 +197,13 @@ def corrected(self:Selection,
     found, # What `clean_suspects` returned, or a table with `label` by dataset index, or its CSV file; empty: left out
 )->pd.DataFrame: # What items are made from, `label`, `is_valid`, and `was`, the label of an item that got another one
     "All items of both sets with corrected labels"
-    if self.tracker.labels is not None and self.tracker.labels.n_labels>1:
-        remedy = 'correct them in your own table'
-        raise ValueError(error_text('corrected', 'several labels for each item', 'one', remedy))
     train = _part(check_loader(self.dls.train).dataset, self.dls.path, False).astype(dict(label=object))
+    _check_one_each(self, 'corrected', train.label.notna().any())
     known,new = {str(o): o for o in train.label},_found_labels(found)
     unknown = [o for o in new if o is not None and str(o) not in known]
     if unknown:
         raise ValueError(error_text('corrected', f'a label {unknown[0]!r}', f"one of {', '.join(sorted(known))}"))
-    new = new.map(lambda o: known.get(str(o)))
+    new = pd.Series([None if o is None else known[str(o)] for o in new], index=new.index, dtype=object)
     was = train.label.loc[new.index]
     train.loc[new.index,'label'] = new
     train['was'] = was[was!=new]
