@@ -85,13 +85,15 @@ def smaller(images): return torch.cat([F.avg_pool2d(o.float(), 2).round().byte()
 def _some(n, n_tiny=300): return n_tiny if scale()=='tiny' else n
 
 @lru_cache
-def _cifar():
+def photographs():
+    "Images of CIFAR-10 at half the size, their labels, and which rows of the training set they are"
     images,labels = cifar_parts()[0]
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:_some(10_000)]
     return smaller(images[rows]),labels[rows],rows
 
 @lru_cache
-def _digits():
+def digits():
+    "Images of digits in their own 8x8 pixels, and their labels"
     images,labels = datasets['digits']()[0]
     return F.avg_pool2d(images, 4)[:_some(len(labels))],labels[:_some(len(labels))]
 
@@ -132,8 +134,8 @@ class Situation(NamedTuple):
         if self.data=='folder': return self._folder(seed)
         if self.data=='pretrained':
             images,truth,rows = pretrained.enlarged()[0]
-        elif self.data=='digits': (images,truth),rows = _digits(),None
-        else: images,truth,rows = _cifar()
+        elif self.data=='digits': (images,truth),rows = digits(),None
+        else: images,truth,rows = photographs()
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
@@ -282,7 +284,8 @@ def score(left): # DataFrame
     rows = []
     for name,values in suspicions(left).items():
         first = is_wrong[values.argsort(descending=True, stable=True)].double()
-        row = dict(measure=name, auroc=auroc(values, is_wrong), found=first[:n_wrong].mean(), first_100=first[:100].mean())
+        among = dict(found=first[:n_wrong].mean(), first_100=first[:100].mean())
+        row = dict(measure=name, auroc=auroc(values, is_wrong), **among)
         if n_listed: row |= dict(precision=first[:n_listed].mean(), recall=first[:n_listed].sum()/n_wrong)
         rows.append(row)
     if n_listed: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
