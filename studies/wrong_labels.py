@@ -251,6 +251,10 @@ def _of_the_label(probs, labels): # Probabilities
     at = labels[:,None]
     return probs.gather(1, at)[:,0],probs.scatter(1, at, -1).max(1).values
 
+def in_order(rows, n): # Shape (n,)
+    "Values by which such rows come first, in their order"
+    return torch.full((n,), -1.).index_copy(0, rows, torch.arange(len(rows), 0, -1.))
+
 def suspicions(left): # By name, shape (rows,): the higher the more suspect
     "What training tells of each label"
     memory,margins,probs = watched(left)
@@ -259,7 +263,7 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.mean_margin), 'smoothed margin, .8': -smoothed(margins, .8),
         'late margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
-        'times other': torch.tensor((frame.times_other-1e-4*frame.mean_margin)/frame.looks),
+        'times other': in_order(memory.suspects(), len(frame)),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
     return {name: values.nan_to_num(-1e9) for name,values in told.items()} # of an item that was never seen
