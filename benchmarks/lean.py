@@ -139,7 +139,8 @@ def watching(repeats):
     plain,watches,added,step = np.median(rows, 0)
     yield dict(what='a plain learner, beside the next', microseconds=plain, calls=repeats)
     yield dict(what='watch_items', microseconds=watches, added=added, of_step=added/step, calls=repeats)
-    yield dict(what=f'{BS} images of 32 pixels forward and backward through ResNet-18', microseconds=step, calls=repeats)
+    what = f'{BS} images of 32 pixels forward and backward through ResNet-18'
+    yield dict(what=what, microseconds=step, calls=repeats)
 
 def pruned(scores, prune):
     "As in the paper's code: the items of an epoch, and all items' weights"

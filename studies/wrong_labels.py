@@ -85,13 +85,15 @@ def smaller(images): return torch.cat([F.avg_pool2d(o.float(), 2).round().byte()
 def _some(n, n_tiny=300): return n_tiny if scale()=='tiny' else n
 
 @lru_cache
-def _cifar():
+def photographs():
+    "Images of CIFAR-10 at half the size, their labels, and which rows of the training set they are"
     images,labels = cifar_parts()[0]
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:_some(10_000)]
     return smaller(images[rows]),labels[rows],rows
 
 @lru_cache
-def _digits():
+def digits():
+    "Images of digits in their own 8x8 pixels, and their labels"
     images,labels = datasets['digits']()[0]
     return F.avg_pool2d(images, 4)[:_some(len(labels))],labels[:_some(len(labels))]
 
@@ -132,8 +134,8 @@ class Situation(NamedTuple):
         if self.data=='folder': return self._folder(seed)
         if self.data=='pretrained':
             images,truth,rows = pretrained.enlarged()[0]
-        elif self.data=='digits': (images,truth),rows = _digits(),None
-        else: images,truth,rows = _cifar()
+        elif self.data=='digits': (images,truth),rows = digits(),None
+        else: images,truth,rows = photographs()
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
@@ -249,6 +251,10 @@ def _of_the_label(probs, labels): # Probabilities
     at = labels[:,None]
     return probs.gather(1, at)[:,0],probs.scatter(1, at, -1).max(1).values
 
+def in_order(rows, n): # Shape (n,)
+    "Values by which such rows come first, in their order"
+    return torch.full((n,), -1.).index_copy(0, rows, torch.arange(len(rows), 0, -1.))
+
 def suspicions(left): # By name, shape (rows,): the higher the more suspect
     "What training tells of each label"
     memory,margins,probs = watched(left)
@@ -257,7 +263,7 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.mean_margin), 'smoothed margin, .8': -smoothed(margins, .8),
         'late margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
-        'times other': torch.tensor((frame.times_other-1e-4*frame.mean_margin)/frame.looks),
+        'times other': in_order(memory.suspects(), len(frame)),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
     return {name: values.nan_to_num(-1e9) for name,values in told.items()} # of an item that was never seen
@@ -282,7 +288,8 @@ def score(left): # DataFrame
     rows = []
     for name,values in suspicions(left).items():
         first = is_wrong[values.argsort(descending=True, stable=True)].double()
-        row = dict(measure=name, auroc=auroc(values, is_wrong), found=first[:n_wrong].mean(), first_100=first[:100].mean())
+        among = dict(found=first[:n_wrong].mean(), first_100=first[:100].mean())
+        row = dict(measure=name, auroc=auroc(values, is_wrong), **among)
         if n_listed: row |= dict(precision=first[:n_listed].mean(), recall=first[:n_listed].sum()/n_wrong)
         rows.append(row)
     if n_listed: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),

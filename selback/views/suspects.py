@@ -75,9 +75,8 @@ def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueE
         rows = items.assign(mean_loss=items.total/items.seen).sort_values('mean_loss', ascending=False, kind='stable')
         first = ['label','mean_loss','loss']
     else:
-        rows = _of_labels(self, items)
-        rows = rows[rows.looks>0].sort_values('margin', kind='stable')
-        first = ['label','likely','margin','probability','times_other','looks']
+        rows = _of_labels(self, items).iloc[self.tracker.labels.suspects().cpu().numpy()]
+        first = ['label','likely','times_other','looks','margin','probability']
     of_list = [c for c in first if c in rows]
     told = *seen,'mean_loss','mean_margin','spread','last_other','most_other'
     return rows[[*of_list, *(c for c in rows if c not in (*of_list,*told))]]
