@@ -505,7 +505,7 @@ def test_the_first_suspects_are_the_labels_that_are_wrong(attach):
     found = learn.selection.suspects()
     first = found.index[:k].tolist()
     assert is_wrong[first].float().mean()>=.9
-    assert found.margin.is_monotonic_increasing
+    assert is_in_order(found)
     assert found.label.tolist()==y[found.index.tolist()].tolist()
 
     caught = [i for i in first if is_wrong[i]]
