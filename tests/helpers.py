@@ -224,7 +224,7 @@ LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, r
 
 def suspicion(row):
     "What a list of suspects is in the order of: how often another class was predicted, and then the late margin"
-    return -row.times_other/row.looks,row.margin
+    return -row.times_other,row.margin
 
 def is_in_order(found):
     by_hand = [suspicion(row) for row in found.itertuples()]

@@ -5,11 +5,10 @@ from pathlib import Path
 import matplotlib, numpy as np, pandas as pd, pytest
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import Datasets, TfmdLists
-from fastai.data.transforms import Categorize, ColReader, ColSplitter, IndexSplitter
+from fastai.data.transforms import Categorize, ColReader, ColSplitter
 from fastai.losses import BCEWithLogitsLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.vision.augment import Resize
-from fastai.vision.core import PILImage
 from fastai.vision.data import ImageBlock, ImageDataLoaders
 from helpers import *
 from PIL import Image
@@ -56,7 +55,8 @@ HOW = dict(bs=10, num_workers=0, item_tfms=Resize(12))
 def from_folder(folder): return ImageDataLoaders.from_folder(folder, **HOW)
 
 def from_df(folder):
-    return ImageDataLoaders.from_df(table_of(folder), folder, fn_col='file', label_col='colour', valid_col='is_valid', **HOW)
+    columns = dict(fn_col='file', label_col='colour', valid_col='is_valid')
+    return ImageDataLoaders.from_df(table_of(folder), folder, **columns, **HOW)
 
 def from_block(folder, block=CategoryBlock, get_y=ColReader('colour'), frame=None, **kwargs):
     columns = dict(get_x=ColReader('file', pref=f'{folder}/'), get_y=get_y, splitter=ColSplitter())
@@ -82,8 +82,8 @@ def learners(folder):
 def learn(learners): return learners['from_folder']
 
 def file_of(learn, i):
-    item = learn.dls.train_ds.items[i] if not hasattr(learn.dls.train_ds.items, 'iloc') else learn.dls.train_ds.items.file.iloc[i]
-    return Path(item).name
+    items = learn.dls.train_ds.items
+    return Path(items.file.iloc[i] if isinstance(items, pd.DataFrame) else items[i]).name
 
 def of_wrong(learn): return [i for i in range(3*N_OF_EACH) if file_of(learn, i) in WRONG]
 
@@ -124,7 +124,7 @@ def test_a_selecting_method_lists_as_well(folder):
     learn = quiet_fit(learner_of(from_folder(folder)).top_loss(.7, track_items=True), 8)
     assert set(learn.selection.suspects().index[:3])==set(of_wrong(learn))
 
-def learner_of_table(names=('no','yes'), **kwargs):
+def learner_of_table(**kwargs):
     "Item i is of class i%2, but for two items; tensors, of which nothing tells where they come from"
     set_seed(0)
     y = torch.arange(76)%2
@@ -138,23 +138,27 @@ def test_tensors_are_listed_by_their_numbers():
     assert found.columns.tolist()==['label','likely','times_other','looks','margin','probability']
     assert found.loc[[4,25],['label','likely']].values.tolist()==[[1,0],[0,1]]
 
+SPLITS = [range(48), range(48, 64)]
+
 def to_x(i): return torch.tensor([2.*(i%2*2-1),0.,0.,0.])
 
 def to_name(i): return ['even','odd'][(i+(i in (7,30)))%2]
 
 def decides(dls): return Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1)
 
+def named(to_name):
+    datasets = Datasets(list(range(64)), [[to_x], [to_name,Categorize()]], splits=SPLITS)
+    return datasets.dataloaders(bs=16, num_workers=0)
+
 def test_datasets_of_numbers_have_names():
-    dls = Datasets(list(range(64)), [[to_x], [to_name,Categorize()]], splits=[range(48), range(48, 64)]).dataloaders(bs=16,
-        num_workers=0)
-    found = quiet_fit(decides(dls).watch_items(), 6).selection.suspects()
+    found = quiet_fit(decides(named(to_name)).watch_items(), 6).selection.suspects()
     assert set(found.index[:2])=={7,30}
     assert found.loc[[7,30],['label','likely','item']].values.tolist()==[['even','odd',7],['odd','even',30]]
 
 def to_pair(i): return to_x(i),torch.tensor((i+(i in (7,30)))%2)
 
 def test_lists_of_pairs_have_numbers():
-    lists = TfmdLists(list(range(64)), to_pair, splits=[range(48), range(48, 64)])
+    lists = TfmdLists(list(range(64)), to_pair, splits=SPLITS)
     found = quiet_fit(decides(lists.dataloaders(bs=16, num_workers=0)).watch_items(), 6).selection.suspects()
     assert set(found.index[:2])=={7,30}
     assert found.loc[[7,30],['label','likely']].values.tolist()==[[0,1],[1,0]]
@@ -190,7 +194,9 @@ def test_each_of_several_labels_has_a_row(folder):
     assert len(found)==4*30
     assert {(files[i],label) for i,label in found.label[:2].items()}=={
         ('train/blue/blue_1.png','red'), ('train/red/red_2.png','no red')}
-    for label,likely in zip(found.label, found.likely): assert {label,likely}=={label.removeprefix('no '), 'no '+label.removeprefix('no ')}
+    for label,likely in zip(found.label, found.likely):
+        tag = label.removeprefix('no ')
+        assert {label,likely}=={tag,f'no {tag}'}
     for i,rows in found.groupby(level=0):
         tags = set(learn.dls.train_ds.items.tags.iloc[i].split())
         assert {label for label in rows.label if not label.startswith('no ')}==tags
@@ -198,8 +204,9 @@ def test_each_of_several_labels_has_a_row(folder):
     plt.close('all')
     learn.selection.show_suspects(4)
     assert len([ax for ax in plt.gcf().axes if ax.get_title()])==4 # of an item one picture
+    said = 'got several labels for each item, wanted one; correct them in your own table'
     for ask in (learn.selection.clean_suspects, lambda: learn.selection.corrected(found)):
-        with pytest.raises(ValueError, match='got several labels for each item, wanted one; correct them in your own'): ask()
+        with pytest.raises(ValueError, match=said): ask()
 
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]
@@ -211,7 +218,8 @@ def test_pictures_have_both_labels(learners, source):
     found = learn.selection.suspects()[:3]
     assert len(titles())==3
     for title,(i,row) in zip(titles(), found.iterrows()):
-        assert title.split('\n')==[f'target {row.label}', f'likely {row.likely}', f'margin {row.margin:.3g}', f'item {i}']
+        facts = f'target {row.label}',f'likely {row.likely}',f'margin {row.margin:.3g}',f'item {i}'
+        assert title=='\n'.join(facts)
     for ax,i in zip(plt.gcf().axes, found.index): # the picture of that item
         drawn = np.asarray(ax.images[0].get_array(), dtype=float).mean((0,1))
         assert drawn.argmax()==2-list(COLOURS).index(right_label(file_of(learn, i)))
@@ -326,9 +334,7 @@ def test_numbers_are_read_back_as_labels(tmp_path):
 
 def test_a_class_may_be_called_as_what_is_missing(tmp_path):
     def to_odd_name(i): return ['None','NA'][(i+(i in (7,30)))%2]
-    dls = Datasets(list(range(64)), [[to_x], [to_odd_name,Categorize()]], splits=[range(48), range(48, 64)]).dataloaders(bs=16,
-        num_workers=0)
-    selection,csv = quiet_fit(decides(dls).watch_items(), 6).selection,tmp_path/'suspects.csv'
+    selection,csv = quiet_fit(decides(named(to_odd_name)).watch_items(), 6).selection,tmp_path/'suspects.csv'
     table = selection.suspects().head(4)
     table['label'] = ['NA','None',*table.label[2:]]
     table.to_csv(csv)
@@ -342,7 +348,7 @@ def test_an_unknown_label_is_refused(learn):
         learn.selection.corrected(table)
 
 # What can't be
-NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image folder, or a table of files; use suspects'
+NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image folder, or a table of files; use '
 
 @pytest.mark.parametrize('make', [learner_of_table, table_learner_of_ages])
 def test_what_is_no_file_is_not_opened(make):
@@ -354,8 +360,8 @@ def test_pictures_without_a_class_are_not_opened(folder):
     frame['age'] = np.linspace(-1, 1, len(frame))
     dls = from_block(folder, RegressionBlock, ColReader('age'), frame)
     learn = quiet_fit(learner_of(dls, 1, MSELossFlat()).watch_items(), 1)
-    with pytest.raises(ValueError, match=r'clean_suspects: got targets that are no labels, wanted classes; use suspects\(\)'):
-        learn.selection.clean_suspects()
+    said = r'clean_suspects: got targets that are no labels, wanted classes; use suspects\(\)'
+    with pytest.raises(ValueError, match=said): learn.selection.clean_suspects()
 
 def test_without_widgets_a_table_is_the_way(learn, monkeypatch):
     importing = builtins.__import__
@@ -363,13 +369,15 @@ def test_without_widgets_a_table_is_the_way(learn, monkeypatch):
         if name in ('fastai.vision.widgets','ipywidgets'): raise ModuleNotFoundError('none', name='ipywidgets')
         return importing(name, *args, **kwargs)
     monkeypatch.setattr(builtins, '__import__', without)
-    said = r"clean_suspects: got no package ipywidgets, wanted widgets for notebooks; pip install ipywidgets.*to_csv\('suspects.csv'\)"
+    said = (r'clean_suspects: got no package ipywidgets, wanted widgets for notebooks; pip install ipywidgets.*'
+        r"to_csv\('suspects.csv'\)")
     with pytest.raises(ImportError, match=said): learn.selection.clean_suspects()
 
 @pytest.mark.parametrize('name', ['suspects','show_suspects','plot_items','clean_suspects'])
 def test_nothing_was_told_yet(folder, name):
     selection = learner_of(from_folder(folder)).watch_items().selection
-    with pytest.raises(ValueError, match='nothing is remembered of the items yet; call fit first'): getattr(selection, name)()
+    said = 'nothing is remembered of the items yet; call fit first'
+    with pytest.raises(ValueError, match=said): getattr(selection, name)()
 
 @pytest.mark.parametrize('n', [0, 2.5, -1])
 def test_a_number_of_items_is_a_whole_one(learn, n):

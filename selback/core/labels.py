@@ -269,8 +269,8 @@ class LabelMemory(ItemTable):
     def suspects(self)->Tensor: # Rows, int64, of all labels that were looked at
         "The most suspect first: by how often another class was predicted, where that is equal by the late margin"
         rows = self.margin.argsort(stable=True)[:int((self.looks>0).sum())] # NaN comes last
-        share = self.times_other[rows]/self.looks[rows]
-        return rows[share.argsort(descending=True, stable=True)]
+        times = self.times_other[rows] # not their share, which of few looks says little
+        return rows[times.argsort(descending=True, stable=True)]
 
     def estimated_errors(self)->int:
         "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
