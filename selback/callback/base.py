@@ -239,7 +239,7 @@ class NoSelection:
     def __repr__(self): return 'No selection; attach one with learn.favor_hard() or another method.'
     def __getattr__(self, name):
         raise AttributeError(error_text(f'learn.selection.{name}', 'a learner without a selection', 'one with',
-            'attach it with learn.favor_hard(), learn.prioritized_sampling() or another method. '
+            'attach one with learn.watch_items(), learn.favor_hard() or another method. '
             'After full_batches() it is gone'))
 
 @patch(as_prop=True)

@@ -22,7 +22,7 @@ class EpochSelection(Selection):
     @delegates(Selection.__init__)
     def __init__(self,
         interrupt:int=0, # One epoch of all items in every so many; 0: never
-        track_items:bool=False, # Remember the last loss of each item, as most methods of this kind do anyway?
+        track_items:bool=False, # Remember the losses of each item and what was predicted, for `suspects()` and plots?
         **kwargs
     ):
         super().__init__(interrupt=interrupt, track_items=track_items, **kwargs)

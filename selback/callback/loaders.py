@@ -32,6 +32,11 @@ class CurrentItems(NamedTuple):
     is_chosen:bool=False # Were they chosen from batches that were loaded?
     rows:Tensor|None=None # Of the batch, that count, int64; None: all
 
+    @property
+    def trained(self)->Tensor|None: # Int64; None: unknown
+        "Dataset indices of the items that train"
+        return self.idx if self.rows is None else self.idx[self.rows]
+
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'

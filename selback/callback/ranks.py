@@ -30,6 +30,12 @@ class Ranks:
         dist.all_reduce(value, dist.ReduceOp.MIN)
         return int(value)
 
+    def highest(self,
+        value:int, # Of this rank
+    )->int:
+        "The largest number of all ranks"
+        return -self.lowest(-value)
+
     def first(self,
         o, # Of this rank, anything that can be pickled
     ): # The same kind of thing

@@ -9,6 +9,7 @@ __all__ = ['Gradients', 'StepSoFar', 'SelectionParts', 'AskedSelection', 'Select
 from functools import partial
 
 import torch
+from fastai.callback.mixup import MixHandler
 from torch import Tensor
 
 from ..core.batches import Items, as_tensors, check_rows, n_items, tensors_in
@@ -22,6 +23,7 @@ from ..core.untouched import guarded
 from .loaders import ChosenBefore, CurrentItems, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
+from .report import callback_of
 from .learner import autocast_of, base_loss, check_versions, mixed_of, precision_of, true_output
 from .learner import versions_of, weighed_output
 from .tracking import ItemTracker, Plan, make_plan
@@ -107,12 +109,11 @@ class SelectionParts(AttachedCallback):
         self.window = Window(start, end, warmup, interrupt)
         self.draws = Draws(seed)
         self.losses = ItemLosses(item_loss)
-        self.labels = LabelReader()
+        self.label_reader = LabelReader()
         self.clock = Clock()
         self.tracker = ItemTracker()
         self.track_items = track_items
         if self.follows_items or track_items: self.tracker.follow(notes=self.remembers_losses or track_items)
-        if track_items: self.tracker.watch()
         self.ranks = Ranks()
         self.epochs_done = 0 # since the callback was attached
         self.bs = None # items in a full batch of this epoch's loader
@@ -203,6 +204,7 @@ class SelectionEpochs(AskedSelection):
         torch.set_grad_enabled(True) # an interrupt may have left them off
         self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
         self.losses.forget()
+        self.label_reader.reset()
         self.report.begin_fit()
         self.clock.begin_fit(self.device, self.ranks)
 
@@ -414,7 +416,7 @@ class Selection(FirstBatch):
         if notes:
             if loss_func is not self.noted_of: self.tell_of_loss(loss_func)
             self.note_losses(of_items)
-            if self.tracker.watches: self.note_labels(loss_func)
+            if self.track_items: self.note_labels(loss_func)
             if not self.has_losses: self.has_losses = True
         if self.unwritten: self.write_rows(self.n_trained, mean)
 
@@ -431,30 +433,29 @@ class Selection(FirstBatch):
         losses:Tensor, # Of the items that train, shape (n,)
     ):
         "Remember the losses of a step"
-        idx,is_chosen,rows = self.current.idx,self.current.is_chosen,self.current.rows
+        is_chosen = self.current.is_chosen
         repeats = None if is_chosen or self.tracker.repeats else False
         is_fresh = not is_chosen and not self.tracker.has_chosen
-        self.tracker.note(idx if rows is None else idx[rows], losses, fresh=is_fresh, picked=True,
-            again=is_chosen and self.scored, repeats=repeats)
+        self.tracker.note(self.current.trained, losses, fresh=is_fresh, picked=True, again=is_chosen and self.scored,
+            repeats=repeats)
 
     def note_labels(self,
         loss_func, # The learner's own
     ):
         "Remember what the predictions of a step say of labels"
         learn,current = self.learn,self.current
-        if mixed_of(learn) is not None:
+        if callback_of(learn, MixHandler) is not None:
             self.tell_once('mixed', 'what trains is mixed of two items, so that nothing is remembered of their labels.')
             return
         pred,yb = detached(learn.pred),as_tensors(learn.yb)
         function = self.losses.function(loss_func)
-        def losses_of(pred):
-            with guarded(function),preserved(loss_func): return item_losses(function, pred, *yb)
+        def losses_of(pred, y):
+            with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
 
-        told = self.labels.read(loss_func, pred, yb, losses_of)
+        told = self.label_reader.read(loss_func, pred, yb, losses_of)
         if told is None: return
-        rows = current.rows
-        if rows is not None: told = Told(*(t[rows] for t in told))
-        self.tracker.note_labels(current.idx if rows is None else current.idx[rows], told)
+        if current.rows is not None: told = Told(*(t[current.rows] for t in told))
+        self.tracker.note_labels(current.trained, told)
 
     def after_cancel_batch(self): self.so_far.hear() # as far as it went
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.policies import avoid_singleton_batch, check_chosen, whole_batches
-from ..core.labels import LabelMemory
+from ..core.labels import LabelMemory, Told
 from ..core.memory import ItemMemory, may_repeat
 from .ranks import Ranks
 
@@ -71,9 +71,8 @@ class DatasetMemory:
     def merge(self):
         "Put together what the ranks have noted, of which some may not have been told of labels"
         if self.ranks.before:
-            own = 0 if self.labels is None else self.labels.n_labels
-            most = -self.ranks.lowest(-own)
-            if most: self.remember_labels(most)
+            n_labels = self.ranks.highest(0 if self.labels is None else self.labels.n_labels)
+            if n_labels: self.remember_labels(n_labels)
         self.ranks.merge()
 
     @property
@@ -100,7 +99,6 @@ class LossMemory(DatasetMemory):
         self.max_rest = 0 # epochs in a row that an item may be left out; 0: any number
         self.is_on = False # are the items of each batch known?
         self.notes = False # are the losses of training remembered?
-        self.watches = False # is what predictions say of labels remembered, too?
         self.has_chosen = False # were this epoch's items chosen from those that were drawn?
         self.repeats = True # may an item be in it several times?
 
@@ -112,10 +110,6 @@ class LossMemory(DatasetMemory):
         "Know the items of each batch from now on"
         self.is_on = True
         self.notes = self.notes or notes
-
-    def watch(self):
-        "Remember what predictions say of labels, too"
-        self.watches = True
 
     def smooth(self,
         ema:float|None, # Weight of the past in them, at least 0 and below 1; None: the last losses are chosen by
@@ -170,10 +164,10 @@ class ItemTracker(LossMemory):
 
     def note_labels(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
-        told, # `Told` of their labels
+        told:Told, # Of their labels
     ):
         "Remember what predictions say of the labels of some items"
-        self.remember_labels(told.margin.shape[1] if told.margin.ndim>1 else 1)
+        self.remember_labels(told.n_labels)
         self.labels.note(idxs, told)
 
     def are_equal(self)->bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .losses import ignored_target
+from .losses import ignored_target, innermost
 from .memory import ItemTable
 
 # %% ../../nbs/core/09_labels.ipynb #dd88fcf2
@@ -22,11 +22,15 @@ class Told(NamedTuple):
     probability:Tensor # Of the label, the same shape
     other:Tensor # The class that is predicted in its place, int64, the same shape; -1: the label itself is
 
+    @property
+    def n_labels(self): return self.margin.shape[1] if self.margin.ndim>1 else 1 # of each item
+
 # %% ../../nbs/core/09_labels.ipynb #415a3e53
-_limit = 1e4 # of a margin: a class that is ruled out has a logit of minus infinity
+_limit = 1e4 # of logits: a class that is ruled out has one of minus infinity
+_most = 100. # of a margin, so that one look can't outweigh all others; BCELoss ends there, too
 
 def _told(margin, probability, other):
-    margin = margin.clamp(-_limit, _limit)
+    margin = margin.clamp(-_most, _most)
     return Told(margin, probability, torch.where(margin<0, other, -1))
 
 def _of_classes(logits, y):
@@ -71,6 +75,7 @@ class ClassLabels:
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
         if self.are_probabilities: logits = logits.log()
+        logits = logits.clamp(-_limit, _limit)
         y,n_classes = y.long().reshape(logits.shape[:-1]),logits.shape[-1] # that of a table has one column
         counts = (0<=y) & (y<n_classes)
         if self.ignored is not None: counts &= y!=self.ignored
@@ -96,33 +101,38 @@ class BinaryLabels:
         logits = pred.float().reshape(y.shape)
         if self.are_probabilities: logits = logits.logit()
         told = _of_yes_or_no(logits, y)
-        if self.n_labels==y.shape[1]>1: return told
-        if y.shape[1]==1: return Told(*(t[:,0] for t in told))
-        return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
+        if self.n_labels>1: return told
+        if y.shape[1]>1: return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
+        return Told(*(t[:,0] for t in told))
 
 # %% ../../nbs/core/09_labels.ipynb #acbc562a
-_of_one_class = nn.CrossEntropyLoss,nn.NLLLoss
-_of_one_class_functions = F.cross_entropy,F.nll_loss
-_of_logits,_of_probabilities = nn.BCEWithLogitsLoss,nn.BCELoss
+_activations = {
+    'softmax': (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss),
+    'sigmoid': (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits),
+    'none': (nn.BCELoss, F.binary_cross_entropy)}
 
-def _activation(loss_func):
-    "What makes probabilities of predictions: 'softmax', 'sigmoid', 'none'; None: the loss says nothing"
-    innermost = getattr(loss_func, 'func', loss_func)
-    if isinstance(innermost, _of_one_class) or innermost in _of_one_class_functions: return 'softmax'
-    if isinstance(innermost, _of_logits) or innermost is F.binary_cross_entropy_with_logits: return 'sigmoid'
-    if isinstance(innermost, _of_probabilities) or innermost is F.binary_cross_entropy: return 'none'
-    activation = getattr(loss_func, 'activation', None)
-    if activation is None: return None
-    logits = torch.tensor([[0.,1.]])
-    known = dict(softmax=logits.softmax(1), sigmoid=logits.sigmoid())
-    found = activation(logits)
-    return next((name for name,probs in known.items() if torch.allclose(probs, found)), None)
+def _is(loss_func, known): return loss_func is known or isinstance(known, type) and isinstance(loss_func, known)
+
+def _axis_of(loss_func, default):
+    axis = getattr(loss_func, 'axis', default)
+    return axis if isinstance(axis, int) else default
+
+def _activation(loss_func, pred):
+    "What makes probabilities of predictions: 'softmax', 'sigmoid', 'none'; None: the loss does not say"
+    inner = innermost(loss_func)
+    for name,losses in _activations.items():
+        if any(_is(inner, known) for known in losses): return name
+    try: found = loss_func.activation(pred)
+    except Exception: return None # there is none, or it is of another kind
+    known = dict(softmax=pred.softmax(_axis_of(loss_func, -1)), sigmoid=pred.sigmoid())
+    def is_found(probs): return isinstance(found, Tensor) and found.shape==probs.shape and torch.allclose(found, probs)
+    return next((name for name,probs in known.items() if is_found(probs)), None)
 
 def _class_axis(loss_func, pred, y):
     "Along which axis of the predictions the classes of targets are; None: along none"
     if y.is_floating_point() or y.is_complex(): return None
     shapes = [y.shape,y.shape[:-1]] if y.ndim>1 and y.shape[-1]==1 else [y.shape]
-    for axis in dict.fromkeys((getattr(loss_func, 'axis', 1), 1, -1)):
+    for axis in dict.fromkeys((_axis_of(loss_func, 1), 1, -1)):
         if not -pred.ndim<=axis<pred.ndim or pred.shape[axis]<2: continue
         others = [*pred.shape]
         others.pop(axis)
@@ -131,45 +141,58 @@ def _class_axis(loss_func, pred, y):
 
 def _are_distributions(pred, axis):
     "Are predictions probabilities of classes?"
-    sums = pred.sum(axis)
-    return bool((pred>=0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3))
+    sums = pred.float().sum(axis)
+    tolerance = 1e-3 if pred.dtype==torch.float32 else .02 # half precision rounds each class
+    return bool((pred>=0).all() and torch.allclose(sums, torch.ones_like(sums), atol=tolerance))
 
-def _falls(losses_of, low, high):
-    "Does no loss rise from one prediction to the other, and does one fall?"
-    try: before,after = losses_of(low),losses_of(high)
-    except (RuntimeError,ValueError,TypeError,IndexError): return False
-    return bool((after<=before).all() and (after<before).any())
+def _gradient(losses_of, pred, y):
+    "Of the losses by predictions; None where there is none"
+    pred = pred.requires_grad_()
+    try:
+        with torch.enable_grad(): return torch.autograd.grad(losses_of(pred, y).sum(), pred)[0]
+    except (RuntimeError,ValueError,TypeError,IndexError): return None
 
 # %% ../../nbs/core/09_labels.ipynb #44282ad2
 def _class_labels(loss_func, pred, y, axis, losses_of):
     "The labels of one class each; None if the loss does not go by them"
-    are_probabilities = _are_distributions(pred, axis)
-    labels = ClassLabels(axis, ignored_target(loss_func), are_probabilities)
-    if _activation(loss_func)=='softmax': return labels
-    n_classes = pred.shape[axis]
-    def sure_of(labels):
-        at = labels.reshape(pred.movedim(axis, -1).shape[:-1]).unsqueeze(axis)
-        sure = torch.zeros_like(pred).scatter_(axis, at, 1.)
-        return (sure+1/n_classes)/2 if are_probabilities else sure
-    y = y.long().clamp(0, n_classes-1)
-    return labels if _falls(losses_of, sure_of((y+1)%n_classes), sure_of(y)) else None
+    labels = ClassLabels(axis, ignored_target(loss_func), _are_distributions(pred, axis))
+    if _activation(loss_func, pred)=='softmax': return labels
+    even = 1/pred.shape[axis] if labels.are_probabilities else 0.
+    gradient = _gradient(losses_of, torch.full_like(pred, even), y)
+    if gradient is None: return None
+
+    gradient = gradient.movedim(axis, -1)
+    y = y.reshape(gradient.shape[:-1])
+    counts = (gradient!=0).any(-1)
+    if not counts.any() or (gradient.argmin(-1)!=y)[counts].any(): return None
+    left_out = y[~counts].unique()
+    if not len(left_out): return labels
+    if len(left_out)>1 or (y[counts]==left_out).any(): return None # it goes by more than the label
+    return ClassLabels(axis, int(left_out), labels.are_probabilities)
+
+def _compete(losses_of, pred, y):
+    "Do classes share one probability, so that a loss stays as it is where all logits rise?"
+    return torch.allclose(losses_of(pred, y), losses_of(pred+1, y), atol=1e-4)
 
 def _binary_labels(loss_func, pred, y, losses_of):
     "The labels that an item has or has not; None if the loss does not go by them"
-    n_labels = 1 if pred.ndim>2 else pred.numel()//max(1, len(pred))
-    activation = _activation(loss_func)
+    n_labels = 1 if pred.ndim>2 else pred.numel()//len(pred)
+    activation = _activation(loss_func, pred)
     if activation in ('sigmoid','none'): return BinaryLabels(n_labels, activation=='none')
-    if activation is not None or (0<=pred).all() and (pred<=1).all(): return None
-    sure = torch.where(y.reshape(pred.shape)>.5, 1., -1.).to(pred)
-    falls = all(_falls(losses_of, low, sure) for low in (-sure,0*sure)) # that of numbers rises from 0 to -1
-    return BinaryLabels(n_labels) if falls else None
+    are_logits = (pred<0).any() or (pred>1).any()
+    if activation is not None or not are_logits or not ((y==0) | (y==1)).all(): return None
+
+    for targets in y,(1-y.long()).to(y.dtype): # that of numbers is level at 0
+        gradient = _gradient(losses_of, torch.zeros_like(pred), targets)
+        if gradient is None or not torch.where(targets.reshape(pred.shape)==1, gradient<0, gradient>0).all(): return None
+    return None if _compete(losses_of, pred, y) else BinaryLabels(n_labels)
 
 @torch.no_grad()
 def label_kind(
     loss_func, # The loss that trains
     pred, # What it gets of the model for a batch
     yb:tuple, # Targets
-    losses_of, # A function of predictions that returns the loss of each item
+    losses_of, # A function of predictions and targets that returns the loss of each item
 ): # `ClassLabels`, `BinaryLabels`, or None: the targets are no labels
     "How to read predictions of labels, as the loss function and a batch tell"
     if len(yb)!=1 or not all(isinstance(o, Tensor) for o in (pred,*yb)): return None
@@ -183,20 +206,28 @@ def label_kind(
 # %% ../../nbs/core/09_labels.ipynb #470a7a5e
 class LabelReader:
     "Reads what predictions say of labels, as each loss function wants it"
-    def __init__(self): self.loss_func,self.kind = None,None # that trains, and its labels
+    n_asked = 10 # batches, of which the first may not tell: the loss may leave all of their labels out
 
-    def __getstate__(self): return dict(loss_func=None, kind=None)
+    def __init__(self): self.reset()
+
+    def __getstate__(self): return dict(loss_func=None, kind=None, n_left=0)
+
+    def reset(self):
+        "Forget what was found: the data of a new fit may be others"
+        self.loss_func,self.kind = None,None # that trains, and its labels
+        self.n_left = 0 # batches that may still tell
 
     def read(self,
         loss_func, # The loss that trains
         pred, # What it gets of the model for a batch, without a graph
         yb:tuple, # Targets
-        losses_of, # A function of predictions that returns the loss of each item
+        losses_of, # A function of predictions and targets that returns the loss of each item
     )->Told|None: # None: the targets are no labels
-        "What is told of a batch; the first one tells which kind of labels there are"
-        if self.loss_func is not loss_func:
+        "What is told of a batch; the first ones tell which kind of labels there are"
+        if self.loss_func is not loss_func: self.loss_func,self.kind,self.n_left = loss_func,None,self.n_asked
+        if self.kind is None and self.n_left:
             self.kind = label_kind(loss_func, pred, yb, losses_of)
-            self.loss_func = loss_func
+            self.n_left -= 1
         return None if self.kind is None else self.kind(pred, *yb)
 
 # %% ../../nbs/core/09_labels.ipynb #52f0e2ed
@@ -208,8 +239,8 @@ _columns = dict(
     probabilities=torch.float32, # sum
     squares=torch.float32, # sum of squared probabilities
     times_other=torch.int16, # how often another class was predicted
-    last_other=torch.int16, # which one last; -1: the label was
-    most_other=torch.int16, # the one with the most votes
+    last_other=torch.int32, # which one last; -1: the label was
+    most_other=torch.int32, # the one with the most votes
     votes=torch.int16) # by which it leads
 
 # %% ../../nbs/core/09_labels.ipynb #7de7a8a9
@@ -252,7 +283,7 @@ class LabelMemory(ItemTable):
 
     def vote(self, rows, other, counts):
         "Boyer and Moore 1991: who is voted for leads by one more, others take one away"
-        other = other.to(torch.int16)
+        other = other.to(self.most_other)
         most,votes = self.most_other[rows],self.votes[rows]
         is_vote = other>=0
         is_new = is_vote & (votes==0)

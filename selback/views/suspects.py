@@ -10,37 +10,41 @@ from pathlib import Path
 
 import numpy as np, pandas as pd
 from fastcore.all import noop, patch
+from fastai.data.transforms import ColReader
+from pandas.api.types import is_string_dtype
 from PIL.Image import Image
 from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..callback.loaders import check_loader
 from ..callback.selection import Selection
-from .pictures import labels_of, show_items, sources_of
+from .pictures import check_remembered, labels_of, shortened, show_items, sources_of
 from .views import tidy, width
 
 # %% ../../nbs/views/04_suspects.ipynb #3bc30a0f
 def class_names(
     ds, # A dataset
 ): # A function of a class number
-    "What hands out the name of a class, as `labels_of` has it"
+    "What hands out the name of a class, as `labels_of` has it; the number of one that has no name"
     vocab = None
     if hasattr(ds, 'tls'): vocab = getattr(ds.tls[ds.n_inp], 'vocab', None)
     elif hasattr(ds, 'y_names'): vocab = getattr(ds, 'vocab', None)
     if vocab is None: return lambda i: i
-    return lambda i: vocab[int(i)]
+    return lambda i: str(vocab[i]) if i<len(vocab) else i
 
 def _check_watched(selection, asked):
-    "The rows of `items`; raises a `ValueError` if it is not known what was predicted"
-    if not selection.tracker.watches:
+    "Raise a `ValueError` if it is not known what was predicted"
+    if not selection.track_items:
         got = f'a {type(selection).__name__} that remembers no predictions'
         raise ValueError(error_text(asked, got, 'one that does', 'use learn.watch_items(), or pass track_items=True'))
-    return selection.items()
+    check_remembered(selection, asked)
 
 def _check_labels(selection, asked):
-    "Raise a `ValueError` if what was trained has no labels"
-    if selection.tracker.labels is not None: return
-    raise ValueError(error_text(asked, 'targets that are no labels', 'classes', 'use suspects()'))
+    "The memory of labels; raises a `ValueError` if there is none"
+    labels = selection.tracker.labels
+    if labels is not None: return labels
+    got = 'predictions and targets that do not tell of classes'
+    raise ValueError(error_text(asked, got, 'logits or probabilities of labels', 'suspects() goes by losses'))
 
 def _check_one_each(selection, asked, has_label):
     "Raise a `ValueError` if items have several labels, or only their parts have some"
@@ -49,45 +53,50 @@ def _check_one_each(selection, asked, has_label):
     got = 'several labels for each item' if has_label else 'labels of the parts of each item'
     raise ValueError(error_text(asked, got, 'one', 'correct them in your own table'))
 
-def _of_labels(selection, items):
-    "A row for each label: `label`, `likely`, and what training has told"
-    labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train).dataset)
+def _one_each(items, labels, names):
+    "A row for each item, with its `likely` class and what training has told"
     told = labels.frame()
-    def name(i): return None if i<0 else names(i)
-    if labels.n_labels==1:
-        told['likely'] = pd.Series([name(i) for i in told.most_other], dtype=object) # of numbers, too
-        return items[[c for c in items if c not in told]].join(told)
+    likely = [None if i<0 else names(i) for i in told.most_other]
+    told['likely'] = pd.Series(likely, dtype=object) # of numbers, too
+    return items[[c for c in items if c not in told]].join(told)
 
-    idx,at = np.divmod(np.arange(len(told)), labels.n_labels)
-    told['idx'] = idx
-    rows = items.drop(columns='label', errors='ignore').join(told.set_index('idx'))
-    has = [names(i) in items.label[item] for item,i in zip(idx, at)] if 'label' in items else [None]*len(told)
-    def said(i, has_it): return names(i) if has_it else f'no {names(i)}'
-    return rows.assign(label=[said(*o) for o in zip(at, has)], likely=[said(i, not h) for i,h in zip(at, has)])
+def _several_each(items, labels, names):
+    "A row for each label of each item, which it has or has not"
+    told,n = labels.frame(),labels.n_labels
+    idx,at = np.divmod(np.arange(len(told)), n)
+    if 'label' in items: has = [names(i) in own for own in items.label for i in range(n)]
+    else: has = [None if i<0 else i==0 for i in told.most_other] # what was predicted in its place is what it is not
+    def said(i, has_it): return None if has_it is None else names(i) if has_it else f'no {names(i)}'
+    told['label'] = [said(*o) for o in zip(at, has)]
+    told['likely'] = [None if other<0 else said(i, not has_it) for i,has_it,other in zip(at, has, told.most_other)]
+    return items[[c for c in items if c not in told]].join(told.set_index(idx))
+
+def _of_labels(selection, items):
+    labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train).dataset)
+    return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
     "All labels of the training set, those first that are most likely wrong; all items by mean loss, where none has one"
-    items = _check_watched(self, 'suspects')
-    seen = 'loss','total','ewma','age','rested','seen','picked'
-    if self.tracker.labels is None:
-        items = items[items.seen>0]
+    _check_watched(self, 'suspects')
+    items,labels = self.items(),self.tracker.labels
+    if labels is None:
+        items = items[(items.seen>0) & items.total.notna()]
         rows = items.assign(mean_loss=items.total/items.seen).sort_values('mean_loss', ascending=False, kind='stable')
         first = ['label','mean_loss','loss']
     else:
-        rows = _of_labels(self, items).iloc[self.tracker.labels.suspects().cpu().numpy()]
+        rows = _of_labels(self, items).iloc[labels.suspects().cpu().numpy()]
         first = ['label','likely','times_other','looks','margin','probability']
-    of_list = [c for c in first if c in rows]
-    told = *seen,'mean_loss','mean_margin','spread','last_other','most_other'
-    return rows[[*of_list, *(c for c in rows if c not in (*of_list,*told))]]
+    first = [c for c in first if c in rows]
+    left_out = {*first,*self.memory.fields,'mean_loss','mean_margin','spread','last_other','most_other'}
+    return rows[first+[c for c in rows if c not in left_out]]
 
 # %% ../../nbs/views/04_suspects.ipynb #42d188ee
 @patch
 def estimated_errors(self:Selection)->int: # Raises a `ValueError` if nothing is remembered of labels
     "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
     _check_watched(self, 'estimated_errors')
-    _check_labels(self, 'estimated_errors')
-    return self.tracker.labels.estimated_errors()
+    return _check_labels(self, 'estimated_errors').estimated_errors()
 
 # %% ../../nbs/views/04_suspects.ipynb #4334fee0
 @patch
@@ -109,7 +118,7 @@ def _plot_map(ax, rows, title):
     "One dot for each label"
     right = 1-rows.times_other/rows.looks
     dots = ax.scatter(rows.spread, rows.probability, c=right, cmap='coolwarm_r', vmin=0, vmax=1, s=8, lw=0, alpha=.6)
-    tidy(ax, ylim=(-.02,1.02), title=title)
+    tidy(ax, ylim=(-.02,1.02), title=shortened(title))
     return dots
 
 @patch
@@ -118,10 +127,11 @@ def plot_items(self:Selection,
 )->list: # Axes; raises a `ValueError` if nothing is remembered of labels
     "A map of the dataset: the mean probability of each label against its deviation over the epochs"
     import matplotlib.pyplot as plt
-    items = _check_watched(self, 'plot_items')
+    _check_watched(self, 'plot_items')
     _check_labels(self, 'plot_items')
-    rows = _of_labels(self, items)
+    rows = _of_labels(self, self.items())
     rows = rows[rows.looks>0]
+    if by_class and 'label' not in rows: _check_one_each(self, 'plot_items', False)
     groups = list(rows.groupby('label')) if by_class else [('',rows)]
     n_columns = min(3, len(groups))
     n_rows = -(-len(groups)//n_columns)
@@ -133,7 +143,7 @@ def plot_items(self:Selection,
     for ax in axes[len(groups):]: ax.remove()
     fig.supxlabel('deviation', fontsize='medium')
     fig.supylabel('mean probability of the label', fontsize='medium')
-    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='how often it was predicted')
+    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='how often it was predicted', shrink=1/max(1, n_rows-1))
     return list(axes[:len(groups)])
 
 # %% ../../nbs/views/04_suspects.ipynb #370e61e5
@@ -163,47 +173,103 @@ def clean_suspects(self:Selection,
     except ImportError as e:
         raise ImportError(error_text('clean_suspects', f'no package {e.name}', 'widgets for notebooks',
             "pip install ipywidgets, or go by a table: suspects().head(30).to_csv('suspects.csv')")) from e
-    rows = self.suspects().head(check_range('n', n, 1, whole=True))
+    rows = self.suspects()
     _check_labels(self, 'clean_suspects')
     _check_one_each(self, 'clean_suspects', 'label' in rows)
-    files = _files_of(check_loader(self.dls.train).dataset, rows.index)
-    cleaner = ImagesCleaner(sorted(set(self.items().label)), max_n=n, **kwargs)
-    cleaner.set_fns(files)
-    cleaner.suspects = rows
-    for box,likely in zip(cleaner.widget.children, rows.likely): box.children[1].value = likely or '<Keep>'
+    found = rows.head(check_range('n', n, 1, whole=True))
+    cleaner = ImagesCleaner(sorted({str(o) for o in rows.label}), max_n=n, **kwargs)
+    try: cleaner.set_fns(_files_of(check_loader(self.dls.train).dataset, found.index))
+    except NameError as e: # fastai's widgets call `display`, which only notebooks know
+        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'go by a table: see corrected')) from e
+    cleaner.suspects = found
+    for box,row in zip(cleaner.widget.children, found.itertuples()):
+        menu = box.children[1]
+        menu.description = f'{row.label}:'
+        if row.margin<0: menu.value = str(row.likely)
     return cleaner
 
 # %% ../../nbs/views/04_suspects.ipynb #76000abd
-def _found_labels(found):
-    "Labels by dataset index, None for items to leave out"
-    if hasattr(found, 'set_fns'):
-        labels = found.suspects.label.astype(object)
-        for idx,value in zip(labels.index, found.values()):
-            if value!='<Keep>': labels[idx] = None if value=='<Delete>' else value
-        return labels
-    if not isinstance(found, pd.DataFrame): # a class may be called None or NA
-        found = pd.read_csv(found, index_col='idx', dtype=dict(label=str), keep_default_na=False, na_values=[''])
-    return found.label.astype(object).where(found.label.notna(), None)
+def _of_cleaner(cleaner):
+    "A table of what was chosen in the menus"
+    def chosen(label, value): return dict([('<Keep>',label),('<Delete>',None)]).get(value, value)
+    labels = [chosen(*o) for o in zip(cleaner.suspects.label, cleaner.values())]
+    return pd.DataFrame(dict(label=pd.Series(labels, index=cleaner.suspects.index, dtype=object)))
 
-def _part(ds, path, is_valid):
-    "The items of a training or validation set with their labels; files as seen from a folder"
-    df = sources_of(ds).assign(label=labels_of(ds), is_valid=is_valid)
-    def seen(o): return o.relative_to(path) if isinstance(o, Path) and o.is_relative_to(path) else o
-    return df.assign(item=df.item.map(seen)) if 'item' in df else df
+def _table_of(found):
+    "What was found as a table with `label` by `idx`; raises a `ValueError` if it is none"
+    if hasattr(found, 'set_fns'): return _of_cleaner(found)
+    if isinstance(found, (str,Path)): # a class may be called None or NA
+        found = pd.read_csv(found, dtype=dict(label=str), keep_default_na=False, na_values=[''])
+    wanted = 'a table of suspects(), its CSV file, or what clean_suspects returned'
+    if not isinstance(found, pd.DataFrame): raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
+    if 'idx' in found: found = found.set_index('idx')
+    if found.index.name=='idx' and 'label' in found: return found
+    raise ValueError(error_text('corrected', f'columns {[*found]}', wanted, 'keep the columns idx and label'))
+
+def _named(label, known):
+    "The known label that is written so; None: to leave out. Raises a `ValueError` for any other"
+    if pd.isna(label): return None
+    if isinstance(label, float) and label.is_integer(): label = int(label) # pandas makes these of numbers beside gaps
+    name = str(label).strip()
+    if name in known: return known[name]
+    some = [*sorted(known)[:9],'...'] if len(known)>10 else sorted(known)
+    raise ValueError(error_text('corrected', f'a label {name!r}', f"one of {', '.join(some)}"))
+
+def _check_same(found, sources):
+    "Raise a `ValueError` if what was found is of other items, as after another random split"
+    for name in set(found) & set(sources)-{'label'}:
+        there,here = (df[name].loc[found.index].astype(str) for df in (found,sources))
+        if is_string_dtype(there) and (there!=here).any():
+            at = (there!=here).idxmax()
+            remedy = 'make the loaders as they were, with the same seed'
+            raise ValueError(error_text('corrected', f'{name} {there[at]} as item {at}', here[at], remedy))
+
+def _found_labels(found, known, n):
+    "Known labels by dataset index, None for items to leave out; of `n` items"
+    labels = found.label
+    unknown = labels.index[~labels.index.isin(range(n))]
+    if len(unknown): raise ValueError(error_text('corrected', f'an item {unknown[0]}', f'one of 0 to {n-1}'))
+    twice = labels.index[labels.index.duplicated()]
+    if len(twice): raise ValueError(error_text('corrected', f'item {twice[0]} twice', 'each once'))
+    return pd.Series([_named(label, known) for label in labels], index=labels.index, dtype=object)
+
+def _part(ds, is_valid):
+    "The items of a training or validation set with their files and labels; a table keeps its own columns and index"
+    df = sources_of(ds)
+    files = [_file_of(ds, i) for i in range(len(ds))]
+    if None not in files: df = df.assign(item=files)
+    return df.assign(label=labels_of(ds), is_valid=is_valid)
+
+def _parts(dls):
+    "The items of the training set, and those of the validation set if there is one"
+    yield _part(check_loader(dls.train).dataset, False).astype(dict(label=object))
+    valid = dls[1].dataset if len(dls.loaders)>1 else None
+    if valid is not None and len(valid): yield _part(valid, True)
+
+def _label_column(ds):
+    "The column of a table that labels are read from; None if there is none"
+    if not isinstance(getattr(ds, 'items', None), pd.DataFrame) or not hasattr(ds, 'tls'): return None
+    readers = [f for f in ds.tls[ds.n_inp].tfms.fs if isinstance(f, ColReader)]
+    if not readers: return None
+    column = readers[0].cols[0]
+    return ds.items.columns[column] if isinstance(column, int) else column
 
 @patch
 def corrected(self:Selection,
     found, # What `clean_suspects` returned, or a table with `label` by dataset index, or its CSV file; empty: left out
 )->pd.DataFrame: # What items are made from, `label`, `is_valid`, and `was`, the label of an item that got another one
     "All items of both sets with corrected labels"
-    train = _part(check_loader(self.dls.train).dataset, self.dls.path, False).astype(dict(label=object))
+    ds,found = check_loader(self.dls.train).dataset,_table_of(found)
+    if hasattr(ds, 'y_names'):
+        remedy = 'correct your own: item i is the row dls.train_ds.items.index[i]'
+        raise ValueError(error_text('corrected', 'a table that was processed', 'files', remedy))
+    train,*valid = _parts(self.dls)
     _check_one_each(self, 'corrected', train.label.notna().any())
-    known,new = {str(o): o for o in train.label},_found_labels(found)
-    unknown = [o for o in new if o is not None and str(o) not in known]
-    if unknown:
-        raise ValueError(error_text('corrected', f'a label {unknown[0]!r}', f"one of {', '.join(sorted(known))}"))
-    new = pd.Series([None if o is None else known[str(o)] for o in new], index=new.index, dtype=object)
+    new = _found_labels(found, {str(o): o for o in train.label}, len(train))
+    _check_same(found, sources_of(ds))
     was = train.label.loc[new.index]
     train.loc[new.index,'label'] = new
     train['was'] = was[was!=new]
-    return pd.concat([train[train.label.notna()], _part(self.dls.valid_ds, self.dls.path, True)], ignore_index=True)
+    df = pd.concat([train[train.label.notna()], *valid], ignore_index=True)
+    own = _label_column(ds)
+    return df if own is None else df.assign(**{own: df.label})
