@@ -99,14 +99,17 @@ class RestingCallback(SavedCallback):
 
     def __init__(self, **kwargs):
         super().__init__()
-        for name in kwargs: self._refuse(name)
+        for name in kwargs: self.refuse(name)
         self.report = SelectionReport()
         self.notices = Notices()
         self.is_awake = False # in an epoch of a fit
         self.is_new_fit = True # until its first epoch begins
         self.rests = False # in a fit that is none, such as lr_find
 
-    def _refuse(self, name):
+    def refuse(self,
+        name:str, # Of an option that there is not
+    ):
+        "Raise a `ValueError` that says what to do instead of an option that is gone, a `TypeError` for any other"
         if name not in self.gone: raise TypeError(unknown_option(name, type(self)))
         raise ValueError(error_text(type(self).__name__, f'the option {name!r}', 'none', self.gone[name]))
 

@@ -21,7 +21,7 @@ class WatchItemsCallback(EpochSelection):
         item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: the learner's
         **kwargs # None: it has no other option
     ):
-        for name in kwargs: self._refuse(name)
+        for name in kwargs: self.refuse(name)
         super().__init__(item_loss=item_loss, track_items=True, warmup=0)
 
     def choose_items(self, idxs): "All train"

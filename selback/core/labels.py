@@ -184,7 +184,8 @@ def _binary_labels(loss_func, pred, y, losses_of):
 
     for targets in y,(1-y.long()).to(y.dtype): # that of numbers is level at 0
         gradient = _gradient(losses_of, torch.zeros_like(pred), targets)
-        if gradient is None or not torch.where(targets.reshape(pred.shape)==1, gradient<0, gradient>0).all(): return None
+        if gradient is None: return None
+        if not torch.where(targets.reshape(pred.shape)==1, gradient<0, gradient>0).all(): return None
     return None if _compete(losses_of, pred, y) else BinaryLabels(n_labels)
 
 @torch.no_grad()

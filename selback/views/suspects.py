@@ -180,7 +180,7 @@ def clean_suspects(self:Selection,
     cleaner = ImagesCleaner(sorted({str(o) for o in rows.label}), max_n=n, **kwargs)
     try: cleaner.set_fns(_files_of(check_loader(self.dls.train).dataset, found.index))
     except NameError as e: # fastai's widgets call `display`, which only notebooks know
-        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'go by a table: see corrected')) from e
+        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'pass a table to corrected')) from e
     cleaner.suspects = found
     for box,row in zip(cleaner.widget.children, found.itertuples()):
         menu = box.children[1]
@@ -201,7 +201,8 @@ def _table_of(found):
     if isinstance(found, (str,Path)): # a class may be called None or NA
         found = pd.read_csv(found, dtype=dict(label=str), keep_default_na=False, na_values=[''])
     wanted = 'a table of suspects(), its CSV file, or what clean_suspects returned'
-    if not isinstance(found, pd.DataFrame): raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
+    if not isinstance(found, pd.DataFrame):
+        raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
     if 'idx' in found: found = found.set_index('idx')
     if found.index.name=='idx' and 'label' in found: return found
     raise ValueError(error_text('corrected', f'columns {[*found]}', wanted, 'keep the columns idx and label'))
