@@ -433,7 +433,7 @@ def test_of_numbers_the_losses_are_remembered(loss_func):
     mean = items.total/items.seen
     assert found.index.tolist()==mean.sort_values(ascending=False, kind='stable').index.tolist()
     assert found.mean_loss.tolist()==mean[found.index].tolist()
-    said = r'plot_items: got predictions and targets that do not tell of classes, wanted .*; suspects\(\) goes by losses'
+    said = r'plot_items: got predictions and targets that do not tell of classes, wanted .*; suspects\(\) goes by '
     with pytest.raises(ValueError, match=said): learn.selection.plot_items()
 
 def test_numbers_that_happen_to_be_0_or_1_are_no_labels():
