@@ -240,9 +240,11 @@ def watched(left):
     labels,logits = left['labels'],left['logits']
     read = BinaryLabels(labels.shape[1]) if labels.ndim>1 else ClassLabels()
     memory = LabelMemory(len(labels), read.n_labels)
-    told = [read(looks, labels) for looks in logits]
-    for one in told: memory.note(torch.arange(len(labels)), one)
-    margins,probs = (torch.stack([getattr(o, name).flatten() for o in told]) for name in ('margin','probability'))
+    told = []
+    for looks in logits:
+        told.append(read(looks, labels, memory.given))
+        memory.note(torch.arange(len(labels)), told[-1])
+    margins,probs = (torch.stack([getattr(o, name).flatten() for o in told]) for name in ('logit_margin','probability'))
     return memory,margins,torch.where(margins.isnan(), torch.nan, probs)
 
 def _of_the_label(probs, labels): # Probabilities
@@ -251,9 +253,10 @@ def _of_the_label(probs, labels): # Probabilities
     at = labels[:,None]
     return probs.gather(1, at)[:,0],probs.scatter(1, at, -1).max(1).values
 
-def in_order(rows, n): # Shape (n,)
-    "Values by which such rows come first, in their order"
-    return torch.full((n,), -1.).index_copy(0, rows, torch.arange(len(rows), 0, -1.))
+def late(margins): # Shape (epochs, rows), NaN where an item was not seen
+    "Means in which the k-th look at an item counts k times"
+    weights = (~margins.isnan()).cumsum(0)*~margins.isnan()
+    return (weights*margins.nan_to_num()).sum(0)/weights.sum(0)
 
 def suspicions(left): # By name, shape (rows,): the higher the more suspect
     "What training tells of each label"
@@ -261,9 +264,9 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     losses = -probs.clamp(min=1e-30).log()
     frame = memory.frame()
     told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
-        'mean margin (AUM)': -torch.tensor(frame.mean_margin), 'smoothed margin, .8': -smoothed(margins, .8),
-        'late margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
-        'times other': in_order(memory.suspects(), len(frame)),
+        'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
+        'late margin': -late(margins), 'balanced margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
+        'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
     return {name: values.nan_to_num(-1e9) for name,values in told.items()} # of an item that was never seen

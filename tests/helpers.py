@@ -222,14 +222,6 @@ def regression_learner(seed=0):
 
 LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, regression=regression_learner)
 
-def suspicion(row):
-    "What a list of suspects is in the order of: how often another class was predicted, and then the late margin"
-    return -row.times_other,row.margin
-
-def is_in_order(found):
-    by_hand = [suspicion(row) for row in found.itertuples()]
-    return by_hand==sorted(by_hand)
-
 # What a fit must leave alone
 def weights(learn): return {k: v.clone() for k,v in learn.model.state_dict().items()}
 

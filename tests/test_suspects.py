@@ -94,10 +94,10 @@ def right_label(name): return name.split('_')[0]
 def test_the_list_begins_with_the_wrong_labels(learners, source):
     learn = learners[source]
     found = learn.selection.suspects()
-    assert found.columns[:6].tolist()==['label','likely','times_other','looks','margin','probability']
+    assert found.columns[:6].tolist()==['label','likely','margin','probability','times_other','looks']
     assert found.index.name=='idx' and sorted(found.index)==list(range(3*N_OF_EACH))
     assert set(found.index[:3])==set(of_wrong(learn))
-    assert is_in_order(found)
+    assert found.margin.is_monotonic_increasing
     assert (found.looks==8).all()
     for i,row in found.iterrows():
         name = file_of(learn, i)
@@ -135,7 +135,7 @@ def learner_of_table(**kwargs):
 def test_tensors_are_listed_by_their_numbers():
     found = quiet_fit(learner_of_table().watch_items(), 6).selection.suspects()
     assert set(found.index[:2])=={4,25}
-    assert found.columns.tolist()==['label','likely','times_other','looks','margin','probability']
+    assert found.columns.tolist()==['label','likely','margin','probability','times_other','looks']
     assert found.loc[[4,25],['label','likely']].values.tolist()==[[1,0],[0,1]]
 
 SPLITS = [range(48), range(48, 64)]

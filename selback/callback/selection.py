@@ -12,11 +12,11 @@ import torch
 from fastai.callback.mixup import MixHandler
 from torch import Tensor
 
-from ..core.batches import Items, as_tensors, check_rows, n_items, tensors_in
+from ..core.batches import Items, as_tensors, check_rows, n_items, take, tensors_in
 from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
-from ..core.labels import LabelReader, Told
+from ..core.labels import LabelReader
 from ..core.losses import item_losses, preserved
 from ..core.scoring import ItemLosses, detached
 from ..core.untouched import guarded
@@ -447,14 +447,14 @@ class Selection(FirstBatch):
         if callback_of(learn, MixHandler) is not None:
             self.tell_once('mixed', 'what trains is mixed of two items, so that nothing is remembered of their labels.')
             return
-        pred,yb = detached(learn.pred),as_tensors(learn.yb)
+        batch = detached(learn.pred),as_tensors(learn.yb)
+        pred,yb = batch if current.rows is None else take(batch, current.rows)
         function = self.losses.function(loss_func)
         def losses_of(pred, y):
             with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
 
-        told = self.label_reader.read(loss_func, pred, yb, losses_of)
+        told = self.label_reader.read(loss_func, pred, yb, losses_of, self.tracker.given)
         if told is None: return
-        if current.rows is not None: told = Told(*(t[current.rows] for t in told))
         self.tracker.note_labels(current.trained, told)
 
     def after_cancel_batch(self): self.so_far.hear() # as far as it went

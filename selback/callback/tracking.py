@@ -76,6 +76,11 @@ class DatasetMemory:
         self.ranks.merge()
 
     @property
+    def given(self)->Tensor|None: # As `Told` has it; None: unknown
+        "How often each class was a label"
+        return None if self.labels is None else self.labels.given
+
+    @property
     def tracked(self)->Tensor: # int64
         "Dataset indices of the items whose picks are kept for each epoch: all, or every so many"
         return torch.arange(0, len(self.memory), -(-len(self.memory)//self.n_tracked))

@@ -17,32 +17,40 @@ from .memory import ItemTable
 
 # %% ../../nbs/core/09_labels.ipynb #dd88fcf2
 class Told(NamedTuple):
-    "What predictions say of the labels of a batch; a label that does not count has a margin of NaN"
-    margin:Tensor # Log of the odds of the label against the likeliest other class, float32, shape (n,) or (n, labels)
+    "What predictions say of the labels of a batch; a label that does not count has margins of NaN"
+    logit_margin:Tensor # Of the label less the largest other one, float32, shape (n,) or (n, labels)
+    margin:Tensor # The same of balanced probabilities, as a share of both, -1 to 1, the same shape
     probability:Tensor # Of the label, the same shape
     other:Tensor # The class that is predicted in its place, int64, the same shape; -1: the label itself is
+    given:Tensor # How often each class was given in the batch, float32, shape (classes,) or (labels, 2)
 
     @property
     def n_labels(self): return self.margin.shape[1] if self.margin.ndim>1 else 1 # of each item
+
 
 # %% ../../nbs/core/09_labels.ipynb #415a3e53
 _limit = 1e4 # of logits: a class that is ruled out has one of minus infinity
 _most = 100. # of a margin, so that one look can't outweigh all others; BCELoss ends there, too
 
-def _told(margin, probability, other):
-    margin = margin.clamp(-_most, _most)
-    return Told(margin, probability, torch.where(margin<0, other, -1))
-
-def _of_classes(logits, y):
-    "What logits with the classes along their last axis say of labels"
-    own = logits.gather(-1, y[...,None])[...,0]
+def _own_and_other(logits, y):
+    "The logits of labels, the largest others, and their classes, which are along the last axis"
     others = logits.scatter(-1, y[...,None], -torch.inf).max(-1)
-    return _told(own-others.values, (own-logits.logsumexp(-1)).exp(), others.indices)
+    return logits.gather(-1, y[...,None])[...,0],others.values,others.indices
 
-def _of_yes_or_no(logits, y):
+def _of_classes(logits, y, balanced, given):
+    "What logits with the classes along their last axis say of labels"
+    own,largest,other = _own_and_other(logits, y)
+    margin = (own-largest).clamp(-_most, _most)
+    own_balanced,largest_balanced,_ = _own_and_other(balanced, y)
+    share = ((own_balanced-largest_balanced)/2).tanh()
+    return Told(margin, share, (own-logits.logsumexp(-1)).exp(), torch.where(margin<0, other, -1), given)
+
+def _of_yes_or_no(logits, y, balanced, given):
     "What a logit for each label says of labels that are 0 or 1"
-    margin = torch.where(y>.5, logits, -logits)
-    return _told(margin, margin.sigmoid(), (y<=.5).long())
+    def of_label(logits): return torch.where(y>.5, logits, -logits)
+    margin = of_label(logits).clamp(-_most, _most)
+    other = torch.where(margin<0, (y<=.5).long(), -1)
+    return Told(margin, (of_label(balanced)/2).tanh(), margin.sigmoid(), other, given)
 
 # %% ../../nbs/core/09_labels.ipynb #3f7fac5a
 def _by_item(told, counts, n_classes):
@@ -54,9 +62,12 @@ def _by_item(told, counts, n_classes):
     is_other = other>=0
     votes = torch.zeros(len(n), n_classes, device=n.device).scatter_add_(1, other.clamp(min=0), is_other.float())
     most = torch.where(2*is_other.sum(1)>n, votes.argmax(1), -1)
-    return Told(mean(told.margin), mean(told.probability), most)
+    return Told(mean(told.logit_margin), mean(told.margin), mean(told.probability), most, told.given)
 
 # %% ../../nbs/core/09_labels.ipynb #cf7c7a4e
+def _so_far(given, before): # One more of each, as a class that was not met may come
+    return 1+given if before is None or before.shape!=given.shape else 1+given+before
+
 class ClassLabels:
     "One class for each item, or for each of its parts"
     n_labels = 1 # for each item
@@ -71,6 +82,7 @@ class ClassLabels:
     def __call__(self,
         pred:Tensor, # Shape (n, classes), (n, classes, ...) or (n, ..., classes)
         y:Tensor, # Whole numbers, the same shape without the classes
+        before:Tensor|None=None, # How often each class was given before, shape (classes,); None: this is the first batch
     )->Told: # Shape (n,)
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
@@ -79,10 +91,13 @@ class ClassLabels:
         y,n_classes = y.long().reshape(logits.shape[:-1]),logits.shape[-1] # that of a table has one column
         counts = (0<=y) & (y<n_classes)
         if self.ignored is not None: counts &= y!=self.ignored
-        told = _of_classes(logits, torch.where(counts, y, 0))
+        y = torch.where(counts, y, 0)
+        given = torch.zeros(n_classes, device=y.device).index_add_(0, y.flatten(), counts.flatten().float())
+        told = _of_classes(logits, y, logits-_so_far(given, before).log(), given)
         if y.ndim>1: return _by_item(told, counts, n_classes)
-        other = torch.where(counts, told.other, -1)
-        return told._replace(margin=torch.where(counts, told.margin, torch.nan), other=other)
+        def known(t, unknown): return torch.where(counts, t, unknown)
+        margins = dict(logit_margin=known(told.logit_margin, torch.nan), margin=known(told.margin, torch.nan))
+        return told._replace(other=known(told.other, -1), **margins)
 
 class BinaryLabels:
     "Several labels for each item, each of which it has or has not; or one of these"
@@ -95,15 +110,20 @@ class BinaryLabels:
     def __call__(self,
         pred:Tensor, # Shape (n, labels), or (n, ...) for one label of each part
         y:Tensor, # 0 or 1, as many
+        before:Tensor|None=None, # How often each label was not given, and was, shape (labels, 2); None: never
     )->Told: # Shape (n, labels), or (n,) for one
         "What is told of each label"
         y = y.reshape(len(y), -1)
         logits = pred.float().reshape(y.shape)
         if self.are_probabilities: logits = logits.logit()
-        told = _of_yes_or_no(logits, y)
+        logits = logits.clamp(-_limit, _limit)
+        has = (y>.5).float()
+        given = torch.stack([1-has, has], -1).view(-1, self.n_labels, 2).sum(0)
+        no,yes = _so_far(given, before).log().unbind(-1)
+        told = _of_yes_or_no(logits, y, logits-(yes-no), given)
         if self.n_labels>1: return told
         if y.shape[1]>1: return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
-        return Told(*(t[:,0] for t in told))
+        return Told(*(t[:,0] for t in told[:-1]), given)
 
 # %% ../../nbs/core/09_labels.ipynb #acbc562a
 _activations = {
@@ -223,20 +243,20 @@ class LabelReader:
         pred, # What it gets of the model for a batch, without a graph
         yb:tuple, # Targets
         losses_of, # A function of predictions and targets that returns the loss of each item
+        before=None, # How often each class was given before, as the labels take it
     )->Told|None: # None: the targets are no labels
         "What is told of a batch; the first ones tell which kind of labels there are"
         if self.loss_func is not loss_func: self.loss_func,self.kind,self.n_left = loss_func,None,self.n_asked
         if self.kind is None and self.n_left:
             self.kind = label_kind(loss_func, pred, yb, losses_of)
             self.n_left -= 1
-        return None if self.kind is None else self.kind(pred, *yb)
+        return None if self.kind is None else self.kind(pred, *yb, before)
 
 # %% ../../nbs/core/09_labels.ipynb #52f0e2ed
 _columns = dict(
     looks=torch.int16, # how often it was predicted in training
     margins=torch.float32, # sum of its margins
-    late_margins=torch.float32, # sum of k times the k-th
-    weights=torch.float32, # sum of k
+    logit_margins=torch.float32, # sum
     probabilities=torch.float32, # sum
     squares=torch.float32, # sum of squared probabilities
     times_other=torch.int16, # how often another class was predicted
@@ -248,7 +268,7 @@ _columns = dict(
 class LabelMemory(ItemTable):
     "What training has told of each label: margins, probabilities, and which other classes were predicted"
     counts = ('looks',)
-    sums = ('margins','late_margins','weights','probabilities','squares','times_other')
+    sums = ('margins','logit_margins','probabilities','squares','times_other')
     lasts = ('last_other','most_other','votes')
 
     def __init__(self,
@@ -258,6 +278,7 @@ class LabelMemory(ItemTable):
     ):
         super().__init__(_columns, n*n_labels, device)
         self.n_labels = n_labels
+        self.given = None # how often each class was, as `Told` has it
         for none_yet in self.last_other,self.most_other: none_yet.fill_(-1)
 
     def note(self,
@@ -267,16 +288,16 @@ class LabelMemory(ItemTable):
         "Remember what a step has told; of an item with several rows one other class counts"
         rows = idx
         if self.n_labels>1: rows = idx[:,None]*self.n_labels+torch.arange(self.n_labels, device=idx.device)
-        rows,margin,p,other = (t.flatten() for t in (rows,*told))
+        rows,logit_margin,margin,p,other = (t.flatten() for t in (rows,*told[:-1]))
         counts = ~margin.isnan()
-        margin,p = margin.nan_to_num(0.),torch.where(counts, p, 0.)
+        logit_margin,margin,p = (torch.where(counts, t, 0.) for t in (logit_margin,margin,p))
+        is_same = self.given is not None and self.given.shape==told.given.shape
+        self.given = told.given+self.given if is_same else told.given
         def add(name, values): getattr(self, name).index_add_(0, rows, values.to(self.fields[name]))
 
         add('looks', counts)
-        k = self.looks[rows]*counts
         add('margins', margin)
-        add('late_margins', k*margin)
-        add('weights', k)
+        add('logit_margins', logit_margin)
         add('probabilities', p)
         add('squares', p*p)
         add('times_other', other>=0)
@@ -295,14 +316,12 @@ class LabelMemory(ItemTable):
 
     @property
     def margin(self)->Tensor: # Float32, NaN where there was no look
-        "The late margin"
-        return self.late_margins/self.weights
+        "The mean over all looks, -1 to 1"
+        return self.margins/self.looks
 
     def suspects(self)->Tensor: # Rows, int64, of all labels that were looked at
-        "The most suspect first: by how often another class was predicted, where that is equal by the late margin"
-        rows = self.margin.argsort(stable=True)[:int((self.looks>0).sum())] # NaN comes last
-        times = self.times_other[rows] # not their share, which of few looks says little
-        return rows[times.argsort(descending=True, stable=True)]
+        "By their margin, the lowest first"
+        return self.margin.argsort(stable=True)[:int((self.looks>0).sum())] # NaN comes last
 
     def estimated_errors(self)->int:
         "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
@@ -315,7 +334,17 @@ class LabelMemory(ItemTable):
         looks = self.looks.float()
         p = self.probabilities/looks
         spread = (self.squares/looks-p*p).clamp(min=0).sqrt()
-        columns = dict(looks=self.looks, margin=self.margin, mean_margin=self.margins/looks,
+        columns = dict(looks=self.looks, margin=self.margin, logit_margin=self.logit_margins/looks,
             probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other,
             most_other=self.most_other)
         return pd.DataFrame({name: t.cpu().numpy() for name,t in columns.items()})
+
+    def state_dict(self): return super().state_dict() | dict(given=self.given)
+
+    def load_state_dict(self,
+        state, # As `state_dict` returned it, of as many labels
+    ):
+        "Remember what was saved"
+        super().load_state_dict(state)
+        given = state.get('given')
+        self.given = None if given is None else given.to(self.looks.device)

@@ -86,9 +86,9 @@ def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueE
         first = ['label','mean_loss','loss']
     else:
         rows = _of_labels(self, items).iloc[labels.suspects().cpu().numpy()]
-        first = ['label','likely','times_other','looks','margin','probability']
+        first = ['label','likely','margin','probability','times_other','looks']
     first = [c for c in first if c in rows]
-    left_out = {*first,*self.memory.fields,'mean_loss','mean_margin','spread','last_other','most_other'}
+    left_out = {*first,*self.memory.fields,'mean_loss','logit_margin','spread','last_other','most_other'}
     return rows[first+[c for c in rows if c not in left_out]]
 
 # %% ../../nbs/views/04_suspects.ipynb #42d188ee
