@@ -244,7 +244,8 @@ def watched(left):
     for looks in logits:
         told.append(read(looks, labels, memory.given))
         memory.note(torch.arange(len(labels)), told[-1])
-    margins,probs = (torch.stack([getattr(o, name).flatten() for o in told]) for name in ('logit_margin','probability'))
+    def of_all(name): return torch.stack([getattr(o, name).flatten() for o in told])
+    margins,probs = of_all('logit_margin'),of_all('probability')
     return memory,margins,torch.where(margins.isnan(), torch.nan, probs)
 
 def _of_the_label(probs, labels): # Probabilities
@@ -265,7 +266,8 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     frame = memory.frame()
     told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
-        'late margin': -late(margins), 'balanced margin': -memory.margin, 'mean probability': -torch.tensor(frame.probability),
+        'late margin': -late(margins), 'balanced margin': -memory.margin,
+        'mean probability': -torch.tensor(frame.probability),
         'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]

@@ -82,7 +82,7 @@ class ClassLabels:
     def __call__(self,
         pred:Tensor, # Shape (n, classes), (n, classes, ...) or (n, ..., classes)
         y:Tensor, # Whole numbers, the same shape without the classes
-        before:Tensor|None=None, # How often each class was given before, shape (classes,); None: this is the first batch
+        before:Tensor|None=None, # How often each class was given before, shape (classes,); None: never
     )->Told: # Shape (n,)
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
