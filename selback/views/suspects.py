@@ -6,10 +6,12 @@
 __all__ = ['class_names']
 
 # %% ../../nbs/views/04_suspects.ipynb #eda3d640
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np, pandas as pd
-from fastcore.all import noop, patch
+from fastcore.all import defaults, noop, patch
+from fastai.learner import replacing_yield
 from fastai.data.transforms import ColReader
 from pandas.api.types import is_string_dtype
 from PIL.Image import Image
@@ -178,7 +180,9 @@ def clean_suspects(self:Selection,
     _check_one_each(self, 'clean_suspects', 'label' in rows)
     found = rows.head(check_range('n', n, 1, whole=True))
     cleaner = ImagesCleaner(sorted({str(o) for o in rows.label}), max_n=n, **kwargs)
-    try: cleaner.set_fns(_files_of(check_loader(self.dls.train).dataset, found.index))
+    files = _files_of(check_loader(self.dls.train).dataset, found.index)
+    try:
+        with contextmanager(replacing_yield)(defaults, 'cpus', 0): cleaner.set_fns(files) # a notebook that forks may hang
     except NameError as e: # fastai's widgets call `display`, which only notebooks know
         raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'pass a table to corrected')) from e
     cleaner.suspects = found
