@@ -182,7 +182,8 @@ def clean_suspects(self:Selection,
     cleaner = ImagesCleaner(sorted({str(o) for o in rows.label}), max_n=n, **kwargs)
     files = _files_of(check_loader(self.dls.train).dataset, found.index)
     try:
-        with contextmanager(replacing_yield)(defaults, 'cpus', 0): cleaner.set_fns(files) # a notebook that forks may hang
+        with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
+            cleaner.set_fns(files)
     except NameError as e: # fastai's widgets call `display`, which only notebooks know
         raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'pass a table to corrected')) from e
     cleaner.suspects = found
