@@ -16,7 +16,7 @@ from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.datasets import PadCrop, small_convnet, tensor_dls
 from studies.experiments import results_folder, scale
 from studies.regimes import cifar_parts, human_labels, sgd
-from studies.wrong_labels import smaller
+from studies.wrong_labels import logits_of, smaller
 
 path = results_folder/'label_remedies.csv'
 rates = .0125,.025,.05,.1
@@ -48,14 +48,9 @@ class Best(Callback):
         if error<self.error: self.error,self.weights = error,deepcopy(self.model.state_dict())
     def after_fit(self): self.model.load_state_dict(self.weights)
 
-def _error(model, dl, images, labels):
-    model.eval()
-    norm = next(o for o in dl.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
-    def classes(o): return model((o.float()/255-norm.mean)/norm.std).argmax(1)
-    with torch.no_grad(): found = torch.cat([classes(o) for o in images.split(1000)])
-    return float((found!=labels).float().mean())
+def _error(learn, images, labels): return float((logits_of(learn, images).argmax(1)!=labels).float().mean())
 
-def validation_error(learn): return _error(learn.model, learn.dls.train, *learn.validation)
+def validation_error(learn): return _error(learn, *learn.validation)
 
 def train(images, labels, column, seed, lr, cbs=(), loss_func=None, n_epochs=epochs):
     "A learner after a training"
@@ -102,7 +97,7 @@ def run(column, method, seed, lr):
             labels = corrected(labels, truth, order[:n])
     n_epochs = 2*epochs-1 if method=='favor_hard' else round(epochs*len(rows)/len(images)) # of equal compute
     learn = train(images, labels, column, seed, lr, n_epochs=n_epochs, **kwargs)
-    error = _error(learn.model, learn.dls.train, *test)
+    error = _error(learn, *test)
     return dict(labels=column, method=method, seed=seed, lr=lr, error=error, valid_error=validation_error(learn))
 
 def stored(): return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['labels','method','seed','lr'])

@@ -185,12 +185,17 @@ class Situation(NamedTuple):
 
 # Training
 
+def logits_of(learn, images): # Shape (n, classes)
+    "Of images as they are, normalized as the training set is"
+    learn.model.eval()
+    norm = next(o for o in learn.dls.train.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
+    scale = 1 if images.is_floating_point() else 255
+    with torch.no_grad():
+        return torch.cat([learn.model((o.float()/scale-norm.mean)/norm.std) for o in images.split(1000)])
+
 def predicted(situation, learn, images): # Probabilities, shape (n, classes)
     "What a trained network says of images as they are"
-    learn.model.eval()
-    x = images.float() if images.is_floating_point() else images.float()/255
-    norm = next(o for o in learn.dls.train.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
-    with torch.no_grad(): logits = torch.cat([learn.model((o-norm.mean)/norm.std) for o in x.split(1000)])
+    logits = logits_of(learn, images)
     return logits.sigmoid() if situation.data=='several' else logits.softmax(1)
 
 def held_out(situation, images, labels, seed, n_folds=5): # Probabilities, shape (n, classes)
@@ -224,10 +229,7 @@ def stored(situation, seed, with_folds=False): # By name
 
 # What tells them
 
-def last_known(values): # Shape (epochs, rows), NaN where an item was not seen
-    return smoothed(values, 0.)
-
-def smoothed(values, past): # Weight of the past
+def smoothed(values, past): # Shape (epochs, rows), NaN where an item was not seen; weight of the past
     "An exponential moving average over the epochs"
     out = values[0]
     for now in values[1:]:
@@ -264,7 +266,7 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     memory,margins,probs = watched(left)
     losses = -probs.clamp(min=1e-30).log()
     frame = memory.frame()
-    told = {'last loss': last_known(losses), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
+    told = {'last loss': smoothed(losses, 0.), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
         'late margin': -late(margins), 'balanced margin': -memory.margin,
         'mean probability': -torch.tensor(frame.probability),

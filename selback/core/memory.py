@@ -90,7 +90,7 @@ class ItemTable:
             saved = state[name]
             if len(saved)!=len(self):
                 wanted = f'{len(self)}, as in the dataset'
-                raise ValueError(error_text('ItemMemory', f'a state of {len(saved)} items', wanted))
+                raise ValueError(error_text(type(self).__name__, f'a state of {len(saved)} items', wanted))
             getattr(self, name).copy_(saved)
         for name in set(self.fields)-set(state): # of an earlier version
             column = getattr(self, name)
