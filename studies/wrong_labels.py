@@ -191,7 +191,8 @@ def logits_of(learn, images): # Shape (n, classes)
     norm = next(o for o in learn.dls.train.after_batch.fs if hasattr(o, 'mean') and hasattr(o, 'std'))
     scale = 1 if images.is_floating_point() else 255
     with torch.no_grad():
-        return torch.cat([learn.model((o.float()/scale-norm.mean)/norm.std) for o in images.split(1000)])
+        parts = (o.to(norm.mean.device).float()/scale for o in images.split(1000))
+        return torch.cat([learn.model((o-norm.mean)/norm.std) for o in parts]).cpu()
 
 def predicted(situation, learn, images): # Probabilities, shape (n, classes)
     "What a trained network says of images as they are"
@@ -266,7 +267,8 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     memory,margins,probs = watched(left)
     losses = -probs.clamp(min=1e-30).log()
     frame = memory.frame()
-    told = {'last loss': smoothed(losses, 0.), 'mean loss': losses.nanmean(0), 'smoothed loss, .9': smoothed(losses, .9),
+    told = {'last loss': smoothed(losses, 0.), 'mean loss': losses.nanmean(0),
+        'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
         'late margin': -late(margins), 'balanced margin': -memory.margin,
         'mean probability': -torch.tensor(frame.probability),

@@ -1,5 +1,6 @@
 "Labels that may be wrong: the list of them, pictures, the map, and their correction"
 import builtins
+from functools import partial
 from pathlib import Path
 
 import matplotlib, numpy as np, pandas as pd, pytest
@@ -9,7 +10,7 @@ from fastai.data.transforms import Categorize, ColReader, ColSplitter
 from fastai.losses import BCEWithLogitsLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.vision.augment import Resize
-from fastai.vision.data import ImageBlock, ImageDataLoaders
+from fastai.vision.data import ImageBlock, ImageDataLoaders, MaskBlock
 from helpers import *
 from PIL import Image
 
@@ -208,6 +209,15 @@ def test_each_of_several_labels_has_a_row(folder):
     said = 'got several labels for each item, wanted one; correct them in your own table'
     for ask in (learn.selection.clean_suspects, lambda: learn.selection.corrected(found)):
         with pytest.raises(ValueError, match=said): ask()
+
+def test_the_likelier_class_of_a_mask_has_its_name(folder):
+    "A picture is all of the class of its folder"
+    def mask(row): return np.full((12, 12), list(COLOURS).index(row['colour']), dtype=np.uint8)
+    dls = from_block(folder, partial(MaskBlock, codes=list(COLOURS)), mask)
+    learn = Learner(dls, nn.Conv2d(3, 3, 1), loss_func=CrossEntropyLossFlat(axis=1), lr=.1)
+    found = quiet_fit(learn.watch_items(), 8).selection.suspects()
+    assert {file_of(learn, i) for i in found.index[:3]}==set(WRONG)
+    for i in found.index[:3]: assert found.likely[i]==right_label(file_of(learn, i))
 
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]

@@ -808,6 +808,9 @@ def test_items_of_another_training_set_are_not_shown(name):
     learn.dls = table_learner(n=82).dls
     refused = 'got a training set of 50 items, of which nothing is remembered.* one with 100'
     with pytest.raises(ValueError, match=refused): getattr(learn.selection, name)()
+    learn.dls = table_learner().dls
+    refused = 'got a training set of 100 items, of which nothing is remembered.* the one that trained'
+    with pytest.raises(ValueError, match=refused): getattr(learn.selection, name)()
 
 def test_picks_are_kept_of_a_thousand_items_at_most():
     selection = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2).selection

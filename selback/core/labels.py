@@ -76,8 +76,9 @@ class ClassLabels:
         axis:int=1, # Of the predictions, along which the classes are
         ignored:int|None=None, # A target that does not count
         are_probabilities:bool=False, # Are probabilities predicted, in place of logits?
+        scale:float=1., # What the loss multiplies logits by
     ):
-        self.axis,self.ignored,self.are_probabilities = axis,ignored,are_probabilities
+        self.axis,self.ignored,self.are_probabilities,self.scale = axis,ignored,are_probabilities,scale
 
     def __call__(self,
         pred:Tensor, # Shape (n, classes), (n, classes, ...) or (n, ..., classes)
@@ -87,7 +88,7 @@ class ClassLabels:
         "What is told of each item"
         logits = pred.float().movedim(self.axis, -1)
         if self.are_probabilities: logits = logits.log()
-        logits = logits.clamp(-_limit, _limit)
+        logits = (self.scale*logits).clamp(-_limit, _limit)
         y,n_classes = y.long().reshape(logits.shape[:-1]),logits.shape[-1] # that of a table has one column
         counts = (0<=y) & (y<n_classes)
         if self.ignored is not None: counts &= y!=self.ignored
@@ -104,8 +105,9 @@ class BinaryLabels:
     def __init__(self,
         n_labels:int, # For each item
         are_probabilities:bool=False, # Are probabilities predicted, in place of logits?
+        scale:float=1., # What the loss multiplies logits by
     ):
-        self.n_labels,self.are_probabilities = n_labels,are_probabilities
+        self.n_labels,self.are_probabilities,self.scale = n_labels,are_probabilities,scale
 
     def __call__(self,
         pred:Tensor, # Shape (n, labels), or (n, ...) for one label of each part
@@ -116,7 +118,7 @@ class BinaryLabels:
         y = y.reshape(len(y), -1)
         logits = pred.float().reshape(y.shape)
         if self.are_probabilities: logits = logits.logit()
-        logits = logits.clamp(-_limit, _limit)
+        logits = (self.scale*logits).clamp(-_limit, _limit)
         has = (y>.5).float()
         given = torch.stack([1-has, has], -1).view(-1, self.n_labels, 2).sum(0)
         no,yes = _so_far(given, before).log().unbind(-1)
@@ -173,6 +175,22 @@ def _gradient(losses_of, pred, y):
     except (RuntimeError,ValueError,TypeError,IndexError): return None
 
 # %% ../../nbs/core/09_labels.ipynb #44282ad2
+def _scale(losses_of, slopes, known, pred, y):
+    "What a loss multiplies logits by, as `F.cross_entropy(30*pred, y)` does; 1. if it is not `known`, weighted by item"
+    even = torch.zeros_like(pred)
+    weights = (losses_of(even, y)/known(even, y)).nan_to_num()
+    scale = float((slopes.reshape(len(y), -1).sum(1)/weights).nanmedian())
+    is_known = torch.allclose(losses_of(pred, y), weights*known(scale*pred, y), rtol=1e-3, atol=1e-5)
+    return scale if is_known else 1.
+
+def _class_scale(losses_of, gradient, labels, pred, y):
+    def known(pred, y):
+        ignored = -100 if labels.ignored is None else labels.ignored
+        losses = F.cross_entropy(pred.movedim(labels.axis, 1), y, reduction='none', ignore_index=ignored)
+        return losses.reshape(len(y), -1).mean(1)
+    slopes = -gradient.gather(-1, y.clamp(min=0)[...,None])/(1-1/gradient.shape[-1])
+    return _scale(losses_of, slopes, known, pred, y)
+
 def _class_labels(loss_func, pred, y, axis, losses_of):
     "The labels of one class each; None if the loss does not go by them"
     labels = ClassLabels(axis, ignored_target(loss_func), _are_distributions(pred, axis))
@@ -186,9 +204,10 @@ def _class_labels(loss_func, pred, y, axis, losses_of):
     counts = (gradient!=0).any(-1)
     if not counts.any() or (gradient.argmin(-1)!=y)[counts].any(): return None
     left_out = y[~counts].unique()
-    if not len(left_out): return labels
-    if len(left_out)>1 or (y[counts]==left_out).any(): return None # it goes by more than the label
-    return ClassLabels(axis, int(left_out), labels.are_probabilities)
+    if len(left_out)>1 or torch.isin(y[counts], left_out).any(): return None # it goes by more than the label
+    if len(left_out): labels.ignored = int(left_out)
+    if not labels.are_probabilities: labels.scale = _class_scale(losses_of, gradient, labels, pred, y)
+    return labels
 
 def _compete(losses_of, pred, y):
     "Do classes share one probability, so that a loss stays as it is where all logits rise?"
@@ -206,7 +225,12 @@ def _binary_labels(loss_func, pred, y, losses_of):
         gradient = _gradient(losses_of, torch.zeros_like(pred), targets)
         if gradient is None: return None
         if not torch.where(targets.reshape(pred.shape)==1, gradient<0, gradient>0).all(): return None
-    return None if _compete(losses_of, pred, y) else BinaryLabels(n_labels)
+    if _compete(losses_of, pred, y): return None
+
+    def known(pred, y):
+        losses = F.binary_cross_entropy_with_logits(pred, y.reshape(pred.shape).float(), reduction='none')
+        return losses.reshape(len(y), -1).mean(1)
+    return BinaryLabels(n_labels, scale=_scale(losses_of, 2*gradient.abs(), known, pred, y))
 
 @torch.no_grad()
 def label_kind(
@@ -325,8 +349,7 @@ class LabelMemory(ItemTable):
 
     def estimated_errors(self)->int:
         "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
-        times_most = (self.times_other+self.votes)/2 # exact where all other predictions were of one class, too
-        return int((times_most>self.looks/2).sum())
+        return int((self.times_other+self.votes>self.looks).sum()) # votes: of that class, less those of others
 
     def frame(self): # A DataFrame with a row for each label
         "What is known of each label"

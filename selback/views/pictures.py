@@ -59,10 +59,12 @@ def check_remembered(
     if selection.learn is None:
         raise ValueError(f'{asked}: {name} was taken off its learner, and has no items without; attach it again.')
 
-    n,remembered = check_loader(selection.learn.dls.train).n,len(selection.memory)
-    if n==remembered: return
-    got = f'a training set of {n} items, of which nothing is remembered'
-    raise ValueError(error_text(asked, got, f'the one with {remembered}', 'call fit first'))
+    loader,remembered = check_loader(selection.learn.dls.train),len(selection.memory)
+    wanted = f'the one with {remembered}'
+    if selection.tracker.is_other(loader.n, id(loader.dataset)): wanted = 'the one that trained'
+    elif loader.n==remembered: return
+    got = f'a training set of {loader.n} items, of which nothing is remembered'
+    raise ValueError(error_text(asked, got, wanted, 'call fit first'))
 
 @patch
 def items(self:Selection)->pd.DataFrame: # Raises a `ValueError` if nothing is remembered of the items

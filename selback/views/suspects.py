@@ -25,11 +25,12 @@ from .views import tidy, width
 
 # %% ../../nbs/views/04_suspects.ipynb #3bc30a0f
 def class_names(
-    ds, # A dataset
+    dl, # A loader
 ): # A function of a class number
     "What hands out the name of a class, as `labels_of` has it; the number of one that has no name"
-    vocab = None
-    if hasattr(ds, 'tls'): vocab = getattr(ds.tls[ds.n_inp], 'vocab', None)
+    ds,vocab = dl.dataset,None
+    if hasattr(ds, 'tls'): # the names of a mask's classes are given to items as they are loaded
+        vocab = getattr(ds.tls[ds.n_inp], 'vocab', None) or getattr(dl.after_item, 'vocab', None)
     elif hasattr(ds, 'y_names'): vocab = getattr(ds, 'vocab', None)
     if vocab is None: return lambda i: i
     return lambda i: str(vocab[i]) if i<len(vocab) else i
@@ -74,7 +75,7 @@ def _several_each(items, labels, names):
     return items[[c for c in items if c not in told]].join(told.set_index(idx))
 
 def _of_labels(selection, items):
-    labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train).dataset)
+    labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train))
     return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
 @patch
