@@ -10,6 +10,12 @@ def unmeasured(request, monkeypatch):
     from selback.callback.clock import Clock
     if not request.node.get_closest_marker('measured'): monkeypatch.setattr(Clock, 'is_on', False)
 
+@pytest.fixture(autouse=True, scope='session')
+def on_cpu():
+    "What is made by hand is there; tests of a GPU say so"
+    from fastai.torch_core import default_device
+    default_device(False)
+
 @pytest.fixture(autouse=True)
 def no_autocast():
     yield

@@ -1,5 +1,5 @@
 "Peak memory of selecting steps against plain ones: the bytes of all tensors alive, which do not differ from run to run"
-import warnings, weakref
+import gc, warnings, weakref
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,6 +30,7 @@ class Live(TorchDispatchMode):
 
 def peak(cb, args, bs=128):
     "Bytes at the peak of eight steps"
+    gc.collect() # the learner before
     net = 'small_resnet' if args.device=='cpu' else 'resnet18'
     learn = image_learner(net, bs, 8, args.device, cb)
     with learn.no_bar(),learn.no_logging():
