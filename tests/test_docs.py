@@ -252,6 +252,11 @@ def test_no_word_is_linked_elsewhere(tab):
     assert links
     assert not {(text, name) for text,name in links if re.fullmatch(r'[a-z]+(\(\))?|.{1,3}', text)}
 
+def test_nothing_is_wider_than_a_small_window(tab):
+    tab.page.set_viewport_size(dict(width=1050, height=900))
+    widths = {name: tab.go(name).evaluate('document.documentElement.scrollWidth') for name in pages}
+    assert not {name: width for name,width in widths.items() if width>1050}
+
 @narrow
 def test_nothing_is_wider_than_a_phone(tab):
     widths = {name: tab.go(name).evaluate('document.documentElement.scrollWidth') for name in pages}

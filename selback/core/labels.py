@@ -100,6 +100,7 @@ class ClassLabels:
         margins = dict(logit_margin=known(told.logit_margin, torch.nan), margin=known(told.margin, torch.nan))
         return told._replace(other=known(told.other, -1), **margins)
 
+# %% ../../nbs/core/09_labels.ipynb #465c64c6
 class BinaryLabels:
     "Several labels for each item, each of which it has or has not; or one of these"
     def __init__(self,
@@ -191,6 +192,7 @@ def _class_scale(losses_of, gradient, labels, pred, y):
     slopes = -gradient.gather(-1, y.clamp(min=0)[...,None])/(1-1/gradient.shape[-1])
     return _scale(losses_of, slopes, known, pred, y)
 
+# %% ../../nbs/core/09_labels.ipynb #28412a5d
 def _class_labels(loss_func, pred, y, axis, losses_of):
     "The labels of one class each; None if the loss does not go by them"
     labels = ClassLabels(axis, ignored_target(loss_func), _are_distributions(pred, axis))

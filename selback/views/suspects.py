@@ -56,6 +56,7 @@ def _check_one_each(selection, asked, has_label):
     got = 'several labels for each item' if has_label else 'labels of the parts of each item'
     raise ValueError(error_text(asked, got, 'one', 'correct them in your own table'))
 
+# %% ../../nbs/views/04_suspects.ipynb #dd03c480
 def _one_each(items, labels, names):
     "A row for each item, with its `likely` class and what training has told"
     told = labels.frame()
@@ -78,6 +79,7 @@ def _of_labels(selection, items):
     labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train))
     return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
+# %% ../../nbs/views/04_suspects.ipynb #f999d196
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
     "All labels of the training set, those first that are most likely wrong; all items by mean loss, where none has one"
@@ -213,6 +215,7 @@ def _table_of(found):
     if found.index.name=='idx' and 'label' in found: return found
     raise ValueError(error_text('corrected', f'columns {[*found]}', wanted, 'keep the columns idx and label'))
 
+# %% ../../nbs/views/04_suspects.ipynb #2f7b5de9
 def _named(label, known):
     "The known label that is written so; None: to leave out. Raises a `ValueError` for any other"
     if pd.isna(label): return None
@@ -240,6 +243,7 @@ def _found_labels(found, known, n):
     if len(twice): raise ValueError(error_text('corrected', f'item {twice[0]} twice', 'each once'))
     return pd.Series([_named(label, known) for label in labels], index=labels.index, dtype=object)
 
+# %% ../../nbs/views/04_suspects.ipynb #d8455f02
 def _part(ds, is_valid):
     "The items of a training or validation set with their files and labels; a table keeps its own columns and index"
     df = sources_of(ds)
