@@ -1,0 +1,225 @@
+"""How much does choosing gain, against how easy the data are? `python -m studies.easy_data PART` trains what is not
+stored of a part: results/easy_data.csv, and results/easy_data_claims.csv for the claims under their own protocol"""
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np, pandas as pd, torch
+from fastai.callback.core import Callback
+from fastai.data.external import URLs, untar_data
+from fastai.layers import ConvLayer
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import error_rate
+from fastai.vision.augment import Flip
+from fastcore.script import call_parse
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from selback.bench.compare import compare
+from selback.bench.datasets import PadCrop, tensor_dls
+from studies.experiments import results_folder, scale
+from studies.regimes import cifar_parts, sgd
+from studies.wrong_labels import digits, smaller
+
+path = results_folder/'easy_data.csv'
+claims_path = results_folder/'easy_data_claims.csv'
+
+# Data, from easy to hard: images and labels to train on and to validate on
+
+def _mnist_files(folder):
+    files = sorted(folder.glob('*/*.png'))
+    images = torch.stack([torch.from_numpy(np.array(Image.open(f))) for f in files])
+    return images[:,None],torch.tensor([int(f.parent.name) for f in files])
+
+@lru_cache
+def _mnist():
+    "Both sets at 28 pixels, as bytes; read from 70,000 files once"
+    kept = results_folder.parent/'runs/mnist.pt'
+    if kept.exists(): return torch.load(kept)
+    if scale()=='tiny':
+        g = torch.Generator().manual_seed(0)
+        return [(torch.randint(256, (n,1,28,28), generator=g, dtype=torch.uint8),torch.arange(n)%10) for n in (600,200)]
+    root = untar_data(URLs.MNIST)
+    both = [_mnist_files(root/name) for name in ('training','testing')]
+    kept.parent.mkdir(exist_ok=True)
+    torch.save(both, kept)
+    return both
+
+def _halved(part): return smaller(part[0]),part[1]
+
+animals = 2,3,4,5,6,7 # bird, cat, deer, dog, frog, horse; the other classes of CIFAR-10 are vehicles
+
+def _two_kinds(part):
+    images,labels = _halved(part)
+    return images,torch.isin(labels, torch.tensor(animals)).long()
+
+def _two_classes(part, classes=(6,8)): # frogs and ships
+    is_one = torch.isin(part[1], torch.tensor(classes))
+    images,labels = _halved((part[0][is_one],part[1][is_one]))
+    return images,(labels==classes[1]).long()
+
+def _digits():
+    "Four fifths to train on"
+    images,labels = digits()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    n = len(order)*4//5
+    return [((255*images[rows]).byte(),labels[rows]) for rows in (order[:n],order[n:])]
+
+sets = dict(
+    mnist_14=lambda: [_halved(part) for part in _mnist()],
+    mnist_28=lambda: _mnist(),
+    frogs_ships=lambda: [_two_classes(part) for part in cifar_parts()],
+    animals=lambda: [_two_kinds(part) for part in cifar_parts()],
+    cifar10=lambda: [_halved(part) for part in cifar_parts()],
+    digits=_digits)
+data_of = lru_cache(lambda name: sets[name]())
+
+class Cell(NamedTuple):
+    "Data, how many of them, how long one trains on them, and how wide the network is"
+    data:str='mnist_14' # One of `sets`
+    n:int=20_000 # Items to train on, chosen at random
+    epochs:int=8 # Of all of these, by plain training: the compute of each run
+    width:float=1. # Of the network
+
+    def learner(self):
+        (images,labels),valid = data_of(self.data)
+        rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:self.n]
+        tfms = [PadCrop(1)]
+        if 'mnist' not in self.data and self.data!='digits': tfms.append(Flip())
+        dls = tensor_dls((images[rows],labels[rows]), valid, 128, tfms)
+        dls.train.drop_last = len(rows)>=1000
+        widths = [round(self.width*n) for n in (16,32,64)]
+        body = [ConvLayer(images.shape[1], widths[0]), *(ConvLayer(*o, stride=2) for o in zip(widths, widths[1:]))]
+        head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(widths[-1], int(labels.max())+1)
+        return Learner(dls, nn.Sequential(*body, *head), CrossEntropyLossFlat(), opt_func=sgd, metrics=error_rate,
+            cbs=Ease())
+
+    @property
+    def compute(self): return self.n_items*self.epochs
+
+    @property
+    def n_items(self): return min(self.n, len(data_of(self.data)[0][1]))
+
+class Ease(Callback):
+    "What the losses of an epoch tell: how many items are learned, and who has the loss"
+    run_valid = False
+    def before_train(self): self.told = []
+
+    def after_loss(self):
+        losses = F.cross_entropy(self.pred.detach(), self.y, reduction='none')
+        self.told.append(torch.stack([losses, (self.pred.argmax(1)!=self.y).float()]))
+
+    def after_train(self):
+        losses,is_wrong = torch.cat(self.told, 1)
+        hardest = losses.sort(descending=True).values[:max(1, len(losses)//10)]
+        self.figures = dict(train_loss=losses.mean(), train_error=is_wrong.mean(), easy=(losses<.1).float().mean(),
+            hardest_tenth=hardest.sum()/losses.sum(), median_loss=losses.median())
+
+def ease_of(learn): return {name: float(value) for name,value in learn.ease.figures.items()}
+
+# Runs
+
+def run(cell, method, seed, lr, **budget): # DataFrame
+    "The epochs of a run"
+    budget = budget or dict(compute=cell.compute)
+    if scale()=='tiny': budget = dict(epochs=3, annealing=budget.get('annealing', 'one_cycle'))
+    rows = compare(cell.learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of, **budget)
+    return rows.assign(**cell._asdict(), lr=lr)[[*columns]]
+
+columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept','valid_loss',
+    'error','train_loss','train_error','easy','hardest_tenth','median_loss')
+early = 2 # epochs after which is told how easy the data are
+
+def in_brief(rows): # a row
+    "The end of a run, and what its first epochs told"
+    first = rows[rows.epoch<=early].iloc[-1]
+    told = {f'early_{name}': first[name] for name in columns[-5:]} | dict(early_valid_loss=first.valid_loss)
+    end = rows.iloc[-1].drop(list(columns[-5:]))
+    return pd.DataFrame([{**end, **told}])
+
+def _same(runs, **wanted):
+    mask = pd.Series(True, index=runs.index)
+    for name,value in wanted.items(): mask &= runs[name]==value
+    return mask
+
+def stored(file): return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=columns)
+
+def once(cell, method, seed, lr):
+    "A run at equal compute, unless it is stored"
+    wanted = dict(cell._asdict(), method=method, seed=seed, lr=lr)
+    runs = stored(path)
+    found = runs[_same(runs, **wanted)]
+    if not len(found):
+        found = in_brief(run(cell, method, seed, lr))
+        pd.concat([stored(path), found]).to_csv(path, index=False, float_format='%.5g')
+        print(*wanted.values(), f'{found.error.iloc[0]:.4f}', flush=True)
+    return found.iloc[0]
+
+rates = .1,.2,.4,.8,1.6
+first = {name: Cell(name) for name in sets} | dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
+
+def best_rate(data): # Of plain training, by its loss on the validation set
+    return min(rates, key=lambda lr: once(first[data], 'none', 0, lr)['valid_loss'])
+
+scored = 'selective_backprop','stale_loss','batch_loss_filter'
+remembering = 'favor_hard(beta=.5)','favor_hard','favor_hard(beta=2)','prioritized_sampling','drop_easy','info_batch'
+random = 'random_subset'
+all_methods = 'none',*remembering,*scored,random
+some_methods = 'none','favor_hard','favor_hard(beta=2)',*scored,random
+few_methods = 'none','favor_hard','stale_loss'
+cells = [ # beside `first`
+    *(Cell('mnist_14', 20_000, epochs) for epochs in (4,16,32,64)),
+    *(Cell('mnist_14', n) for n in (2_000,6_000,60_000)), Cell('mnist_14', 2_000, 64),
+    Cell('mnist_14', width=.5), Cell('mnist_14', width=4.), Cell('mnist_28', 60_000, 4), Cell('mnist_28', 6_000, 16),
+    *(Cell(data, 20_000, epochs) for data in ('animals','cifar10') for epochs in (4,24)),
+    *(Cell(data, 4_000, 24) for data in ('animals','cifar10')), Cell('animals', width=2.), Cell('cifar10', width=2.),
+    *(Cell('frogs_ships', 10_000, epochs) for epochs in (4,48)), Cell('frogs_ships', 2_000, 32),
+    Cell('digits', 1437, 8), Cell('digits', 1437, 100)]
+
+parts = dict(
+    first=[(cell, method, seed) for data,cell in first.items() for seed in range(5 if data=='mnist_14' else 3)
+        for method in (all_methods if data=='mnist_14' else some_methods)],
+    cells=[(cell, method, seed) for seed in range(2) for cell in cells for method in few_methods])
+
+# The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
+
+composer = 'selective_backprop(start=.5,end=.9,keep=.5,scale_factor=.5,interrupt=3,gather=False)'
+claimed = 'none',*scored,'favor_hard','random_subset','random_subset(keep=.5)',composer
+protocol = 16 # epochs
+shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
+
+def claim(data, method, seed, lr, epochs):
+    "The epochs of a run"
+    rows = run(first[data], method, seed, lr, epochs=epochs, annealing='step')
+    return rows.assign(epochs=epochs)
+
+def claim_once(data, method, seed, lr, epochs):
+    "A run, unless it is stored"
+    wanted = dict(data=data, method=method, seed=seed, epochs=epochs)
+    runs = stored(claims_path)
+    if _same(runs, **wanted).any(): return
+    pd.concat([stored(claims_path), claim(data, method, seed, lr, epochs)]).to_csv(claims_path, index=False,
+        float_format='%.5g')
+    print(*wanted.values(), flush=True)
+
+def claims():
+    "Data, method, seed and epochs of each run"
+    for data in ('mnist_14','cifar10'):
+        for seed in range(5 if data=='mnist_14' else 2):
+            yield from ((data, method, seed, protocol) for method in claimed)
+            yield from ((data, 'none', seed, epochs) for epochs in shorter)
+
+claim_rate = .1 # as in the paper
+
+@call_parse
+def main(
+    names:str, # Parts, with commas between: rates, first, cells, claims
+):
+    "Train what is not stored yet"
+    for name in names.split(','):
+        if name=='rates': print({data: best_rate(data) for data in sets})
+        elif name=='claims':
+            for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
+        else:
+            for cell,method,seed in parts[name]: once(cell, method, seed, best_rate(cell.data))
