@@ -35,11 +35,11 @@ def _mnist_files(folder):
 @lru_cache
 def _mnist():
     "Both sets at 28 pixels, as bytes; read from 70,000 files once"
-    kept = results_folder.parent/'runs/mnist.pt'
-    if kept.exists(): return torch.load(kept)
     if scale()=='tiny':
         g = torch.Generator().manual_seed(0)
         return [(torch.randint(256, (n,1,28,28), generator=g, dtype=torch.uint8),torch.arange(n)%10) for n in (600,200)]
+    kept = results_folder.parent/'runs/mnist.pt'
+    if kept.exists(): return torch.load(kept)
     root = untar_data(URLs.MNIST)
     both = [_mnist_files(root/name) for name in ('training','testing')]
     kept.parent.mkdir(exist_ok=True)
