@@ -180,6 +180,7 @@ def test_rows_of_a_table_are_listed():
     assert sorted(first[['label','likely']].values.tolist())==[['no','yes'],['yes','no']]
     kinds,goods = (learn.dls.train_ds.items[name].tolist() for name in ('kind','good'))
     for i,row in found.iterrows(): assert (row.kind,row.good)==(kinds[i],goods[i])
+    assert found.row.tolist()==learn.dls.train_ds.items.index[found.index].tolist() # of one's own table
 
 def test_each_of_several_labels_has_a_row(folder):
     "Of blue and green pictures a warm tone is claimed of one, and red is denied of another"
@@ -206,7 +207,7 @@ def test_each_of_several_labels_has_a_row(folder):
     plt.close('all')
     learn.selection.show_suspects(4)
     assert len([ax for ax in plt.gcf().axes if ax.get_title()])==4 # of an item one picture
-    said = 'got several labels for each item, wanted one; correct them in your own table'
+    said = 'got several labels for each item, wanted one; correct them where they come from'
     for ask in (learn.selection.clean_suspects, lambda: learn.selection.corrected(found)):
         with pytest.raises(ValueError, match=said): ask()
 

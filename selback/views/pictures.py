@@ -35,11 +35,13 @@ def _is_data(o): return isinstance(o, torch.Tensor) or isinstance(o, (tuple,list
 def sources_of(
     ds, # A dataset
 )->pd.DataFrame:
-    "What the items are made from, as a DataFrame with a row for each; without columns if that is unknown"
+    "What the items are made from, as a DataFrame with a row for each; no columns if unknown; `row` is its own index"
     items,rows = getattr(ds, 'items', None),range(len(ds))
     is_known = items is not None and not callable(items) and len(items)==len(ds)
     if not is_known: return pd.DataFrame(index=rows)
-    if isinstance(items, pd.DataFrame): return items.reset_index(drop=True)
+    if isinstance(items, pd.DataFrame):
+        df = items.reset_index(drop=True)
+        return df if items.index.equals(df.index) or 'row' in df else df.assign(row=items.index)
 
     columns = {} if _is_data(next(iter(items))) else dict(item=list(items))
     return pd.DataFrame(columns, index=rows)

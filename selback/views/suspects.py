@@ -54,7 +54,7 @@ def _check_one_each(selection, asked, has_label):
     labels = selection.tracker.labels
     if has_label and (labels is None or labels.n_labels==1): return
     got = 'several labels for each item' if has_label else 'labels of the parts of each item'
-    raise ValueError(error_text(asked, got, 'one', 'correct them in your own table'))
+    raise ValueError(error_text(asked, got, 'one', 'correct them where they come from: idx i is dls.train_ds.items[i]'))
 
 # %% ../../nbs/views/04_suspects.ipynb #dd03c480
 def _one_each(items, labels, names):
@@ -146,7 +146,7 @@ def plot_items(self:Selection,
     axes = axes.flatten()
     for ax,(label,own) in zip(axes, groups): dots = _plot_map(ax, own, label)
     for ax in axes[len(groups):]: ax.remove()
-    fig.supxlabel('deviation', fontsize='medium')
+    fig.supxlabel('deviation of this probability over the epochs', fontsize='medium')
     fig.supylabel('mean probability of the label', fontsize='medium')
     fig.colorbar(dots, ax=list(axes[:len(groups)]), label='how often it was predicted', shrink=1/max(1, n_rows-1))
     return list(axes[:len(groups)])
@@ -188,7 +188,8 @@ def clean_suspects(self:Selection,
         with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
             cleaner.set_fns(files)
     except NameError as e: # fastai's widgets call `display`, which only notebooks know
-        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook', 'pass a table to corrected')) from e
+        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook',
+            'pass a table, or its CSV file, to corrected')) from e
     cleaner.suspects = found
     for box,row in zip(cleaner.widget.children, found.itertuples()):
         menu = box.children[1]
@@ -213,7 +214,8 @@ def _table_of(found):
         raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
     if 'idx' in found: found = found.set_index('idx')
     if found.index.name=='idx' and 'label' in found: return found
-    raise ValueError(error_text('corrected', f'columns {[*found]}', wanted, 'keep the columns idx and label'))
+    raise ValueError(error_text('corrected', f'columns {[*found]}', wanted,
+        'keep the columns idx and label, with commas between'))
 
 # %% ../../nbs/views/04_suspects.ipynb #2f7b5de9
 def _named(label, known):
@@ -272,7 +274,7 @@ def corrected(self:Selection,
     "All items of both sets with corrected labels"
     ds,found = check_loader(self.dls.train).dataset,_table_of(found)
     if hasattr(ds, 'y_names'):
-        remedy = 'correct your own: item i is the row dls.train_ds.items.index[i]'
+        remedy = 'correct your own: suspects() has its index in the column row'
         raise ValueError(error_text('corrected', 'a table that was processed', 'files', remedy))
     train,*valid = _parts(self.dls)
     _check_one_each(self, 'corrected', train.label.notna().any())
