@@ -124,11 +124,12 @@ def run(cell, method, seed, lr, **budget): # DataFrame
     "The epochs of a run"
     budget = budget or dict(compute=cell.compute)
     if scale()=='tiny': budget = dict(epochs=3, annealing=budget.get('annealing', 'one_cycle'))
-    rows = compare(cell.learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of, **budget)
+    rows = compare(cell.learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of,
+        **budget)
     return rows.assign(**cell._asdict(), lr=lr)[[*columns]]
 
-columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept','valid_loss',
-    'error','train_loss','train_error','easy','hardest_tenth','median_loss')
+columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept',
+    'valid_loss','error','train_loss','train_error','easy','hardest_tenth','median_loss')
 early = 2 # epochs after which is told how easy the data are
 
 def in_brief(rows): # a row
@@ -157,7 +158,8 @@ def once(cell, method, seed, lr):
     return found.iloc[0]
 
 rates = .1,.2,.4,.8,1.6
-first = {name: Cell(name) for name in sets} | dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
+few = dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
+first = {name: Cell(name) for name in sets} | few
 
 def best_rate(data): # Of plain training, by its loss on the validation set
     return min(rates, key=lambda lr: once(first[data], 'none', 0, lr)['valid_loss'])

@@ -17,12 +17,13 @@ from torch.nn import functional as F
 N,CLASSES = 50,4 # training items; the last batch of 16 has 2
 
 class Given:
-    "How often each class was a label, and one more; it meets those of a batch before it is asked"
-    def __init__(self): self.counts,self.meets = Counter(),False
+    """How often each class was a label, and one more, times what it weighs in the loss; it meets those of a batch
+    before it is asked"""
+    def __init__(self, weights=None): self.counts,self.meets,self.weights = Counter(),False,weights or {}
 
     def meet(self, label): self.counts[label] += self.meets
 
-    def log(self, label): return math.log(1+self.counts[label])
+    def log(self, label): return math.log((1+self.counts[label])*self.weights.get(label, 1))
 
 def share(own, other):
     "The difference of two probabilities by their sum, from their logarithms"
@@ -106,8 +107,8 @@ class ByHand(Callback):
     "Keeps what is predicted of each item that trains, over all fits"
     order,run_valid = 60,False
 
-    def __init__(self, told=single, n_labels=1):
-        self.told,self.given = told,Given()
+    def __init__(self, told=single, n_labels=1, weights=None):
+        self.told,self.given = told,Given(weights)
         self.looks = [defaultdict(list) for _ in range(n_labels)] # of each label: told, by item
         self.repeated = set() # items with several rows in one step
         self.losses = defaultdict(list)
@@ -194,27 +195,39 @@ def focal(pred, y):
 def log_of(pred, y): return -pred.gather(1, y[:,None]).log().mean()
 
 WEIGHT = torch.tensor([.5,1.,2.,4.])
+BY_CLASS = dict(enumerate(WEIGHT.tolist()))
+MORE_IF_THERE = torch.tensor([1.,2.,3.])
 PIXELS = dict(y=some_masks, shape=(CLASSES,3,2))
 SEVERAL = dict(y=partial(has_labels, 3), shape=(3,))
 
+class SteepLoss(CrossEntropyLossFlat):
+    def __call__(self, pred, y, **kwargs): return super().__call__(30*pred, y, **kwargs)
+
 KINDS = dict( # how a learner is made, and what is told of its items by hand
     classes=(dict(), single),
-    class_weights=(dict(loss_func=CrossEntropyLossFlat(weight=WEIGHT)), single),
+    class_weights=(dict(loss_func=CrossEntropyLossFlat(weight=WEIGHT)), single, BY_CLASS),
+    own_weights=(dict(loss_func=lambda pred, y: (WEIGHT[y]*F.cross_entropy(pred, y, reduction='none')).mean()), single,
+        BY_CLASS),
     label_smoothing=(dict(loss_func=LabelSmoothingCrossEntropyFlat()), single),
     focal=(dict(loss_func=FocalLossFlat()), single),
     module=(dict(loss_func=nn.CrossEntropyLoss(label_smoothing=.1)), single),
     function=(dict(loss_func=F.cross_entropy), single),
     own_function=(dict(loss_func=focal), single),
     steep=(dict(loss_func=lambda pred, y: F.cross_entropy(30*pred, y)), steep),
+    steep_by_class=(dict(loss_func=SteepLoss()), steep),
+    bytes=(dict(y=labels_by_chance().byte(), loss_func=lambda pred, y: F.cross_entropy(pred, y.long())), single),
+    own_column=(dict(y=labels_by_chance(1), loss_func=lambda pred, y: F.cross_entropy(pred, y[:,0])), in_a_column),
     ignored=(dict(y=some_ignored, loss_func=CrossEntropyLossFlat(ignore_index=-100)), counting),
     column=(dict(y=partial(labels_by_chance, 1)), in_a_column),
     log_chances=(dict(loss_func=nn.NLLLoss(), activation=nn.LogSoftmax(1)), single),
     chances=(dict(loss_func=log_of, activation=nn.Softmax(1)), of_chances),
     masks=(dict(PIXELS, loss_func=CrossEntropyLossFlat(axis=1, ignore_index=255)), mask),
-    weighted_masks=(dict(PIXELS, loss_func=nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=255)), mask),
+    weighted_masks=(dict(PIXELS, loss_func=nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=255)), mask,
+        BY_CLASS),
     words=(dict(y=partial(labels_by_chance, 6), shape=(6,CLASSES)), words),
     several=(dict(SEVERAL, loss_func=BCEWithLogitsLossFlat()), several),
-    several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,2.,3.]))), several),
+    several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=MORE_IF_THERE)), several,
+        {(place,True): weight for place,weight in enumerate(MORE_IF_THERE.tolist())}),
     several_chances=(dict(SEVERAL, loss_func=nn.BCELoss(), activation=nn.Sigmoid()), several_chances),
     yes_or_no=(dict(y=has_labels, shape=(1,), loss_func=BCEWithLogitsLossFlat()), yes_or_no),
     yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no),
@@ -223,9 +236,9 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_told_of_each_kind_of_labels(kind):
-    options,told = KINDS[kind]
-    if 'y' in options: options = options | dict(y=options['y']())
-    learn,hand = watched(ByHand(told, 3 if kind.startswith('several') else 1), **options)
+    options,told,*weights = KINDS[kind]
+    if callable(options.get('y')): options = options | dict(y=options['y']())
+    learn,hand = watched(ByHand(told, 3 if kind.startswith('several') else 1, *weights), **options)
     quiet_fit(learn, 4)
     check(learn, hand)
 
@@ -458,6 +471,61 @@ def test_of_numbers_the_losses_are_remembered(loss_func):
     assert found.mean_loss.tolist()==mean[found.index].tolist()
     said = r'plot_items: got predictions and targets that do not tell of classes, wanted .*; suspects\(\) goes by '
     with pytest.raises(ValueError, match=said): learn.selection.plot_items()
+
+class Centred(nn.CrossEntropyLoss):
+    "Its own centres are the classes; what the model predicts is an embedding"
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(3)))
+    def forward(self, pred, y): return F.cross_entropy(pred@self.centres.T, y, reduction=self.reduction)
+
+def test_axes_of_an_embedding_are_no_classes():
+    learn = quiet_fit(learner(shape=(6,), loss_func=Centred()).watch_items(), 2)
+    assert learn.selection.tracker.labels is None
+    assert (learn.selection.items().seen==2).all()
+
+class Annealed(nn.Module):
+    "A temperature that a callback changes"
+    reduction,scale = 'mean',1.
+    def forward(self, pred, y): return F.cross_entropy(self.scale*pred, y, reduction=self.reduction)
+
+class Anneals(Callback):
+    def before_epoch(self): self.learn.loss_func.scale = [8.,30.][self.epoch]
+
+def test_a_scale_is_read_in_each_epoch():
+    def told(pred, y, given): return single([learn.loss_func.scale*o for o in pred], y, given)
+    learn,hand = watched(ByHand(told), loss_func=Annealed())
+    quiet_fit(learn.add_cb(Anneals()), 2)
+    check(learn, hand)
+
+def test_a_loss_that_has_become_small_goes_on_with_labels():
+    def own(pred, y): return F.binary_cross_entropy_with_logits(pred, y)
+    learn = learner(labels_by_chance(1, classes=2).float(), (1,), own).watch_items()
+    quiet_fit(learn, 1)
+    with torch.no_grad():
+        for p in learn.model.parameters(): p.zero_()
+        [*learn.model.parameters()][-1].fill_(40.) # so that all losses of yes are 0
+    learn.dls.train.dataset.tensors[1].fill_(1.)
+    quiet_fit(learn, 2)
+    assert (learn.selection.tracker.labels.looks==3).all()
+
+def test_a_class_without_weight_has_no_looks_whenever_it_comes():
+    weight = torch.tensor([0.,1.,1.,1.])
+    y = labels_by_chance().clamp(min=1)
+    y[-3:] = 0 # in the last batch only
+    def own(pred, y): return (weight[y]*F.cross_entropy(pred, y, reduction='none')).mean()
+    learn = quiet_fit(learner(y, loss_func=own, shuffle=False).watch_items(), 2)
+    looks = learn.selection.tracker.labels.looks.tolist()
+    assert looks==[0 if c==0 else 2 for c in y.tolist()]
+
+def test_another_number_of_classes_begins_anew():
+    learn = quiet_fit(learner().watch_items(), 2)
+    other = learner(labels_by_chance(classes=3), (3,))
+    learn.dls,learn.model = other.dls,other.model
+    hand = ByHand()
+    learn.add_cb(hand).create_opt()
+    quiet_fit(learn, 2)
+    check(learn, hand)
 
 def test_numbers_that_happen_to_be_0_or_1_are_no_labels():
     learn = quiet_fit(learner(y=has_labels(1), shape=(1,), loss_func=MSELossFlat()).watch_items(), 1)

@@ -218,6 +218,7 @@ class SelectionEpochs(AskedSelection):
         self.unwritten.clear()
         self.drop_waiting() # an epoch may have been interrupted
         self.clock.begin_epoch()
+        self.label_reader.begin_epoch()
         self.report.begin_epoch(self.epoch, len(self.dl))
 
     def draw_items(self)->Tensor: # Dataset indices, int64, shape (n,)

@@ -62,9 +62,10 @@ class DatasetMemory:
 
     def remember_labels(self,
         n_labels:int, # Of each item
+        classes=None, # The shape of `given`; None: it is not known yet
     ):
-        "Have a memory of so many labels"
-        if self.labels is not None and self.labels.n_labels==n_labels: return
+        "Have a memory of so many labels, a new one if classes are others"
+        if self.labels is not None and self.labels.is_of(n_labels, classes): return
         self.labels = LabelMemory(len(self.memory), n_labels, self.memory.loss.device)
         self.ranks.remember(self.labels)
 
@@ -172,7 +173,7 @@ class ItemTracker(LossMemory):
         told:Told, # Of their labels
     ):
         "Remember what predictions say of the labels of some items"
-        self.remember_labels(told.n_labels)
+        self.remember_labels(told.n_labels, told.given.shape)
         self.labels.note(idxs, told)
 
     def are_equal(self)->bool:
