@@ -33,7 +33,7 @@ def _mnist_files(folder):
     return images[:,None],torch.tensor([int(f.parent.name) for f in files])
 
 @lru_cache
-def _mnist():
+def mnist():
     "Both sets at 28 pixels, as bytes; read from 70,000 files once"
     if scale()=='tiny':
         g = torch.Generator().manual_seed(0)
@@ -67,8 +67,8 @@ def _digits():
     return [((255*images[rows]).byte(),labels[rows]) for rows in (order[:n],order[n:])]
 
 sets = dict(
-    mnist_14=lambda: [_halved(part) for part in _mnist()],
-    mnist_28=lambda: _mnist(),
+    mnist_14=lambda: [_halved(part) for part in mnist()],
+    mnist_28=lambda: mnist(),
     frogs_ships=lambda: [_two_classes(part) for part in cifar_parts()],
     animals=lambda: [_two_kinds(part) for part in cifar_parts()],
     cifar10=lambda: [_halved(part) for part in cifar_parts()],

@@ -225,7 +225,7 @@ def _class_labels(loss_func, pred, y, axis, losses_of):
 
     gradient = gradient.movedim(axis, -1)
     at = y.long().reshape(gradient.shape[:-1])
-    counts = (gradient!=0).any(-1)
+    counts = (gradient!=0).any(-1) & (0<=at) & (at<n_classes)
     if not counts.any() or (gradient.argmin(-1)!=at)[counts].any(): return None
     if torch.isin(at[counts], at[~counts]).any(): return None # it goes by more than the label
     left_out = at[~counts].unique()
