@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, tensor_dls
-from studies.experiments import results_folder, scale
+from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, sgd
 from studies.wrong_labels import digits, smaller
 
@@ -139,30 +139,21 @@ def in_brief(rows): # a row
     end = rows.iloc[-1].drop(list(columns[-5:]))
     return pd.DataFrame([{**end, **told}])
 
-def _same(runs, **wanted):
-    mask = pd.Series(True, index=runs.index)
-    for name,value in wanted.items(): mask &= runs[name]==value
-    return mask
-
-def stored(file): return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=columns)
-
-def once(cell, method, seed, lr):
+def row_of(cell, method, seed, lr):
     "A run at equal compute, unless it is stored"
-    wanted = dict(cell._asdict(), method=method, seed=seed, lr=lr)
-    runs = stored(path)
-    found = runs[_same(runs, **wanted)]
-    if not len(found):
-        found = in_brief(run(cell, method, seed, lr))
-        pd.concat([stored(path), found]).to_csv(path, index=False, float_format='%.5g')
-        print(*wanted.values(), f'{found.error.iloc[0]:.4f}', flush=True)
-    return found.iloc[0]
+    keys = dict(cell._asdict(), method=method, seed=seed, lr=lr)
+    def make():
+        row = in_brief(run(cell, method, seed, lr))
+        print(*keys.values(), f'{row.error.iloc[0]:.4f}', flush=True)
+        return row
+    return once(path, keys, make, '%.5g').iloc[0]
 
 rates = .1,.2,.4,.8,1.6
-few = dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
-first = {name: Cell(name) for name in sets} | few
+own = dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
+first = {name: Cell(name) for name in sets} | own
 
 def best_rate(data): # Of plain training, by its loss on the validation set
-    return min(rates, key=lambda lr: once(first[data], 'none', 0, lr)['valid_loss'])
+    return min(rates, key=lambda lr: row_of(first[data], 'none', 0, lr)['valid_loss'])
 
 scored = 'selective_backprop','stale_loss','batch_loss_filter'
 remembering = 'favor_hard(beta=.5)','favor_hard','favor_hard(beta=2)','prioritized_sampling','drop_easy','info_batch'
@@ -198,12 +189,10 @@ def claim(data, method, seed, lr, epochs):
 
 def claim_once(data, method, seed, lr, epochs):
     "A run, unless it is stored"
-    wanted = dict(data=data, method=method, seed=seed, epochs=epochs)
-    runs = stored(claims_path)
-    if _same(runs, **wanted).any(): return
-    pd.concat([stored(claims_path), claim(data, method, seed, lr, epochs)]).to_csv(claims_path, index=False,
-        float_format='%.5g')
-    print(*wanted.values(), flush=True)
+    def make():
+        print(data, method, seed, epochs, flush=True)
+        return claim(data, method, seed, lr, epochs)
+    once(claims_path, dict(data=data, method=method, seed=seed, epochs=epochs), make, '%.5g')
 
 def claims():
     "Data, method, seed and epochs of each run"
@@ -224,4 +213,4 @@ def main(
         elif name=='claims':
             for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
         else:
-            for cell,method,seed in parts[name]: once(cell, method, seed, best_rate(cell.data))
+            for cell,method,seed in parts[name]: row_of(cell, method, seed, best_rate(cell.data))

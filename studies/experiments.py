@@ -49,6 +49,28 @@ def stored(
     wanted = {(method,seed) for method in methods for seed in seeds}
     if wanted<=there: return runs.reset_index(drop=True)
 
+def rows_with(
+    runs:pd.DataFrame,
+    keys:dict, # Columns, and their values
+)->pd.DataFrame:
+    "Those of some runs"
+    if not len(runs): return runs
+    return runs[(runs[[*keys]]==pd.Series(keys)).all(axis=1)]
+
+def once(
+    path:Path, # A CSV file of runs
+    keys:dict, # Columns by which a run is known, and their values
+    make, # A function that returns its rows
+    float_format:str='%.6g',
+)->pd.DataFrame:
+    "The rows of a run, from the file, or made and written there"
+    def stored(): return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*keys])
+    found = rows_with(stored(), keys)
+    if len(found): return found
+    rows = make()
+    pd.concat([stored(), rows]).to_csv(path, index=False, float_format=float_format) # another process may have written
+    return rows
+
 class BF16(MixedPrecision):
     "fastai's mixed precision in bf16, on a CPU"
     name = 'mixed_precision'

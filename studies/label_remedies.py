@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.datasets import PadCrop, small_convnet, tensor_dls
-from studies.experiments import results_folder, scale
+from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, human_labels, sgd
 from studies.wrong_labels import logits_of, smaller
 
@@ -100,25 +100,21 @@ def run(column, method, seed, lr):
     error = _error(learn, *test)
     return dict(labels=column, method=method, seed=seed, lr=lr, error=error, valid_error=validation_error(learn))
 
-def stored(): return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['labels','method','seed','lr'])
-
-def once(column, method, seed, lr):
+def row_of(column, method, seed, lr):
     "A run, unless it is stored"
-    runs = stored()
-    same = (runs.labels==column) & (runs.method==method) & (runs.seed==seed) & (runs.lr==lr)
-    if same.any(): return runs[same].iloc[0]
-    row = run(column, method, seed, lr)
-    pd.concat([stored(), pd.DataFrame([row])]).to_csv(path, index=False, float_format='%.6g')
-    print(*row.values(), flush=True)
-    return row
+    def make():
+        row = run(column, method, seed, lr)
+        print(*row.values(), flush=True)
+        return pd.DataFrame([row])
+    return once(path, dict(labels=column, method=method, seed=seed, lr=lr), make).iloc[0]
 
 def best_rate(column): # Of plain training, by the validation set
-    return min(rates, key=lambda lr: once(column, 'plain', 0, lr)['valid_error'])
+    return min(rates, key=lambda lr: row_of(column, 'plain', 0, lr)['valid_error'])
 
 def main(seeds=range(2), columns=('worst','aggregate','random1')):
     for column in columns:
         lr = best_rate(column)
         for seed in seeds:
-            for method in (*remedies,*lists): once(column, method, seed, lr)
+            for method in (*remedies,*lists): row_of(column, method, seed, lr)
 
 if __name__=='__main__': main()

@@ -215,8 +215,10 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
     own_function=(dict(loss_func=focal), single),
     steep=(dict(loss_func=lambda pred, y: F.cross_entropy(30*pred, y)), steep),
     steep_by_class=(dict(loss_func=SteepLoss()), steep),
-    bytes=(dict(y=labels_by_chance().byte(), loss_func=lambda pred, y: F.cross_entropy(pred, y.long())), single),
-    own_column=(dict(y=labels_by_chance(1), loss_func=lambda pred, y: F.cross_entropy(pred, y[:,0])), in_a_column),
+    bytes=(dict(y=lambda: labels_by_chance().byte(), loss_func=lambda pred, y: F.cross_entropy(pred, y.long())),
+        single),
+    own_column=(dict(y=partial(labels_by_chance, 1), loss_func=lambda pred, y: F.cross_entropy(pred, y[:,0])),
+        in_a_column),
     ignored=(dict(y=some_ignored, loss_func=CrossEntropyLossFlat(ignore_index=-100)), counting),
     column=(dict(y=partial(labels_by_chance, 1)), in_a_column),
     log_chances=(dict(loss_func=nn.NLLLoss(), activation=nn.LogSoftmax(1)), single),
@@ -237,7 +239,7 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_told_of_each_kind_of_labels(kind):
     options,told,*weights = KINDS[kind]
-    if callable(options.get('y')): options = options | dict(y=options['y']())
+    if 'y' in options: options = options | dict(y=options['y']())
     learn,hand = watched(ByHand(told, 3 if kind.startswith('several') else 1, *weights), **options)
     quiet_fit(learn, 4)
     check(learn, hand)

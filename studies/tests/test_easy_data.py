@@ -62,15 +62,15 @@ def test_a_run_is_told_by_its_end_and_its_early_epochs():
 
 def test_what_is_stored_is_not_run_again(tiny, monkeypatch):
     cell = Cell('mnist_14', 300, 2)
-    found = easy_data.once(cell, 'favor_hard', 0, .1)
+    found = easy_data.row_of(cell, 'favor_hard', 0, .1)
     monkeypatch.setattr(easy_data, 'run', None)
-    again = easy_data.once(cell, 'favor_hard', 0, .1)
+    again = easy_data.row_of(cell, 'favor_hard', 0, .1)
     assert again.error==pytest.approx(found.error, rel=1e-4)
     assert len(pd.read_csv(easy_data.path))==1
 
 def test_the_rate_is_that_of_the_lowest_loss(monkeypatch):
     losses = {.1: .5, .2: .4, .4: .3, .8: .6, 1.6: .9}
-    monkeypatch.setattr(easy_data, 'once', lambda cell, method, seed, lr: dict(valid_loss=losses[lr]))
+    monkeypatch.setattr(easy_data, 'row_of', lambda cell, method, seed, lr: dict(valid_loss=losses[lr]))
     assert easy_data.best_rate('mnist_14')==.4
 
 def test_claims_are_run_under_their_protocol(tiny):
