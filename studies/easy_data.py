@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
 from fastai.data.external import URLs, untar_data
 from fastai.layers import ConvLayer
 from fastai.learner import Learner
@@ -17,12 +18,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from selback.bench.compare import compare
-from selback.bench.datasets import PadCrop, tensor_dls
+from selback.bench.datasets import PadCrop, damage, tensor_dls
 from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, sgd
 from studies.wrong_labels import digits, smaller
 
 path = results_folder/'easy_data.csv'
+plain_path = results_folder/'easy_data_plain.csv'
 claims_path = results_folder/'easy_data_claims.csv'
 
 # Data, from easy to hard: images and labels to train on and to validate on
@@ -54,7 +56,7 @@ def _two_kinds(part):
     images,labels = _halved(part)
     return images,torch.isin(labels, torch.tensor(animals)).long()
 
-def _two_classes(part, classes=(6,8)): # frogs and ships
+def _two_classes(part, classes):
     is_one = torch.isin(part[1], torch.tensor(classes))
     images,labels = _halved((part[0][is_one],part[1][is_one]))
     return images,(labels==classes[1]).long()
@@ -69,7 +71,8 @@ def _digits():
 sets = dict(
     mnist_14=lambda: [_halved(part) for part in mnist()],
     mnist_28=lambda: mnist(),
-    frogs_ships=lambda: [_two_classes(part) for part in cifar_parts()],
+    frogs_ships=lambda: [_two_classes(part, (6,8)) for part in cifar_parts()],
+    cats_dogs=lambda: [_two_classes(part, (3,5)) for part in cifar_parts()],
     animals=lambda: [_two_kinds(part) for part in cifar_parts()],
     cifar10=lambda: [_halved(part) for part in cifar_parts()],
     digits=_digits)
@@ -77,29 +80,39 @@ data_of = lru_cache(lambda name: sets[name]())
 
 class Cell(NamedTuple):
     "Data, how many of them, how long one trains on them, and how wide the network is"
-    data:str='mnist_14' # One of `sets`
+    data:str='mnist_14' # One of `sets`, and behind a plus 'mixup' or a damage with its share
     n:int=20_000 # Items to train on, chosen at random
     epochs:int=8 # Of all of these, by plain training: the compute of each run
     width:float=1. # Of the network
 
     def learner(self):
-        (images,labels),valid = data_of(self.data)
+        (images,labels),valid = data_of(self.name)
         rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:self.n]
-        tfms = [PadCrop(1)]
-        if 'mnist' not in self.data and self.data!='digits': tfms.append(Flip())
+        tfms = [PadCrop(1)] if self.name in ('mnist_14','mnist_28','digits') else [PadCrop(1),Flip()]
         dls = tensor_dls((images[rows],labels[rows]), valid, 128, tfms)
         dls.train.drop_last = len(rows)>=1000
+        cbs = [Ease()]
+        if self.more=='mixup': cbs.append(MixUp(1.))
+        elif self.more:
+            kind,_,share = self.more.rpartition('_')
+            damage(dls.train_ds, kind, float(share))
         widths = [round(self.width*n) for n in (16,32,64)]
         body = [ConvLayer(images.shape[1], widths[0]), *(ConvLayer(*o, stride=2) for o in zip(widths, widths[1:]))]
         head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(widths[-1], int(labels.max())+1)
         return Learner(dls, nn.Sequential(*body, *head), CrossEntropyLossFlat(), opt_func=sgd, metrics=error_rate,
-            cbs=Ease())
+            cbs=cbs)
+
+    @property
+    def name(self): return self.data.partition('+')[0]
+
+    @property
+    def more(self): return self.data.partition('+')[2]
 
     @property
     def compute(self): return self.n_items*self.epochs
 
     @property
-    def n_items(self): return min(self.n, len(data_of(self.data)[0][1]))
+    def n_items(self): return min(self.n, len(data_of(self.name)[0][1]))
 
 class Ease(Callback):
     "What the losses of an epoch tell: how many items are learned, and who has the loss"
@@ -130,30 +143,23 @@ def run(cell, method, seed, lr, **budget): # DataFrame
 
 columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept',
     'valid_loss','error','train_loss','train_error','easy','hardest_tenth','median_loss')
-early = 2 # epochs after which is told how easy the data are
-
-def in_brief(rows): # a row
-    "The end of a run, and what its first epochs told"
-    first = rows[rows.epoch<=early].iloc[-1]
-    told = {f'early_{name}': first[name] for name in columns[-5:]} | dict(early_valid_loss=first.valid_loss)
-    end = rows.iloc[-1].drop(list(columns[-5:]))
-    return pd.DataFrame([{**end, **told}])
-
-def row_of(cell, method, seed, lr):
-    "A run at equal compute, unless it is stored"
+def end_of(cell, method, seed, lr): # a row
+    "The end of a run at equal compute, unless it is stored; of plain training all epochs are"
+    is_plain = method=='none'
     keys = dict(cell._asdict(), method=method, seed=seed, lr=lr)
     def make():
-        row = in_brief(run(cell, method, seed, lr))
-        print(*keys.values(), f'{row.error.iloc[0]:.4f}', flush=True)
-        return row
-    return once(path, keys, make, '%.5g').iloc[0]
+        rows = run(cell, method, seed, lr)
+        print(*keys.values(), f'{rows.error.iloc[-1]:.4f}', flush=True)
+        return rows if is_plain else rows.tail(1)
+    return once(plain_path if is_plain else path, keys, make, '%.5g').iloc[-1]
 
 rates = .1,.2,.4,.8,1.6
-own = dict(digits=Cell('digits', 1437, 30), frogs_ships=Cell('frogs_ships', 10_000, 16))
-first = {name: Cell(name) for name in sets} | own
+kinds = *sets,'mnist_14+flipped_labels_.1'
+two_classes = {name: Cell(name, 10_000, 16) for name in ('frogs_ships','cats_dogs')}
+first = {name: Cell(name) for name in kinds} | two_classes | dict(digits=Cell('digits', 1437, 30))
 
 def best_rate(data): # Of plain training, by its loss on the validation set
-    return min(rates, key=lambda lr: row_of(first[data], 'none', 0, lr)['valid_loss'])
+    return min(rates, key=lambda lr: end_of(first[data], 'none', 0, lr)['valid_loss'])
 
 scored = 'selective_backprop','stale_loss','batch_loss_filter'
 remembering = 'favor_hard(beta=.5)','favor_hard','favor_hard(beta=2)','prioritized_sampling','drop_easy','info_batch'
@@ -167,7 +173,9 @@ cells = [ # beside `first`
     Cell('mnist_14', width=.5), Cell('mnist_14', width=4.), Cell('mnist_28', 60_000, 4), Cell('mnist_28', 6_000, 16),
     *(Cell(data, 20_000, epochs) for data in ('animals','cifar10') for epochs in (4,24)),
     *(Cell(data, 4_000, 24) for data in ('animals','cifar10')), Cell('animals', width=2.), Cell('cifar10', width=2.),
-    *(Cell('frogs_ships', 10_000, epochs) for epochs in (4,48)), Cell('frogs_ships', 2_000, 32),
+    *(Cell(data, 10_000, epochs) for data in two_classes for epochs in (4,48)),
+    *(Cell(data, 2_000, 32) for data in two_classes),
+    Cell('mnist_14+flipped_labels_.1', epochs=16), Cell('mnist_14+flipped_labels_.1', 4_000, 16),
     Cell('digits', 1437, 8), Cell('digits', 1437, 100)]
 
 parts = dict(
@@ -184,7 +192,7 @@ shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
 
 def claim(data, method, seed, lr, epochs):
     "The epochs of a run"
-    rows = run(first[data], method, seed, lr, epochs=epochs, annealing='step')
+    rows = run(first[data.partition('+')[0]]._replace(data=data), method, seed, lr, epochs=epochs, annealing='step')
     return rows.assign(epochs=epochs)
 
 def claim_once(data, method, seed, lr, epochs):
@@ -194,12 +202,21 @@ def claim_once(data, method, seed, lr, epochs):
         return claim(data, method, seed, lr, epochs)
     once(claims_path, dict(data=data, method=method, seed=seed, epochs=epochs), make, '%.5g')
 
+damaged = [f'mnist_14+{kind}_{share}' for kind in ('random_labels','shuffled_pixels','gaussian_images')
+    for share in (.25,.5)] # as in Hu et al. 2021
+on_damaged = 'none','selective_backprop(keep=.5)','selective_backprop',"selective_backprop(score='entropy')",random
+
 def claims():
     "Data, method, seed and epochs of each run"
     for data in ('mnist_14','cifar10'):
         for seed in range(5 if data=='mnist_14' else 2):
             yield from ((data, method, seed, protocol) for method in claimed)
             yield from ((data, 'none', seed, epochs) for epochs in shorter)
+    for seed in range(2):
+        yield from ((data, method, seed, protocol) for data in damaged for method in on_damaged)
+        yield from ((data, 'none', seed, epochs) for data in damaged for epochs in shorter[-2:])
+    for seed in range(3):
+        yield from (('mnist_14+mixup', method, seed, protocol) for method in ('none','batch_loss_filter'))
 
 claim_rate = .1 # as in the paper
 
@@ -213,4 +230,4 @@ def main(
         elif name=='claims':
             for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
         else:
-            for cell,method,seed in parts[name]: row_of(cell, method, seed, best_rate(cell.data))
+            for cell,method,seed in parts[name]: end_of(cell, method, seed, best_rate(cell.data))
