@@ -109,10 +109,7 @@ class Cell(NamedTuple):
     def more(self): return self.data.partition('+')[2]
 
     @property
-    def compute(self): return self.n_items*self.epochs
-
-    @property
-    def n_items(self): return min(self.n, len(data_of(self.name)[0][1]))
+    def compute(self): return self.n*self.epochs
 
 class Ease(Callback):
     "What the losses of an epoch tell: how many items are learned, and who has the loss"
