@@ -19,12 +19,15 @@ from torch.nn import functional as F
 
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
+from selback.bench.findings import last_epochs
 from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, sgd
 from studies.wrong_labels import digits, smaller
 
 path = results_folder/'easy_data.csv'
 plain_path = results_folder/'easy_data_plain.csv'
+pace_path = results_folder/'easy_data_pace.csv'
+seconds_path = results_folder/'easy_data_seconds.csv'
 claims_path = results_folder/'easy_data_claims.csv'
 
 # Data, from easy to hard: images and labels to train on and to validate on
@@ -180,6 +183,29 @@ parts = dict(
         for method in (all_methods if data=='mnist_14' else some_methods)],
     cells=[(cell, method, seed) for seed in range(2) for cell in cells for method in few_methods])
 
+# Equal seconds: a run of a method that takes more seconds for the same compute has less of it
+
+told = [(first['mnist_14'], method, seed) for seed in range(5)
+    for method in ('favor_hard','favor_hard(beta=2)','prioritized_sampling',*scored,random)]
+told += [(first[data], 'favor_hard', seed) for seed in range(3) for data in ('animals','frogs_ships')]
+
+def pace_of(cell, method): # Of processor seconds, on one thread
+    "How many times as long a method takes as plain training does for the same compute; both are timed in turn"
+    def make():
+        rows = compare(cell.learner, ['none',method], seeds=5, lr=.1, compute=3*cell.n, plot=False, tell_controls=False)
+        ends = last_epochs(rows)
+        return ends.assign(**cell._asdict(), timed=method)[['timed',*Cell._fields,'method','seed','cpu_seconds','compute']]
+    ends = once(pace_path, dict(cell._asdict(), timed=method), make, '%.5g')
+    spent = (ends.cpu_seconds/ends.compute).groupby([ends.seed,ends.method=='none']).mean().unstack()
+    return float((spent[False]/spent[True]).median())
+
+def in_equal_seconds(cell, method, seed, lr):
+    "The end of a run that takes as long as plain training, unless it is stored"
+    def make():
+        print(*cell, method, seed, flush=True)
+        return run(cell, method, seed, lr, compute=cell.compute/pace_of(cell, method)).tail(1)
+    return once(seconds_path, dict(cell._asdict(), method=method, seed=seed), make, '%.5g').iloc[-1]
+
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
 composer = 'selective_backprop(start=.5,end=.9,keep=.5,scale_factor=.5,interrupt=3,gather=False)'
@@ -219,11 +245,13 @@ claim_rate = .1 # as in the paper
 
 @call_parse
 def main(
-    names:str, # Parts, with commas between: rates, first, cells, claims
+    names:str, # Parts, with commas between: rates, first, cells, seconds, claims
 ):
     "Train what is not stored yet"
     for name in names.split(','):
-        if name=='rates': print({data: best_rate(data) for data in sets})
+        if name=='rates': print({data: best_rate(data) for data in kinds})
+        elif name=='seconds':
+            for cell,method,seed in told: in_equal_seconds(cell, method, seed, best_rate(cell.data))
         elif name=='claims':
             for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
         else:
