@@ -82,12 +82,18 @@ class BF16(MixedPrecision):
             super().before_fit()
         if not torch.cuda.is_available(): self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
 
+def computes_bf16()->bool:
+    "Has the machine instructions for bf16? Elsewhere it is emulated, and a study takes ten times as long"
+    if torch.cuda.is_available(): return True
+    able = torch.cpu.get_capabilities()
+    return able.get('avx512_bf16', False) or able.get('amx_bf16', False)
+
 def in_bf16(
     learn, # A `Learner` whose model takes images
 ): # The learner
-    "Train in bf16 and channels-last, on a GPU or a CPU"
+    "Train channels-last, and in bf16 where the machine computes it"
     learn.model.to(memory_format=torch.channels_last)
-    return learn.add_cb(BF16())
+    return learn.add_cb(BF16()) if computes_bf16() else learn
 
 def end_table(
     runs:pd.DataFrame, # As `compare` returns it, with a column `n_valid`

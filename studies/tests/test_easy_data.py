@@ -7,8 +7,8 @@ from studies.easy_data import Cell, Ease, data_of, sets
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
-    monkeypatch.setattr(easy_data, 'path', tmp_path/'runs.csv')
-    monkeypatch.setattr(easy_data, 'claims_path', tmp_path/'claims.csv')
+    for name in ('path','plain_path','pace_path','seconds_path','claims_path'):
+        monkeypatch.setattr(easy_data, name, tmp_path/f'{name}.csv')
     from studies.regimes import cifar_parts
     from studies.wrong_labels import digits
     known = easy_data.mnist,cifar_parts,data_of,digits
@@ -52,24 +52,35 @@ def test_what_the_losses_of_an_epoch_tell_by_hand():
     assert told==pytest.approx(dict(train_loss=total/4, train_error=.5, easy=.5, hardest_tenth=large/total,
         median_loss=small), rel=1e-3) # of two equal predictions the first counts as predicted
 
-def test_a_run_is_told_by_its_end_and_its_early_epochs():
-    epochs = pd.DataFrame([dict.fromkeys(easy_data.columns, 0.) | dict(epoch=e, error=1/e, easy=e/10, valid_loss=e)
-        for e in (1,2,3,4)])
-    row = easy_data.in_brief(epochs).iloc[0]
-    assert (row.epoch,row.error,row.valid_loss)==(4,.25,4)
-    assert (row.early_easy,row.early_valid_loss)==(.2,2)
-
-def test_what_is_stored_is_not_run_again(tiny, monkeypatch):
+def test_of_plain_training_all_epochs_are_stored_and_nothing_is_run_again(tiny, monkeypatch):
     cell = Cell('mnist_14', 300, 2)
-    found = easy_data.row_of(cell, 'favor_hard', 0, .1)
+    ends = [easy_data.end_of(cell, method, 0, .1) for method in ('none','favor_hard')]
     monkeypatch.setattr(easy_data, 'run', None)
-    again = easy_data.row_of(cell, 'favor_hard', 0, .1)
-    assert again.error==pytest.approx(found.error, rel=1e-4)
-    assert len(pd.read_csv(easy_data.path))==1
+    again = [easy_data.end_of(cell, method, 0, .1) for method in ('none','favor_hard')]
+    assert [o.error for o in again]==pytest.approx([o.error for o in ends], rel=1e-4)
+    assert [o.epoch for o in again]==[3,3]
+    assert len(pd.read_csv(easy_data.path))==1 and len(pd.read_csv(easy_data.plain_path))==3
+
+def test_damage_and_mixup_are_of_the_training_alone(tiny):
+    plain,wrong,mixed = (Cell(f'mnist_14{more}', 600).learner() for more in ('','+flipped_labels_.25','+mixup'))
+    assert (plain.dls.train_ds.labels!=wrong.dls.train_ds.labels).sum()==150
+    assert (plain.dls.valid_ds.labels==wrong.dls.valid_ds.labels).all()
+    assert hasattr(mixed, 'mix_up') and not hasattr(plain, 'mix_up')
+
+def test_a_slower_method_has_less_compute_in_equal_seconds(tiny, monkeypatch):
+    monkeypatch.setattr(easy_data, 'compare', lambda *args, **kwargs: pd.DataFrame(
+        [dict(method=m, seed=s, epoch=1, cpu_seconds=t*(1+s), compute=100) for s in range(3) for m,t in (('none',2),('slow',3))]))
+    spent = {}
+    def run(cell, method, seed, lr, compute):
+        spent[method] = compute
+        return pd.DataFrame([dict(cell._asdict(), method=method, seed=seed, error=.1)])
+    monkeypatch.setattr(easy_data, 'run', run)
+    easy_data.in_equal_seconds(Cell(), 'slow', 0, .1)
+    assert spent=={'slow': pytest.approx(Cell().compute/1.5)}
 
 def test_the_rate_is_that_of_the_lowest_loss(monkeypatch):
     losses = {.1: .5, .2: .4, .4: .3, .8: .6, 1.6: .9}
-    monkeypatch.setattr(easy_data, 'row_of', lambda cell, method, seed, lr: dict(valid_loss=losses[lr]))
+    monkeypatch.setattr(easy_data, 'end_of', lambda cell, method, seed, lr: dict(valid_loss=losses[lr]))
     assert easy_data.best_rate('mnist_14')==.4
 
 def test_claims_are_run_under_their_protocol(tiny):

@@ -26,6 +26,13 @@ def test_it_runs_from_beginning_to_end(name, capsys):
     assert runs.budget.nunique()==1
     assert (runs.groupby(['method','seed']).compute.max()>=200).all()
 
+@pytest.mark.parametrize('flags', [{}, dict(avx512_bf16=True), dict(amx_bf16=True), dict(avx512_bf16=False, avx2=True)])
+def test_bf16_is_where_the_processor_has_it(flags, monkeypatch):
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: flags)
+    learn = r.image_learner(r.cifar_parts()[0])
+    has_it = torch.cuda.is_available() or flags.get('avx512_bf16') or flags.get('amx_bf16')
+    assert hasattr(learn, 'mixed_precision')==bool(has_it)
+
 def test_a_recording_is_paid_by_who_makes_it():
     runs = r.run_regime('proxy')
     first = runs[runs.epoch==1].groupby('method')[['compute','backpropagated']].mean()
