@@ -81,6 +81,15 @@ sets = dict(
     digits=_digits)
 data_of = lru_cache(lambda name: sets[name]())
 
+in_words = dict(
+    mnist_14='MNIST, 14x14',
+    mnist_28='MNIST, 28x28',
+    frogs_ships='frogs and ships',
+    cats_dogs='cats and dogs',
+    animals='animals and vehicles',
+    cifar10='CIFAR-10, 16x16',
+    digits='digits') | {'mnist_14+flipped_labels_.1': 'MNIST, 10 % wrong labels'}
+
 class Cell(NamedTuple):
     "Data, how many of them, how long one trains on them, and how wide the network is"
     data:str='mnist_14' # One of `sets`, and behind a plus 'mixup' or a damage with its share
@@ -183,6 +192,18 @@ parts = dict(
         for method in (all_methods if data=='mnist_14' else some_methods)],
     cells=[(cell, method, seed) for seed in range(2) for cell in cells for method in few_methods])
 
+of_cell = [*Cell._fields]
+
+def last_of(runs):
+    "The last epoch of each run"
+    return runs.sort_values('epoch').groupby([*of_cell,'lr','method','seed'], as_index=False).last()
+
+def stored_ends()->pd.DataFrame: # A row for each run
+    "How the stored runs of all cells end, plain training's at the rate that the others have"
+    chosen,plain = pd.read_csv(path),last_of(pd.read_csv(plain_path))
+    rates_of = chosen[[*of_cell,'lr']].drop_duplicates()
+    return pd.concat([plain.merge(rates_of, on=[*of_cell,'lr']), chosen], ignore_index=True)
+
 # Equal seconds: a run of a method that takes more seconds for the same compute has less of it
 
 told = [(first['mnist_14'], method, seed) for seed in range(5)
@@ -194,7 +215,8 @@ def pace_of(cell, method): # Of processor seconds, on one thread
     def make():
         rows = compare(cell.learner, ['none',method], seeds=5, lr=.1, compute=3*cell.n, plot=False, tell_controls=False)
         ends = last_epochs(rows)
-        return ends.assign(**cell._asdict(), timed=method)[['timed',*Cell._fields,'method','seed','cpu_seconds','compute']]
+        timed = ends.assign(**cell._asdict(), timed=method)
+        return timed[['timed',*of_cell,'method','seed','cpu_seconds','compute']]
     ends = once(pace_path, dict(cell._asdict(), timed=method), make, '%.5g')
     spent = (ends.cpu_seconds/ends.compute).groupby([ends.seed,ends.method=='none']).mean().unstack()
     return float((spent[False]/spent[True]).median())
@@ -209,7 +231,7 @@ def in_equal_seconds(cell, method, seed, lr):
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
 composer = 'selective_backprop(start=.5,end=.9,keep=.5,scale_factor=.5,interrupt=3,gather=False)'
-claimed = 'none',*scored,'favor_hard','random_subset','random_subset(keep=.5)',composer
+claimed = 'none',*scored,'favor_hard',random,composer
 protocol = 16 # epochs
 shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
 

@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text, unknown_option
+from ..core.outlook import outlook
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
@@ -543,6 +544,25 @@ def _train(learn, study, lr, log, *cbs):
     epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
+class _Outlook(Callback):
+    "What the losses tell a quarter into the first run that remembers them"
+    order = CostLog.order+1
+
+    def __init__(self):
+        self.text = ''
+        self.is_told = False
+
+    def after_epoch(self):
+        memory = getattr(self.learn.selection, 'memory', None)
+        if self.text or memory is None or self.pct_train<.25: return
+        self.text = outlook(memory.loss)
+
+    def tell(self, method):
+        "Print it once"
+        if self.is_told or not self.text: return
+        self.is_told = True
+        print(f'{method}: {self.text}')
+
 def _wake_up(learn, study, lr, watch):
     "An untimed piece of a run, an epoch at most, for the machine"
     n_steps = min(20, len(learn.dls.train))
@@ -677,6 +697,7 @@ def compare(
         if tell_controls: _tell_controls(study.makers)
         _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
+    ahead = _Outlook()
 
     with _cudnn_kept():
         for seed,method in todo:
@@ -684,13 +705,14 @@ def compare(
             learn = _renewed(learn, get_learner, seed)
             log,targets = CostLog(watch, method, seed),_Targets()
             _add_selection(learn, study.makers[method], log)
-            _train(learn, study, lr, log, progress, targets)
+            _train(learn, study, lr, log, progress, targets, ahead)
             _check_end(log, study.budget)
 
             counts.append(log.compute)
             runs = _and_those_of(log, study.about | _judge_constant(learn, targets.of_batches), runs)
             if path is not None: _write(runs, path)
             progress.end_run(log.rows[-1]['valid_loss'])
+            ahead.tell(method)
 
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
     _tell_inexact(counts)

@@ -17,6 +17,7 @@ from ..core.checks import error_text
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
 from ..core.labels import LabelReader
+from ..core.outlook import outlook
 from ..core.losses import item_losses, preserved
 from ..core.scoring import ItemLosses, detached
 from ..core.untouched import guarded
@@ -279,9 +280,19 @@ class SelectionEpochs(AskedSelection):
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
         if is_trained: self.check_noted()
         if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
+        if self.is_quarter: self.tell_outlook()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
         if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
+
+    @property
+    def is_quarter(self)->bool:
+        "Has this epoch brought the fit to a quarter?"
+        return self.epoch<self.n_epoch/4<=self.epoch+1
+
+    def tell_outlook(self):
+        "Say whether choosing by the losses that are remembered is likely to pay"
+        if self.wants_losses: self.tell_once('outlook', outlook(self.memory.loss))
 
     def check_noted(self):
         "Tell if nothing can be chosen by what the steps of an epoch have told"

@@ -1,0 +1,132 @@
+"""Do the losses of a quarter of a training tell whether choosing will pay? `python -m studies.outlook` looks at what is
+not stored yet: results/outlook.csv; the rule is that of `selback.core.outlook`"""
+from functools import partial
+
+import numpy as np, pandas as pd
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import error_rate, mse
+from fastcore.script import call_parse
+
+from selback.all import WatchItemsCallback
+from selback.bench.compare import compare, get_dls, get_model
+from selback.core.outlook import hardest_tenth
+from studies import easy_data, shortcuts
+from studies.experiments import once, results_folder, scale
+from studies.regimes import regimes
+
+path = results_folder/'outlook.csv'
+at = .25 # of a training
+pays = .05 # the least share of the error by which `favor_hard` is lower, or it doesn't pay
+
+# Cells of the study of easy data: the gain, and what the losses told
+
+by = [*easy_data.of_cell,'seed']
+
+def _a_quarter_in():
+    "Of each plain training the first epoch that ends a quarter into it"
+    plain = pd.read_csv(easy_data.plain_path)
+    there = plain[plain.compute>=.99*at*plain.n*plain.epochs]
+    return there.sort_values('epoch').groupby([*by,'lr'], as_index=False).first()
+
+def gains(
+    method:str='favor_hard',
+)->pd.DataFrame: # A row for each cell: its `gain`, in `seeds`, and the loss of the `hardest_tenth`
+    "How much lower the error of a method is than that of plain training, in each cell that ran both"
+    ends = easy_data.stored_ends()
+    plain,chosen = (ends[ends.method==o][[*by,'lr','error']] for o in ('none',method))
+    both = chosen.merge(plain, on=[*by,'lr'], suffixes=('','_plain'))
+    both = both.merge(_a_quarter_in()[[*by,'lr','hardest_tenth']], on=[*by,'lr'])
+    by_cell = both.groupby(easy_data.of_cell, sort=False)
+    means = by_cell[['error','error_plain','hardest_tenth']].mean() # errors can be 0, of which there is no ratio
+    found = dict(gain=1-means.error/means.error_plain, seeds=by_cell.seed.nunique(), hardest_tenth=means.hardest_tenth)
+    return pd.DataFrame(found).reset_index()
+
+# The rule
+
+def fitted(df)->float: # Half-way between two cells
+    "The threshold with the fewest misses"
+    shares = np.sort(df.hardest_tenth.unique())
+    between = (shares[1:]+shares[:-1])/2
+    misses = [((df.hardest_tenth>=t)!=(df.gain>=pays)).sum() for t in between]
+    best = np.flatnonzero(np.array(misses)==min(misses))
+    return float(between[best[len(best)//2]])
+
+def halves(df): # Two tables
+    "Every other cell, from the most even losses to the most uneven"
+    ordered = df.sort_values('hardest_tenth')
+    return ordered.iloc[::2],ordered.iloc[1::2]
+
+# Other data, whose gains are in results/comparisons.csv
+
+def _image(name): return Learner(get_dls(name, 1024), get_model('coordinate_net', 3), metrics=mse)
+
+def _digits(): return Learner(get_dls('digits', 64), get_model('small_resnet', 10), CrossEntropyLossFlat(),
+    metrics=error_rate)
+
+def _regime(name):
+    "What a regime trains plainly, at which rate and budget"
+    regime = regimes[name]()
+    return regime.parts['all'][0],regime.lr,regime.compute
+
+def _shortcut(name): return shortcuts.parts[name].learner,shortcuts.best_rate(name),shortcuts.parts[name].compute
+
+unseen = { # where it stands in the comparisons: a function that makes learner, rate and compute
+    'a red border, 95 %': partial(_shortcut, 'border_95'),
+    'a red border, 98 %': partial(_shortcut, 'border_98'),
+    'a red border, 99.5 %': partial(_shortcut, 'border_995'),
+    'a red border, 98 %, 5 % of the labels wrong': partial(_shortcut, 'border_98_wrong'),
+    'corruptions, 98 %': partial(_shortcut, 'corrupted'),
+    'coloured digits, 95 %': partial(_shortcut, 'digits'),
+    'rare kinds, no shortcut': partial(_shortcut, 'rare_kinds'),
+    'CIFAR-10, 20,000 images at 16x16, no shortcut': partial(_shortcut, 'ordinary'),
+    'china.jpg, at the best rate': lambda: (partial(_image, 'china'),.016,1_228_800),
+    'flower.jpg, at the best rate': lambda: (partial(_image, 'flower'),.016,1_228_800),
+    'digits, 8 epochs, ten times the rate': lambda: (_digits,.01,10_000),
+    'a long tail of classes': partial(_regime, 'long_tail'),
+    '40 % wrong labels, from people': partial(_regime, 'noise_40'),
+    '9 % wrong labels, from people': partial(_regime, 'noise_9'),
+    'near-duplicates': partial(_regime, 'near_duplicates'),
+    'rare kinds, hidden': partial(_regime, 'hidden_groups'),
+    'CIFAR-10, 10,000 images, 6 epochs': partial(_regime, 'little_time'),
+    'segmentation, rare classes': partial(_regime, 'segmentation')}
+
+class _Enough(Exception): "What was to be seen of a training is seen"
+
+def look(
+    where:str, # A key of `unseen`
+    seed:int=0,
+)->float: # Of the loss
+    "The share that the hardest tenth of the items has, a quarter into plain training"
+    get_learner,lr,compute = unseen[where]()
+    if scale()=='tiny': compute = 400
+    found = []
+    def watch(learn):
+        memory = getattr(learn.selection, 'memory', None)
+        if memory is None or learn.cost_log.spent['compute']<.99*at*compute: return {}
+        found.append(hardest_tenth(memory.loss))
+        raise _Enough('a quarter')
+    watched = dict(watched=WatchItemsCallback)
+    try: compare(get_learner, watched, seeds=[seed], lr=lr, compute=compute, plot=False, tell_controls=False, watch=watch)
+    except _Enough: return found[0]
+
+def looked(where): # A row
+    "The same, unless it is stored"
+    def make():
+        share = look(where)
+        print(where, f'{share:.3f}', flush=True)
+        return pd.DataFrame([dict(where=where, hardest_tenth=share)])
+    return once(path, dict(where=where), make, '%.4g').iloc[0]
+
+def others()->pd.DataFrame: # The same columns as `gains` has, and `where`
+    "What is stored of other data, with the gain of `favor_hard`, of its best `beta` there"
+    known = pd.read_csv(results_folder/'comparisons.csv')
+    known = known[known.method.str.startswith('favor_hard') & ~known['where'].duplicated()]
+    found = pd.read_csv(path).merge(known, on='where')
+    return pd.DataFrame(dict(where=found['where'], gain=-found.difference_mean, seeds=found.difference_seeds,
+        hardest_tenth=found.hardest_tenth))
+
+@call_parse
+def main():
+    "Look at what is not stored yet"
+    for where in unseen: looked(where)
