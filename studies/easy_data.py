@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
-from studies.experiments import once, results_folder, scale
+from studies.experiments import once, results_folder, rows_with, scale
 from studies.regimes import cifar_parts, sgd
 from studies.wrong_labels import digits, smaller
 
@@ -88,7 +88,7 @@ in_words = dict(
     cats_dogs='cats and dogs',
     animals='animals and vehicles',
     cifar10='CIFAR-10, 16x16',
-    digits='digits') | {'mnist_14+flipped_labels_.1': 'MNIST, 10 % wrong labels'}
+    digits='digits') | {'mnist_14+flipped_labels_.1': 'MNIST with 10 % wrong labels'}
 
 class Cell(NamedTuple):
     "Data, how many of them, how long one trains on them, and how wide the network is"
@@ -166,6 +166,11 @@ rates = .1,.2,.4,.8,1.6
 kinds = *sets,'mnist_14+flipped_labels_.1'
 two_classes = {name: Cell(name, 10_000, 16) for name in ('frogs_ships','cats_dogs')}
 first = {name: Cell(name) for name in kinds} | two_classes | dict(digits=Cell('digits', 1437, 30))
+
+def own_rate(data)->float:
+    "The rate at which the stored runs of a kind of data choose"
+    runs = rows_with(pd.read_csv(path), first[data]._asdict())
+    return float(runs.lr.iloc[0])
 
 def best_rate(data): # Of plain training, by its loss on the validation set
     return min(rates, key=lambda lr: end_of(first[data], 'none', 0, lr)['valid_loss'])

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np, pandas as pd
 
 from selback.bench.findings import Difference, is_control, last_epochs, never_selected, paired, words
-from studies.experiments import results_folder
+from studies.easy_data import first, in_words, own_rate
+from studies.experiments import results_folder, rows_with
 
 class Study(NamedTuple):
     "Runs that differ in the method and the seed alone"
@@ -18,6 +19,7 @@ class Study(NamedTuple):
     given:tuple=() # Methods that got something for free, such as a reference that was there already
     error:str='error' # What the column of that name is, in words
     plain:str='none' # The method that counts as plain training
+    rows:dict={} # Which rows of the files are this study's: columns, and their values
 
 def _cifar(epochs, name):
     files = tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others'))
@@ -162,8 +164,17 @@ _equation_studies = [
     _equation('advection, points', 'advection'),
     _equation('heat, points', 'heat')]
 
-studies = [*_cifar_studies, *_regression_studies, *_small_studies, *_few_images_studies, *_regime_studies,
-    *_shortcut_studies, *_pretrained_studies, *_equation_studies]
+def _easy(name):
+    "A kind of data, at plain training's best rate"
+    cell = first[name]
+    where = f'{in_words[name]}, {cell.n:,} items, {cell.epochs} epochs'
+    rows = cell._asdict() | dict(lr=own_rate(name))
+    return Study(where, 'experiments/easy_data', ('easy_data_plain','easy_data'), rows=rows)
+
+_easy_studies = [_easy(name) for name in first if name!='digits'] # too few digits validate it
+
+studies = [*_easy_studies, *_cifar_studies, *_regression_studies, *_small_studies, *_few_images_studies,
+    *_regime_studies, *_shortcut_studies, *_pretrained_studies, *_equation_studies]
 
 def _verdict(difference):
     if difference.seeds==1: return 'one seed'
@@ -181,7 +192,7 @@ def _outcome(ends, method, measure):
 
 def _runs_of(study, top):
     files = [top/f'{name}.csv' for name in study.files]
-    there = [pd.read_csv(f) for f in files if f.exists()]
+    there = [rows_with(pd.read_csv(f), study.rows) for f in files if f.exists()]
     if not there: return pd.DataFrame(columns=['method'])
     runs = pd.concat(there)
     if study.plain=='none': return runs
@@ -251,6 +262,6 @@ def write(
 ):
     "Write what cards, guide and first page read"
     top = Path(top or results_folder)
-    as_table(comparisons(top)).to_csv(top/'comparisons.csv', index=False)
+    as_table(comparisons(top)).to_csv(top/'comparisons.csv', index=False, float_format='%.14g')
 
 if __name__=='__main__': write()

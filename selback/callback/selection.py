@@ -287,8 +287,8 @@ class SelectionEpochs(AskedSelection):
 
     @property
     def is_quarter(self)->bool:
-        "Has this epoch brought the fit to a quarter?"
-        return self.epoch<self.n_epoch/4<=self.epoch+1
+        "Has this epoch brought a fit of four epochs or more to a quarter?"
+        return self.n_epoch>=4 and self.epoch<self.n_epoch/4<=self.epoch+1
 
     def tell_outlook(self):
         "Say whether choosing by the losses that are remembered is likely to pay"

@@ -68,8 +68,9 @@ def test_damage_and_mixup_are_of_the_training_alone(tiny):
     assert hasattr(mixed, 'mix_up') and not hasattr(plain, 'mix_up')
 
 def test_a_slower_method_has_less_compute_in_equal_seconds(tiny, monkeypatch):
-    monkeypatch.setattr(easy_data, 'compare', lambda *args, **kwargs: pd.DataFrame(
-        [dict(method=m, seed=s, epoch=1, cpu_seconds=t*(1+s), compute=100) for s in range(3) for m,t in (('none',2),('slow',3))]))
+    timed = [dict(method=m, seed=s, epoch=1, cpu_seconds=t*(1+s), compute=100)
+        for s in range(3) for m,t in (('none',2),('slow',3))]
+    monkeypatch.setattr(easy_data, 'compare', lambda *args, **kwargs: pd.DataFrame(timed))
     spent = {}
     def run(cell, method, seed, lr, compute):
         spent[method] = compute
