@@ -17,6 +17,7 @@ from .core.policies import *
 from .core.schedules import Window
 from .core.memory import ItemMemory
 from .core.labels import LabelMemory
+from .core.outlook import outlook
 from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
 from .core.functional import select_batch

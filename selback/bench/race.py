@@ -73,8 +73,8 @@ def best_rate(
     return float(best)
 
 # %% ../../nbs/bench/04_race.ipynb #44cfd89b
-field = ('none', 'random_subset(keep=.33,gather=True)', 'favor_hard', 'prioritized_sampling', 'info_batch', 'seta',
-    'selective_backprop(start=.5)', 'batch_loss_filter')
+field = ('none', 'random_subset(keep=.33,gather=True)', 'favor_hard', 'favor_hard(beta=2)', 'prioritized_sampling',
+    'info_batch', 'selective_backprop(start=.5)', 'batch_loss_filter')
 by_group = (*field, 'early_loss_sampling') # where the metric is the error of the worst group
 
 def rounds_of(

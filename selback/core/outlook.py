@@ -32,6 +32,7 @@ def outlook(
     share = hardest_tenth(losses)
     if math.isnan(share): return ''
     is_uneven = share>=enough
+    expect = 'likely to pay, if the labels are right' if is_uneven else 'not likely to pay'
     n_paid,n = paid[is_uneven]
     return (f'a quarter into training the hardest tenth of the items had {share:.0%} of the loss, so choosing by loss '
-        f'is {"" if is_uneven else "not "}likely to pay: it did in {n_paid} of {n} such trainings.')
+        f'is {expect}: it did in {n_paid} of {n} such trainings.')
