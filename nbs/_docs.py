@@ -44,7 +44,7 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
-    experiments=['where_it_pays','wrong_labels','an_image','an_equation','shortcuts','without_a_look','pretrained',
+    experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts','without_a_look','pretrained',
         'cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette','race'],
     called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
         'scoring','compare','race','command','findings','datasets','functional'])

@@ -2,7 +2,7 @@
 import numpy as np, pandas as pd
 
 from selback.bench.findings import Difference, over_seeds, reach, relative
-from studies.easy_data import claims_path, composer, protocol
+from studies.easy_data import claims_path, protocol
 from studies.experiments import results_folder, rows_with
 
 def runs_of(
@@ -45,28 +45,16 @@ def beside_plain(
     data:str, # As `Cell` has it
     method:str,
     measure:str='error', # Or 'valid_loss'
-)->Difference:
+)->Difference: # NaN if it costs more than the longest or less than the shortest
     "A method's end against that of plain training whose schedule ends at the same cost, between two lengths if need be"
     ladder = rungs(data)
     found = []
     for seed,end in ends_of(data, method).iterrows():
         plain = ladder[seed]
-        at_cost = np.interp(np.log(float(end.compute)), np.log(plain.compute), plain[measure])
+        outside = dict(left=np.nan, right=np.nan)
+        at_cost = np.interp(np.log(float(end.compute)), np.log(plain.compute), plain[measure], **outside)
         found.append(float(relative([end[measure]], [at_cost])[0]))
     return over_seeds(found)
-
-def plain_that_ends(
-    data:str, # As `Cell` has it
-    factor:float=1.2, # The target, as a multiple of plain training's final error
-)->float: # NaN if no length gets there
-    "How many times less than the whole of it a plain training needs whose schedule ends at the target"
-    ratios = []
-    for seed,plain in rungs(data).items():
-        target = factor*plain.error.iloc[-1]
-        best = plain.error.cummin()
-        needed = np.exp(np.interp(-target, -best, np.log(plain.compute), left=np.nan))
-        ratios.append(reach(_by_seed(runs_of(data))[seed], target, 'compute', 'error')/needed)
-    return float(np.exp(np.mean(np.log(ratios))))
 
 def kept_last(data, method='batch_loss_filter')->float:
     "The share that is kept in the last epoch"

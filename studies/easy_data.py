@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
+from selback.all import composer, SelectiveBackpropCallback
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
@@ -146,7 +147,8 @@ def run(cell, method, seed, lr, **budget): # DataFrame
     "The epochs of a run"
     budget = budget or dict(compute=cell.compute)
     if scale()=='tiny': budget = dict(epochs=3, annealing=budget.get('annealing', 'one_cycle'))
-    rows = compare(cell.learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of,
+    methods = {method: presets.get(method, method)}
+    rows = compare(cell.learner, methods, seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of,
         **budget)
     return rows.assign(**cell._asdict(), lr=lr)[[*columns]]
 
@@ -234,14 +236,15 @@ def in_equal_seconds(cell, method, seed, lr):
 
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
-composer = 'selective_backprop(start=.5,end=.9,keep=.5,scale_factor=.5,interrupt=3,gather=False)'
-claimed = 'none',*scored,'favor_hard',random,composer
+claimed = 'none',*scored,'favor_hard',random,'composer'
+presets = dict(composer=lambda: SelectiveBackpropCallback(**composer, auto=False))
 protocol = 16 # epochs
 shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
 
 def claim(data, method, seed, lr, epochs):
     "The epochs of a run"
     rows = run(first[data.partition('+')[0]]._replace(data=data), method, seed, lr, epochs=epochs, annealing='step')
+    if 'mixup' in data: rows = rows.assign(**dict.fromkeys(columns[-5:])) # of items that were mixed they say nothing
     return rows.assign(epochs=epochs)
 
 def claim_once(data, method, seed, lr, epochs):

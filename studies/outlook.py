@@ -9,7 +9,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate, mse
 from fastcore.script import call_parse
 
-from selback.all import WatchItemsCallback
+from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.compare import compare, get_dls, get_model
 from selback.core.outlook import hardest_tenth
 from studies import easy_data, shortcuts
@@ -17,6 +17,7 @@ from studies.experiments import once, results_folder, scale
 from studies.regimes import regimes
 
 path = results_folder/'outlook.csv'
+own_path = results_folder/'outlook_own.csv'
 at = .25 # of a training
 pays = .03 # the least share of the error by which `favor_hard` is lower, or it doesn't pay
 
@@ -32,8 +33,8 @@ def _a_quarter_in():
 
 def gains(
     method:str='favor_hard',
-)->pd.DataFrame: # A row for each cell: its `gain`, in `seeds`, and what plain training told a quarter in and at its end
-    "How much lower the error of a method is than that of plain training, in each cell that ran both but those of digits"
+)->pd.DataFrame: # A row for each cell: its `gain`, in `seeds`, and what plain training told a quarter in, and at last
+    "How much lower the error of a method is than that of plain training, in each cell that ran both, but not on digits"
     ends = easy_data.stored_ends()
     plain,chosen = (ends[ends.method==o][[*by,'lr','error']] for o in ('none',method))
     both = chosen.merge(plain, on=[*by,'lr'], suffixes=('','_plain'))
@@ -96,23 +97,38 @@ unseen = { # where it stands in the comparisons: a function that makes learner, 
 
 class _Enough(Exception): "What was to be seen of a training is seen"
 
-def look(
-    where:str, # A key of `unseen`
-    seed:int=0,
-)->float: # Of the loss
-    "The share that the hardest tenth of the items has, a quarter into plain training"
-    get_learner,lr,compute = unseen[where]()
-    if scale()=='tiny': compute = 400
+def a_quarter_in(
+    get_learner, # A function without arguments
+    method, # A function that returns a selection that remembers losses
+    lr:float,
+    compute:float, # Of a whole training
+)->float: # Of the loss; NaN where it is not told
+    "The share that the hardest tenth of the items has, as a selection remembers them a quarter into a training"
     found = []
     def watch(learn):
         memory = getattr(learn.selection, 'memory', None)
         if memory is None or learn.cost_log.spent['compute']<.99*at*compute: return {}
         found.append(hardest_tenth(memory.loss))
         raise _Enough('a quarter')
-    watched = dict(watched=WatchItemsCallback)
     quietly = dict(plot=False, tell_controls=False)
-    try: compare(get_learner, watched, seeds=[seed], lr=lr, compute=compute, watch=watch, **quietly)
+    try: compare(get_learner, dict(watched=method), seeds=[0], lr=lr, compute=compute, watch=watch, **quietly)
     except _Enough: return found[0]
+
+def look(
+    where:str, # A key of `unseen`
+)->float: # Of the loss
+    "The share that the hardest tenth of the items has, a quarter into plain training"
+    get_learner,lr,compute = unseen[where]()
+    return a_quarter_in(get_learner, WatchItemsCallback, lr, 400 if scale()=='tiny' else compute)
+
+def own_share(data): # A row
+    "The same as `favor_hard` itself remembers it, in a kind of data of the study, unless it is stored"
+    cell = easy_data.first[data]
+    def make():
+        share = a_quarter_in(cell.learner, FavorHardCallback, easy_data.own_rate(data), cell.compute)
+        print(data, f'{share:.3f}', flush=True)
+        return pd.DataFrame([dict(data=data, own=share)])
+    return once(own_path, dict(data=data), make, '%.4g').iloc[0]
 
 def looked(where): # A row
     "The same, unless it is stored"
@@ -123,9 +139,10 @@ def looked(where): # A row
     return once(path, dict(where=where), make, '%.4g').iloc[0]
 
 def others()->pd.DataFrame: # The same columns as `gains` has, and `where`
-    "What is stored of other data, with the gain of `favor_hard`, of the `beta` that ran there first"
+    "What is stored of other data, with the gain of `favor_hard`, of another `beta` where that alone ran"
     known = pd.read_csv(results_folder/'comparisons.csv')
-    known = known[known.method.str.startswith('favor_hard')].drop_duplicates('where')
+    known = known[known.method.str.startswith('favor_hard')].sort_values('method', kind='stable')
+    known = known.drop_duplicates('where')
     found = pd.read_csv(path).merge(known, on='where')
     return pd.DataFrame(dict(where=found['where'], gain=-found.difference_mean, seeds=found.difference_seeds,
         hardest_tenth=found.hardest_tenth))
@@ -172,4 +189,6 @@ def unseen_hits()->Hits:
 @call_parse
 def main():
     "Look at what is not stored yet"
+    for data in easy_data.first:
+        if data!='digits': own_share(data)
     for where in unseen: looked(where)

@@ -31,7 +31,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text, unknown_option
-from ..core.outlook import outlook
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from .compute import ComputeCount, counted_steps
@@ -534,6 +533,7 @@ def _add_selection(learn, make, log):
         raise TypeError(error_text(log.method, repr(selection), 'a selection, or None for plain training'))
     if selection is None: return
     if selection.clock.auto is not True: selection.clock.is_on = False # runs are timed here, and it would only tell
+    selection.notices.mute('outlook') # said once for all runs
     learn.add_cb(selection)
 
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
@@ -544,24 +544,11 @@ def _train(learn, study, lr, log, *cbs):
     epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
-class _Outlook(Callback):
-    "What the losses tell a quarter into the first run that remembers them"
-    order = CostLog.order+1
-
-    def __init__(self):
-        self.text = ''
-        self.is_told = False
-
-    def after_epoch(self):
-        memory = getattr(self.learn.selection, 'memory', None)
-        if self.text or memory is None or self.pct_train<.25: return
-        self.text = outlook(memory.loss)
-
-    def tell(self, method):
-        "Print it once"
-        if self.is_told or not self.text: return
-        self.is_told = True
-        print(f'{method}: {self.text}')
+def _tell_outlook(learn, method):
+    "Say what the losses told a quarter into a run, if they did; whether it was said"
+    text = getattr(learn.selection, 'outlook', '')
+    if text: print(f'{method}: {text}')
+    return bool(text)
 
 def _wake_up(learn, study, lr, watch):
     "An untimed piece of a run, an epoch at most, for the machine"
@@ -697,7 +684,7 @@ def compare(
         if tell_controls: _tell_controls(study.makers)
         _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
-    ahead = _Outlook()
+    has_outlook = False
 
     with _cudnn_kept():
         for seed,method in todo:
@@ -705,14 +692,14 @@ def compare(
             learn = _renewed(learn, get_learner, seed)
             log,targets = CostLog(watch, method, seed),_Targets()
             _add_selection(learn, study.makers[method], log)
-            _train(learn, study, lr, log, progress, targets, ahead)
+            _train(learn, study, lr, log, progress, targets)
             _check_end(log, study.budget)
 
             counts.append(log.compute)
             runs = _and_those_of(log, study.about | _judge_constant(learn, targets.of_batches), runs)
             if path is not None: _write(runs, path)
             progress.end_run(log.rows[-1]['valid_loss'])
-            ahead.tell(method)
+            has_outlook = has_outlook or _tell_outlook(learn, method)
 
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
     _tell_inexact(counts)

@@ -26,13 +26,20 @@ class Notices:
         self.told = {} # what was said, by key
         self.untold = [] # what is said after the fit
         self.is_fitting = False # is a training table on the screen?
+        self.muted = set() # keys of what is not said
+
+    def mute(self,
+        key, # Of sentences that someone else says
+    ):
+        "Say nothing by this key"
+        self.muted.add(key)
 
     def tell_once(self,
         key, # By which it is known whether that was said before
         text:str, # What to say
     ):
         "Print a sentence, unless it was the last one with this key; within a fit, after it"
-        if self.told.get(key)!=text: self.untold.append(text)
+        if key not in self.muted and self.told.get(key)!=text: self.untold.append(text)
         self.told[key] = text
         if not self.is_fitting: self.say()
 

@@ -123,6 +123,7 @@ class SelectionParts(AttachedCallback):
         self.current = CurrentItems() # what is known of the step that trains
         self.so_far = StepSoFar() # what has come of the step that trains
         self.noted_of = None # the loss function whose losses were noted last
+        self.outlook = '' # what the losses of a quarter of the first fit told, a sentence
 
     def __getstate__(self):
         of_step = dict(loader=None, current=CurrentItems(), so_far=StepSoFar())
@@ -280,19 +281,17 @@ class SelectionEpochs(AskedSelection):
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
         if is_trained: self.check_noted()
         if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
-        if self.is_quarter: self.tell_outlook()
+        if self.tracker.is_on and is_done: self.look_ahead()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
         if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
 
-    @property
-    def is_quarter(self)->bool:
-        "Has this epoch brought a fit of four epochs or more to a quarter?"
-        return self.n_epoch>=4 and self.epoch<self.n_epoch/4<=self.epoch+1
-
-    def tell_outlook(self):
-        "Say whether choosing by the losses that are remembered is likely to pay"
-        if self.wants_losses: self.tell_once('outlook', outlook(self.memory.loss))
+    def look_ahead(self):
+        "A quarter into a first fit that has chosen, say whether choosing by the losses that are remembered may pay"
+        is_first_fit,is_time = self.epochs_done==self.epoch+1,.249<self.pct_train<.34
+        if not (is_first_fit and is_time and self.wants_losses and self.report.has_chosen) or self.outlook: return
+        self.outlook = outlook(self.memory.loss)
+        self.tell_once('outlook', self.outlook)
 
     def check_noted(self):
         "Tell if nothing can be chosen by what the steps of an epoch have told"

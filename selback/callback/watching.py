@@ -25,4 +25,3 @@ class WatchItemsCallback(EpochSelection):
         super().__init__(item_loss=item_loss, track_items=True, warmup=0)
 
     def choose_items(self, idxs): "All train"
-    def tell_outlook(self): "Nothing is chosen"

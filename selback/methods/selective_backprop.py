@@ -53,4 +53,5 @@ class SelectiveBackpropCallback(BatchSelection):
         return cdf_power(scores, self.history.push(scores), beta, self.generator)
 
 # %% ../../nbs/methods/05_selective_backprop.ipynb #2ae416a2
-composer = dict(keep=.5, start=.5, end=.9, interrupt=3, scale_factor=.5, gather=False, warmup=0) # its method card
+composer = dict( # of its method card; for images
+    keep=.5, start=.5, end=.9, interrupt=3, scale_factor=.5, gather=False, warmup=0)

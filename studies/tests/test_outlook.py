@@ -25,7 +25,8 @@ def test_halves_take_turns_and_share_nothing():
 
 def test_a_quarter_is_the_first_epoch_that_ends_there(monkeypatch, tmp_path):
     cell = dict(easy_data.Cell('mnist_14', 100, 8)._asdict(), lr=.1, seed=0)
-    epochs = [dict(cell, method='none', epoch=e, compute=100*e, error=.2, hardest_tenth=e/10) for e in range(1, 9)]
+    epochs = [dict(cell, method='none', epoch=e, compute=100*e, error=.2, train_error=.3,
+        hardest_tenth=e/10) for e in range(1, 9)]
     pd.DataFrame(epochs).to_csv(tmp_path/'plain.csv', index=False)
     chosen = [dict(cell, method='favor_hard', epoch=16, compute=800, error=.15)]
     pd.DataFrame(chosen).to_csv(tmp_path/'ends.csv', index=False)
