@@ -44,8 +44,9 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
-    experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts','without_a_look','pretrained',
-        'cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette','race'],
+    experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
+        'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
+        'race'],
     called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
         'scoring','compare','race','command','findings','datasets','functional'])
 
@@ -61,6 +62,7 @@ words = {
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
+    'claims': 'Composer, published claims, reproduction',
     'setups': 'mixed precision, distributed training, gradient accumulation',
     'targets': 'multi-label, multilabel, segmentation, regression',
     'multi_label': 'multi-label, multilabel',
