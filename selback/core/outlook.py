@@ -23,7 +23,7 @@ def hardest_tenth(
 
 # %% ../../nbs/core/11_outlook.ipynb #bb388c2c
 enough = .26 # of the loss: from there on choosing pays
-paid = {True: (21,26), False: (1,7)} # where it is more, and less: on how many trainings, not fitted on
+paid = {True: (20,26), False: (1,7)} # where it is more, and less: on how many trainings, not fitted on
 
 def outlook(
     losses:Tensor, # Of the items a quarter into a training, shape (n,)
