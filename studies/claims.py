@@ -1,7 +1,7 @@
 "What was claimed, under its own protocol, and beside plain training whose schedule ends at the same cost"
 import numpy as np, pandas as pd
 
-from selback.bench.findings import Difference, over_seeds, reach, relative
+from selback.bench.findings import Difference, last_epochs, on_ladder, over_seeds, reach, relative
 from studies.easy_data import claims_path, protocol
 from studies.experiments import results_folder, rows_with
 
@@ -17,7 +17,7 @@ def _by_seed(runs): return {seed: run.sort_values('epoch') for seed,run in runs.
 
 def ends_of(data, method='none'):
     "The last epoch of each seed"
-    return pd.DataFrame({seed: run.iloc[-1] for seed,run in _by_seed(runs_of(data, method)).items()}).T
+    return last_epochs(runs_of(data, method))
 
 def speedup(
     data:str, # As `Cell` has it
@@ -35,11 +35,9 @@ def speedup(
 
 def rungs(
     data:str, # As `Cell` has it
-)->dict: # For each seed the ends of plain trainings of several lengths, the shortest first
-    "Plain training whose schedule ends early"
-    runs = rows_with(pd.read_csv(claims_path), dict(data=data, method='none'))
-    ends = runs.sort_values('epoch').groupby(['seed','epochs'], as_index=False).last()
-    return {seed: rungs.sort_values('compute') for seed,rungs in ends.groupby('seed')}
+)->pd.DataFrame: # A row for each seed and length
+    "How plain trainings of several lengths end"
+    return last_epochs(rows_with(pd.read_csv(claims_path), dict(data=data, method='none')), 'epochs')
 
 def beside_plain(
     data:str, # As `Cell` has it
@@ -48,13 +46,10 @@ def beside_plain(
 )->Difference: # NaN if it costs more than the longest or less than the shortest
     "A method's end against that of plain training whose schedule ends at the same cost, between two lengths if need be"
     ladder = rungs(data)
-    found = []
-    for seed,end in ends_of(data, method).iterrows():
-        plain = ladder[seed]
-        outside = dict(left=np.nan, right=np.nan)
-        at_cost = np.interp(np.log(float(end.compute)), np.log(plain.compute), plain[measure], **outside)
-        found.append(float(relative([end[measure]], [at_cost])[0]))
-    return over_seeds(found)
+    ends = on_ladder(ends_of(data, method), ladder, measure)
+    is_within = ends.compute.between(ladder.compute.min(), ladder.compute.max())
+    at_cost = (ends[measure]-ends.difference).where(is_within)
+    return over_seeds(relative(ends[measure], at_cost))
 
 def kept_last(data, method='batch_loss_filter')->float:
     "The share that is kept in the last epoch"

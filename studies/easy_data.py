@@ -1,5 +1,5 @@
 """How much does choosing gain, against how easy the data are? `python -m studies.easy_data PART` trains what is not
-stored of a part: results/easy_data.csv, and results/easy_data_claims.csv for the claims under their own protocol"""
+stored of a part: results/easy_data*.csv, of which easy_data_claims.csv has the claims under their own protocol"""
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
 from studies.experiments import once, results_folder, rows_with, scale
-from studies.regimes import cifar_parts, sgd
+from studies.regimes import cifar_parts, is_vehicle, sgd
 from studies.wrong_labels import digits, smaller
 
 path = results_folder/'easy_data.csv'
@@ -54,11 +54,9 @@ def mnist():
 
 def _halved(part): return smaller(part[0]),part[1]
 
-animals = 2,3,4,5,6,7 # bird, cat, deer, dog, frog, horse; the other classes of CIFAR-10 are vehicles
-
-def _two_kinds(part):
+def _two_kinds(part): # 1: an animal
     images,labels = _halved(part)
-    return images,torch.isin(labels, torch.tensor(animals)).long()
+    return images,1-is_vehicle(labels)
 
 def _two_classes(part, classes):
     is_one = torch.isin(part[1], torch.tensor(classes))
@@ -154,6 +152,7 @@ def run(cell, method, seed, lr, **budget): # DataFrame
 
 columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept',
     'valid_loss','error','train_loss','train_error','easy','hardest_tenth','median_loss')
+
 def end_of(cell, method, seed, lr): # a row
     "The end of a run at equal compute, unless it is stored; of plain training all epochs are"
     is_plain = method=='none'
@@ -201,13 +200,9 @@ parts = dict(
 
 of_cell = [*Cell._fields]
 
-def last_of(runs):
-    "The last epoch of each run"
-    return runs.sort_values('epoch').groupby([*of_cell,'lr','method','seed'], as_index=False).last()
-
 def stored_ends()->pd.DataFrame: # A row for each run
     "How the stored runs of all cells end, plain training's at the rate that the others have"
-    chosen,plain = pd.read_csv(path),last_of(pd.read_csv(plain_path))
+    chosen,plain = pd.read_csv(path),last_epochs(pd.read_csv(plain_path), *of_cell, 'lr')
     rates_of = chosen[[*of_cell,'lr']].drop_duplicates()
     return pd.concat([plain.merge(rates_of, on=[*of_cell,'lr']), chosen], ignore_index=True)
 

@@ -181,11 +181,6 @@ def unseen_gains()->tuple: # The threshold, and a table of `gain` and `hardest_t
     fit,test = halves(gains())
     return fitted(fit),pd.concat([test, others()], ignore_index=True)
 
-def unseen_hits()->Hits:
-    "How often the rule was right there"
-    threshold,unseen = unseen_gains()
-    return hits(unseen, threshold)
-
 @call_parse
 def main():
     "Look at what is not stored yet"

@@ -43,7 +43,7 @@ def test_a_training_that_goes_on_says_nothing(capsys):
     assert not quarters(capsys)
 
 def test_compare_says_it_once_for_all_runs(capsys):
-    compare(lambda: learner_with_error(), ['favor_hard','info_batch'], epochs=8, seeds=2, plot=False)
+    compare(learner_with_error, ['favor_hard','info_batch'], epochs=8, seeds=2, plot=False)
     assert quarters(capsys)==1
 
 def learner_with_error():
