@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CurrentItems', 'LoaderInPlace', 'unwrapped_loader', 'size_of_batch', 'is_distributed', 'own_loader', 'pads',
-           'check_independent', 'check_loader', 'longest_first', 'draw', 'ChosenBefore', 'ChosenWithin', 'loader_of',
-           'unaugmented']
+           'check_independent', 'check_loader', 'longest_first', 'draw', 'ChosenBefore', 'known_of', 'ChosenWithin',
+           'ReadAhead', 'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
 from contextlib import contextmanager
@@ -20,6 +20,8 @@ from fastai.learner import replacing_yield
 from fastcore.basics import GetAttr
 from torch import Tensor
 
+from ..core.ahead import read_ahead
+from ..core.batches import Read
 from ..core.checks import error_text
 from ..core.untouched import fixed_random
 
@@ -31,6 +33,7 @@ class CurrentItems(NamedTuple):
     weight:Tensor|None=None # What each gradient is multiplied by, shape (n,); None: 1
     is_chosen:bool=False # Were they chosen from batches that were loaded?
     rows:Tensor|None=None # Of the batch, that count, int64; None: all
+    predicted:object=None # What a pass ahead predicts of it, a `Prediction`; None: there is none
 
     @property
     def trained(self)->Tensor|None: # Int64; None: unknown
@@ -306,6 +309,13 @@ class ChosenBefore(LoaderInPlace):
         raise ValueError(error_text(type(self._inner).__name__, f'the items {read[:8]} and so on in batch {i}',
             f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
+# %% ../../nbs/callback/00_loaders.ipynb #88cec0dd
+def known_of(
+    dl, # A loader
+)->CurrentItems: # Nothing, unless it is in another one's place
+    "What is known of the batch that a loader has handed out last"
+    return dl.current if issubclass(type(dl), LoaderInPlace) else CurrentItems()
+
 # %% ../../nbs/callback/00_loaders.ipynb #d10d0bbb
 class ChosenWithin(LoaderInPlace):
     "Hands out what a generator makes of a loader's batches"
@@ -319,7 +329,7 @@ class ChosenWithin(LoaderInPlace):
     @property
     def known_of_read(self)->CurrentItems:
         "What is known of the batch that was read last"
-        return self.dl.current if type(self.dl) is ChosenBefore else CurrentItems()
+        return known_of(self.dl)
 
     def reads(self):
         "The batches of the loader"
@@ -333,6 +343,34 @@ class ChosenWithin(LoaderInPlace):
         reads = self.reads()
         yield from self.steps(reads)
         for batch in reads: yield batch,CurrentItems(self.n_read-1) # it stopped before the end
+
+# %% ../../nbs/callback/00_loaders.ipynb #c236d89a
+class ReadAhead(LoaderInPlace):
+    "Hands out the batches of a loader that it has read some time before"
+    def __init__(self,
+        dl, # The loader
+        n:int, # How many further ones are read
+        begin, # Called with each batch, a `Read`, as soon as it is read
+        end, # Called when the epoch is over, without arguments
+    ):
+        super().__init__(dl)
+        self.__dict__.update(_n=n, _begin=begin, _end=end)
+
+    def reads(self):
+        "The batches of the loader, `Read`s"
+        for i,batch in enumerate(self.dl):
+            known = known_of(self.dl)
+            yield Read(i, batch, known.idx, known.weight)
+            batch = None # it may be large
+
+    def handed_out(self):
+        try:
+            for read in read_ahead(self.reads(), self._n, self._begin):
+                self.__dict__['n_read'] += 1
+                yield read.batch,CurrentItems(read.i, read.idx, read.weight, predicted=read.predicted)
+                read = None # it may be large
+            self.__dict__['is_exhausted'] = True
+        finally: self._end()
 
 # %% ../../nbs/callback/00_loaders.ipynb #18257127
 _made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself

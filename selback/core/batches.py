@@ -360,9 +360,11 @@ class Read:
         batch, # As the loader handed it out
         idx:Tensor|None=None, # Dataset indices, shape (n,)
         weight:Tensor|None=None, # What each item's gradient is multiplied by, shape (n,)
+        predicted=None, # What a pass ahead predicts of it, a `Prediction`; None: there is none
     ):
         self.i,self.batch = i,batch
         self.idx,self.weight = idx,weight
+        self.predicted = predicted
 
     @cached_property
     def items(self):

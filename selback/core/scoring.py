@@ -109,9 +109,14 @@ class ModelCopy:
         model:torch.nn.Module, # The model that trains, after a step
     ):
         "Note a training step; every `every`-th brings the copy up to date"
+        is_due = self.is_due
         self.steps += 1
-        is_due = self.steps%self.every==0
         if is_due and self.model is not None and self._copied_from() is model: _follow(self.model, model, self.decay)
+
+    @property
+    def is_due(self)->bool:
+        "Does the next step bring it up to date?"
+        return (self.steps+1)%self.every==0
 
     def state_dict(self):
         "What to save"
@@ -228,6 +233,8 @@ def _autocast(precision, device):
 # %% ../../nbs/core/08_scoring.ipynb #3e7d6e9f
 class ScoringPass:
     "A forward pass that is cheap and leaves no trace"
+    around = staticmethod(leaving_no_trace)
+
     def __init__(self,
         scale_factor:float=1., # Resolution of the pass as a share of that of training, above 0 and at most 1
         precision:str|None=None, # 'bf16' or 'fp16'; None: that of training
@@ -280,7 +287,7 @@ class ScoringPass:
         if goes_there: small = map_tensors(lambda t: t.to(there), small)
         if self.precision is not None:
             autocast,small = _autocast(self.precision, there or here),map_tensors(_channels_last, small)
-        with leaving_no_trace(model, small) as inputs,autocast:
+        with self.around(model, small) as inputs,autocast:
             pred = counted(partial(self._forward, model, inputs), model, inputs)
         if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
         pred = map_tensors(_as_float, pred)

@@ -37,7 +37,7 @@ class TopLossCallback(BatchSelection):
         return top_and_bottom(scores, self.scheduled(self.keep), self.scheduled(self.also_bottom), self.round_to)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
-_of_scores = 'score','scorer','scale_factor','precision'
+_of_scores = 'score','scorer','scale_factor','precision','ahead'
 
 @with_one_liner("Train on random items")
 class RandomSubsetCallback(BatchSelection):
