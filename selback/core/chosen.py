@@ -7,7 +7,7 @@ __all__ = ['get_policy', 'BatchMethod', 'selective_backprop', 'top_loss', 'batch
            'importance_sampling', 'favor_hard', 'drop_easy', 'info_batch', 'prioritized_sampling', 'inputs_and_targets',
            'chosen']
 
-# %% ../../nbs/core/12_chosen.ipynb #311ec46b
+# %% ../../nbs/core/12_chosen.ipynb #0c8dd8ca
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial, reduce
@@ -42,7 +42,7 @@ def get_policy(
     wanted = f"one of {', '.join(map(repr, _policies))} or a function of the scores"
     raise ValueError(error_text('policy', repr(policy), wanted))
 
-# %% ../../nbs/core/12_chosen.ipynb #62c2c06a
+# %% ../../nbs/core/12_chosen.ipynb #3a885fec
 class BatchMethod:
     "Chooses from each batch by the scores of its items"
     is_scored = True # or are the scores random numbers?
@@ -106,7 +106,7 @@ class _ImportanceSampling(BatchMethod):
     def choose(self, scores, bs):
         return self.policy(scores, min(bs, len(scores)), generator=self.draws.on(scores.device))
 
-# %% ../../nbs/core/12_chosen.ipynb #0f8cb941
+# %% ../../nbs/core/12_chosen.ipynb #95e423b6
 def selective_backprop(
     beta:float=2., # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
     hist_size:int=1024, # Number of recent losses that the CDF is taken over
@@ -150,7 +150,7 @@ def importance_sampling(
     "Draw each batch from several, by score, unbiased (Katharopoulos and Fleuret 2018)"
     return _ImportanceSampling(importance_sample, True, presample, weighs=True, seed=seed, correct=correct)
 
-# %% ../../nbs/core/12_chosen.ipynb #3b17fdeb
+# %% ../../nbs/core/12_chosen.ipynb #7d475313
 def favor_hard(
     beta:float=1., # Selectivity: a share of 1/(beta+1) is loaded; 0 loads all
     correct:float=0., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 is none
@@ -180,7 +180,7 @@ def prioritized_sampling(
     "Draw a part of each epoch with replacement, in proportion to loss^alpha (Schaul et al. 2016)"
     return partial(prioritized_epoch, alpha=alpha, uniform=uniform, correct=correct)
 
-# %% ../../nbs/core/12_chosen.ipynb #b0cb4bd3
+# %% ../../nbs/core/12_chosen.ipynb #61941a51
 def inputs_and_targets(
     batch, # A tuple or a list whose last part is the target, or a dict with `labels`
 )->tuple: # Inputs and targets, each a tuple
