@@ -1,5 +1,5 @@
 "Ctrl-C at any line of the package: nothing is left open, and the next fit is whole"
-import linecache, os, random, sys, warnings
+import linecache, os, random, sys, threading, warnings
 from pathlib import Path
 
 import pytest, selback, torch
@@ -33,6 +33,7 @@ KINDS = {one_liner(cls): (lambda cls=cls: lively(cls)) for cls in methods()} | d
     gathered=lambda: TopLossCallback(.5, warmup=0, gather=True),
     one_pass=lambda: TopLossCallback(.5, warmup=0, passes=1),
     smoothed=lambda: DropEasyCallback(warmup=0, ema=.5, max_rest=1),
+    ahead=lambda: SelectiveBackpropCallback(warmup=0, ahead=2),
     watches=WatchItemsCallback,
     remembers=lambda: SelectiveBackpropCallback(warmup=0, scorer=ModelCopy(2), track_items=True))
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),
@@ -55,6 +56,8 @@ def interrupted(learn, n):
 def check_nothing_open(learn, where, line=''):
     "Python leaves a `with` line before it closes what it opened: one interrupted there stays open until a fit begins"
     assert torch.is_grad_enabled() or '_grad' in line, where
+    for thread in [t for t in threading.enumerate() if t.name=='selback']: thread.join(10) # it ends what it has begun
+    assert 'selback' not in {t.name for t in threading.enumerate()}, where
     assert learn.loss_func.func.reduction=='mean', where
 
 def check_one_mode(learn, where):
