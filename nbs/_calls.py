@@ -15,7 +15,7 @@ from selback.callback.batch import BatchSelection
 from selback.callback.epoch import InclusionSelection
 from selback.callback.selection import Selection
 from selback.compare import compare
-from selback.functional import MemorySampler
+from selback import functional
 from selback.race import race
 
 # A call as it is written, what it does, where it is defined, and its name there
@@ -105,6 +105,9 @@ def comparing():
     yield call('', compare, 'compare')
     yield call('', race, 'race')
 
+in_a_loop = ('chosen','selective_backprop','batch_loss_filter','top_loss','random_subset','importance_sampling',
+    'BatchMethod','MemorySampler','favor_hard','drop_easy','info_batch','prioritized_sampling')
+
 def groups():
     "All calls, by the heading that they stand under"
     return {
@@ -114,7 +117,8 @@ def groups():
         'Callbacks, and what goes with methods': list(named('methods')),
         'Pictures and numbers': list(named('views')),
         'For a method of your own': list(named('callback')),
-        'In plain PyTorch': [call('', MemorySampler, 'MemorySampler'), *named('core')]}
+        'In a plain PyTorch loop': [call('', getattr(functional, name), name) for name in in_a_loop],
+        'Its parts': list(named('core'))}
 
 # Options
 def who_takes(names, all_names):
@@ -161,7 +165,7 @@ def table(head, rows, name):
 
 INTRO = ('Read from the code. Three dots stand for more options: those of methods are [below](#options-of-methods), '
     'others on the page that is linked. `from selback.all import *` brings all but '
-    '`MemorySampler`, which is in `selback.functional`.')
+    'those of a plain PyTorch loop, which are in `selback.functional`.')
 
 def page(link, in_order):
     "The texts of the page; `link` makes a link of a call, `in_order` has the names of methods' pages"

@@ -21,6 +21,7 @@ from selback.all import composer, SelectiveBackpropCallback
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
+from selback.core.outlook import hardest_tenth
 from studies.experiments import once, results_folder, rows_with, scale
 from studies.regimes import cifar_parts, is_vehicle, sgd
 from studies.wrong_labels import digits, smaller
@@ -133,9 +134,8 @@ class Ease(Callback):
 
     def after_train(self):
         losses,is_wrong = torch.cat(self.told, 1)
-        hardest = losses.sort(descending=True).values[:max(1, len(losses)//10)]
         self.figures = dict(train_loss=losses.mean(), train_error=is_wrong.mean(), easy=(losses<.1).float().mean(),
-            hardest_tenth=hardest.sum()/losses.sum(), median_loss=losses.median())
+            hardest_tenth=hardest_tenth(losses), median_loss=losses.median())
 
 def ease_of(learn): return {name: float(value) for name,value in learn.ease.figures.items()}
 
@@ -168,10 +168,13 @@ kinds = *sets,'mnist_14+flipped_labels_.1'
 two_classes = {name: Cell(name, 10_000, 16) for name in ('frogs_ships','cats_dogs')}
 first = {name: Cell(name) for name in kinds} | two_classes | dict(digits=Cell('digits', 1437, 30))
 
+@lru_cache
+def _rate_of_each(file):
+    return pd.read_csv(file).drop_duplicates(of_cell).set_index(of_cell).lr
+
 def own_rate(data)->float:
     "The rate at which the stored runs of a kind of data choose"
-    runs = rows_with(pd.read_csv(path), first[data]._asdict())
-    return float(runs.lr.iloc[0])
+    return float(_rate_of_each(path)[first[data]])
 
 def best_rate(data): # Of plain training, by its loss on the validation set
     return min(rates, key=lambda lr: end_of(first[data], 'none', 0, lr)['valid_loss'])
@@ -211,7 +214,7 @@ def stored_ends()->pd.DataFrame: # A row for each run
 told = [(first[data], method, seed) for seed in range(3) for data,methods in dict(
     mnist_14=('favor_hard(beta=2)',*scored), animals=('favor_hard(beta=2)',)).items() for method in methods]
 
-def pace_of(cell, method): # Of processor seconds, on one thread
+def seconds_of_plain(cell, method): # Of the processor, on one thread
     "How many times as long a method takes as plain training does for the same compute; both are timed in turn"
     def make():
         rows = compare(cell.learner, ['none',method], seeds=3, lr=.1, compute=3*cell.n, plot=False, tell_controls=False)
@@ -226,7 +229,7 @@ def in_equal_seconds(cell, method, seed, lr):
     "The end of a run that takes as long as plain training, unless it is stored"
     def make():
         print(*cell, method, seed, flush=True)
-        return run(cell, method, seed, lr, compute=cell.compute/pace_of(cell, method)).tail(1)
+        return run(cell, method, seed, lr, compute=cell.compute/seconds_of_plain(cell, method)).tail(1)
     return once(seconds_path, dict(cell._asdict(), method=method, seed=seed), make, '%.5g').iloc[-1]
 
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept

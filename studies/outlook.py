@@ -121,22 +121,20 @@ def look(
     get_learner,lr,compute = unseen[where]()
     return a_quarter_in(get_learner, WatchItemsCallback, lr, 400 if scale()=='tiny' else compute)
 
-def own_share(data): # A row
-    "The same as `favor_hard` itself remembers it, in a kind of data of the study, unless it is stored"
+def own_share(
+    data:str, # A kind of data of the study
+)->float:
+    "The same as `favor_hard` itself remembers it"
     cell = easy_data.first[data]
-    def make():
-        share = a_quarter_in(cell.learner, FavorHardCallback, easy_data.own_rate(data), cell.compute)
-        print(data, f'{share:.3f}', flush=True)
-        return pd.DataFrame([dict(data=data, own=share)])
-    return once(own_path, dict(data=data), make, '%.4g').iloc[0]
+    return a_quarter_in(cell.learner, FavorHardCallback, easy_data.own_rate(data), cell.compute)
 
-def looked(where): # A row
-    "The same, unless it is stored"
+def keep(file, name, key, column, share_of):
+    "Store a share, unless it is there"
     def make():
-        share = look(where)
-        print(where, f'{share:.3f}', flush=True)
-        return pd.DataFrame([dict(where=where, hardest_tenth=share)])
-    return once(path, dict(where=where), make, '%.4g').iloc[0]
+        share = share_of(key)
+        print(key, f'{share:.3f}', flush=True)
+        return pd.DataFrame([{name: key, column: share}])
+    once(file, {name: key}, make, '%.4g')
 
 def others()->pd.DataFrame: # The same columns as `gains` has, and `where`
     "What is stored of other data, with the gain of `favor_hard`, of another `beta` where that alone ran"
@@ -185,5 +183,5 @@ def unseen_gains()->tuple: # The threshold, and a table of `gain` and `hardest_t
 def main():
     "Look at what is not stored yet"
     for data in easy_data.first:
-        if data!='digits': own_share(data)
-    for where in unseen: looked(where)
+        if data!='digits': keep(own_path, 'data', data, 'own', own_share)
+    for where in unseen: keep(path, 'where', where, 'hardest_tenth', look)

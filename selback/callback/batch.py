@@ -25,7 +25,7 @@ from ..core.policies import Chosen, at_least_two, check_chosen
 from ..core.scores import get_score
 from ..core.scoring import Scorer, ScoringPass, detached
 from ..core.ahead import PassAhead, check_ahead
-from .loaders import ChosenWithin, CurrentItems, ReadAhead, check_loader, pads
+from .loaders import ChosenWithin, CurrentItems, ReadAhead, check_loader, known_of, pads
 from .report import callback_of
 from .learner import autocast_of, base_loss, mixed_of, muted_hooks, true_output
 from .tracking import Plan
@@ -324,7 +324,7 @@ class SteppingSelection(AheadSelection):
     def reads(self, batches):
         "Each batch of the loader"
         for batch in batches:
-            i,known = self.loader.n_read-1,self.loader.known_of_read
+            i,known = self.loader.n_read-1,known_of(self.loader.dl)
             self.count(i)
             self.learn.iter = i
             self.form = type(batch)

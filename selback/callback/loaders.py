@@ -326,11 +326,6 @@ class ChosenWithin(LoaderInPlace):
         super().__init__(dl)
         self.__dict__.update(steps=steps)
 
-    @property
-    def known_of_read(self)->CurrentItems:
-        "What is known of the batch that was read last"
-        return known_of(self.dl)
-
     def reads(self):
         "The batches of the loader"
         for batch in self.dl:
