@@ -88,19 +88,19 @@ class _CopyPass(ScoringPass):
     around = staticmethod(_without_gradients)
 
 # %% ../../nbs/core/10_ahead.ipynb #1870faff
-def _gpus_of(*parts):
+def _gpus_of(batch):
     "The GPUs that tensors are on"
-    return {t.device for part in parts for t in tensors_in(part) if t.is_cuda}
+    return {t.device for t in tensors_in(batch) if t.is_cuda}
 
 class _Stream:
     "Where a pass runs: a CUDA stream beside that of training, or the CPU"
     def __init__(self, device):
         self.own = torch.cuda.Stream(device) if device.type=='cuda' else None
 
-    def after(self, gpus, run):
-        "A function that runs once all that these GPUs were told to do by now is done: what `run` returns"
+    def after(self, batch, run):
+        "A function that runs once the batch is there, and the copy is as it is now: what `run` returns"
         if self.own is None: return run
-        ready = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
+        ready = [torch.cuda.current_stream(gpu).record_event() for gpu in _gpus_of(batch) | {self.own.device}]
         def launch():
             with torch.cuda.stream(self.own):
                 for event in ready: self.own.wait_event(event)
@@ -169,7 +169,7 @@ class PassAhead:
         copied = self._copied(model)
         xb,yb = as_tensors(xb),as_tensors(yb)
         run = partial(copy_context().run, self._pass, copied, xb, yb, copy(autocast)) # two threads share no autocast
-        run = self._stream.after(_gpus_of(xb, [*copied.parameters()]), run)
+        run = self._stream.after(xb, run)
         if not is_first: return Prediction(self._worker.submit(run), self._stream)
         with _drawing_nothing(): return Prediction(_done(run), self._stream)
 
