@@ -9,7 +9,7 @@ from fastai.optimizer import OptimWrapper
 from helpers import *
 from selback.core import ahead as ahead_room
 from selback.core.ahead import PassAhead, Worker, read_ahead
-from selback.core.scoring import ScoringPass
+from selback.core.chosen import chosen, top_loss
 from torch.nn import functional as F
 
 AHEAD = dict(
@@ -23,7 +23,11 @@ AHEAD = dict(
     followed=lambda **k: SelectiveBackpropCallback(beta=1, scorer=ModelCopy(every=3, decay=.5), **k))
 of_each_kind = pytest.mark.parametrize('make', AHEAD.values(), ids=AHEAD)
 
-def threads(): return [t for t in threading.enumerate() if t.name=='selback']
+def threads():
+    "Those that are left when what was begun is done"
+    ours = [t for t in threading.enumerate() if t.name=='selback']
+    for thread in ours: thread.join(5)
+    return [t for t in ours if t.is_alive()]
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
@@ -39,12 +43,20 @@ class AtOnce(Worker):
 
 class Late(Worker):
     "A thread that is slow now and then"
+    chance = torch.Generator()
     def submit(self, run):
         def late():
             if torch.randint(4, (1,), generator=self.chance)==0: time.sleep(.005)
             return run()
         return super().submit(late)
-    chance = torch.Generator()
+
+class VeryLate(Worker):
+    "A thread that is slow"
+    def submit(self, run):
+        def late():
+            time.sleep(.05)
+            return run()
+        return super().submit(late)
 
 def fit_of(make, n_epoch=3, learner=numbered_learner, **kwargs):
     "The items, weights and losses of each step, and the rates"
@@ -279,6 +291,142 @@ def test_a_compiled_model():
     learn.model = torch.compile(learn.model, backend='eager')
     quiet_fit(learn, 1)
     assert len(learn.recorder.losses)==7
+
+def test_what_waits_for_a_slow_thread_at_the_end_of_an_epoch_is_trained(monkeypatch):
+    def run(worker):
+        monkeypatch.setattr(ahead_room, 'Worker', worker)
+        learn = table_learner(cbs=[TopLossCallback(.3, gather=True, presample=5, warmup=0, ahead=2)])
+        return weights(quiet_fit(learn, 1))
+    assert same(run(VeryLate), run(AtOnce))
+
+class Tied(nn.Module):
+    "Uses a weight several times"
+    def __init__(self):
+        super().__init__()
+        self.w,self.head = nn.Linear(4, 4),nn.Linear(4, 3)
+    def forward(self, x):
+        for _ in range(4):
+            x = torch.tanh(self.w(x))
+            time.sleep(.0005)
+        return self.head(x)
+
+class Dropped(nn.Module):
+    "Compiled, with dropout"
+    def __init__(self):
+        super().__init__()
+        self.net = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(.3), nn.Linear(8, 3)),
+            backend='eager')
+    def forward(self, x): return self.net(x)
+
+class Holds(nn.Module):
+    "Keeps on itself what it has computed"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(4, 8),nn.Linear(8, 3)
+    def forward(self, x):
+        self.features = self.a(x)
+        time.sleep(.001)
+        return self.b(self.features)
+
+@pytest.mark.parametrize('model,cbs,scorer', [(Tied, [CPUMixedPrecision], None), (Dropped, [], None),
+    (Holds, [], ModelCopy), (Holds, [], None)])
+def test_odd_models_are_trained_alike_however_fast_the_thread_is(model, cbs, scorer, monkeypatch):
+    def run(worker):
+        monkeypatch.setattr(ahead_room, 'Worker', worker)
+        torch.manual_seed(0)
+        selection = TopLossCallback(.5, warmup=0, ahead=3, scorer=scorer and scorer(4))
+        learn = table_learner(cbs=[*(cb() for cb in cbs), selection])
+        torch.manual_seed(1)
+        learn.model = model()
+        quiet_fit(learn, 2)
+        return weights(learn),torch.rand(1)
+    (ours,after),(theirs,later) = run(AtOnce),run(Late)
+    assert same(ours, theirs) and torch.equal(after, later)
+
+class Closes(nn.Module):
+    "Reaches its layers through a function"
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.f = lambda x: self.net(x)
+    def forward(self, x): return self.f(x)
+
+def test_a_copy_that_shares_something_with_its_model_is_refused():
+    def fit_of(model):
+        learn = table_learner(cbs=[TopLossCallback(.5, warmup=0, ahead=2)])
+        learn.model = model
+        return quiet_fit(learn, 1)
+    with pytest.raises(ValueError, match="calls the model's own Sequential"): fit_of(Closes())
+    model,seen = mlp(),[]
+    model[0].register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    with pytest.raises(ValueError, match='a hook that is a function'): fit_of(model)
+    class Locked(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.lock = threading.Lock()
+    with pytest.raises(ValueError, match="can't be copied.*ahead=0"): fit_of(Locked())
+
+@pytest.mark.parametrize('kwargs', [dict(ahead=2), dict(scorer=ModelCopy(2))])
+def test_a_copy_follows_a_model_whose_layers_are_exchanged(kwargs):
+    class Exchanges(Callback):
+        order,run_valid = 30,False
+        def after_batch(self):
+            if self.iter!=1: return
+            self.model[-1] = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))
+            self.model.append(nn.Linear(3, 3))
+    copies = []
+    def score(pred, y):
+        scorer = learn.selection.pass_ahead.copy if learn.selection.pass_ahead else learn.selection.scorer.scoring.scorer
+        copies.append(len(scorer.model or []))
+        return F.cross_entropy(pred, y, reduction='none')
+    learn = table_learner(cbs=[Exchanges(), TopLossCallback(.5, warmup=0, score=score, **kwargs)], n=292)
+    if 'ahead' in kwargs: kwargs['scorer'] = ModelCopy(2)
+    learn.selection.scorer.scoring.scorer = kwargs['scorer']
+    quiet_fit(learn, 1)
+    assert copies[0]==5 and copies[-1]==6
+
+def test_a_smaller_scorer_that_is_trained_itself_is_followed():
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps,self.net = nn.Parameter(torch.zeros(1)),nn.Linear(4, 3)
+        def forward(self, x): return self.net(x)+self.steps
+    small,seen = Small(),[]
+    class Trains(Callback):
+        order,run_valid = 20,False
+        def after_batch(self):
+            with torch.no_grad(): small.steps += 1
+    def score(pred, y):
+        seen.append(round(float((pred-small.net(torch.zeros(1, 4))).mean())))
+        return pred.sum(1)
+    learn = table_learner(cbs=[Trains(), TopLossCallback(.5, warmup=0, ahead=1, scorer=small)], n=532)
+    copies = []
+    class Looks(Callback):
+        order,run_valid = 40,False
+        def after_batch(self): copies.append(float(self.selection.pass_ahead.copy.model.steps))
+    learn.add_cb(Looks())
+    quiet_fit(learn, 1)
+    assert copies[0]==0 and copies[-1]>=20 # it follows at every tenth step
+
+def test_inputs_that_are_not_numbers_are_themselves():
+    class Watches(Callback):
+        order,run_valid = SelectionCallback.order-1,False
+        def before_batch(self): "Nothing"
+    learn = table_learner(cbs=[Watches(), TopLossCallback(.5, warmup=0, ahead=2)])
+    learn.dls.train.dataset.tensors[0][3,1] = torch.nan
+    quiet_fit(learn, 1)
+
+def test_the_autocast_around_a_loop_is_that_of_all_passes():
+    kinds = []
+    class Notes(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            if not torch.is_grad_enabled(): kinds.append(out.dtype)
+            return out
+    batches = [(torch.randn(4, 3),torch.randint(2, (4,))) for _ in range(4)]
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        for batch in chosen(batches, Notes(3, 2), F.cross_entropy, top_loss(), ahead=2): pass
+    assert kinds==4*[torch.bfloat16]
 
 def test_the_reader_hands_out_each_batch_once():
     for n in range(6): assert list(read_ahead(iter(range(4)), n, lambda read: None))==[0,1,2,3]

@@ -78,6 +78,7 @@ class ScoringSelection(Selection):
         self.prepared = [] # what is scored of the batches that were read, `Items`
         self.form = None # the kind of a batch
         self.has_selected = False # was anything chosen from yet?
+        self.has_stepped = False # has this batch made a step?
 
     def __getstate__(self): return super().__getstate__() | dict(waiting=Replace(), prepared=[], pass_ahead=None)
 
@@ -102,6 +103,7 @@ class ScoringSelection(Selection):
     ): # What it returns
         "Have a batch scored as the learner would predict it"
         learn = self.learn
+        if self.pass_ahead: self.pass_ahead.wait() # it may be the same copy
         context,output = autocast_of(learn),partial(true_output, learn)
         with muted_hooks(learn): return scorer(learn.model, base_loss(learn), batch, context, output)
 
@@ -155,9 +157,19 @@ class ChoosingSelection(ScoringSelection):
         chosen = check_chosen(self.choose(scores), f'{type(self).__name__}.choose')
         return chosen if self.gathers else at_least_two(chosen, scores)
 
-    def after_step(self): (self.pass_ahead or self.scorer.scoring).step(self.model)
+    def after_step(self): self.has_stepped = True # other callbacks may still change the weights
+
+    def after_batch(self):
+        super().after_batch()
+        if self.has_stepped: (self.pass_ahead or self.scorer.scoring).step(self.model)
+        self.has_stepped = False
 
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
+def _is_equal(a, b):
+    "Are two tensors equal, NaN for NaN?"
+    if a.shape!=b.shape or a.dtype!=b.dtype: return False
+    return bool(((a==b) | (a!=a) & (b!=b)).all())
+
 def _prepares(cb):
     "Does a callback do something to a batch before it trains? One with hooks does it to the model"
     has_event = 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
@@ -220,7 +232,7 @@ class WaitingSelection(ChoosingSelection):
     ): # Raises a `ValueError` if it is another one
         "Check that what was predicted is what will train"
         before,now = tensors_in(read.items.xb),tensors_in((prepared.xb, prepared.yb))
-        if len(before)==len(now) and all(map(torch.equal, before, now)): return
+        if len(before)==len(now) and all(map(_is_equal, before, now)): return
         raise ValueError(error_text('ahead', 'a batch that a callback of a lower order changes once it is its turn',
             'batches that train as they are read', 'change them in a batch transform of the loader, or use ahead=0'))
 

@@ -346,7 +346,7 @@ class ReadAhead(LoaderInPlace):
         dl, # The loader
         n:int, # How many further ones are read
         begin, # Called with each batch, a `Read`, as soon as it is read
-        end, # Called when the epoch is over, without arguments
+        end, # Called without arguments if the epoch is broken off
     ):
         super().__init__(dl)
         self.__dict__.update(_n=n, _begin=begin, _end=end)
@@ -364,8 +364,9 @@ class ReadAhead(LoaderInPlace):
                 self.__dict__['n_read'] += 1
                 yield read.batch,CurrentItems(read.i, read.idx, read.weight, predicted=read.predicted)
                 read = None # it may be large
-            self.__dict__['is_exhausted'] = True
-        finally: self._end()
+            self.__dict__['is_exhausted'] = True # what was handed out last may wait for what was begun
+        finally:
+            if not self.is_exhausted: self._end()
 
 # %% ../../nbs/callback/00_loaders.ipynb #18257127
 _made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself

@@ -9,16 +9,17 @@ __all__ = ['Worker', 'Prediction', 'PassAhead', 'check_ahead', 'read_ahead']
 import pickle, random, threading
 from collections import deque
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from copy import copy
 from functools import partial
 
 import numpy as np, torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .checks import check_range, error_text
 from .batches import as_tensors, map_tensors, tensors_in
-from .untouched import unwrapped
+from .untouched import all_modules, unwrapped
 from .scoring import ModelCopy, ScoringPass
 
 # %% ../../nbs/core/10_ahead.ipynb #b97f8e3e
@@ -60,7 +61,9 @@ class Worker:
 
     def drop(self):
         "Forget what has not begun, and wait for what has"
-        with self._lock: self._jobs.clear()
+        with self._lock:
+            for future,_ in self._jobs: future.cancel()
+            self._jobs.clear()
         self.wait()
 
 # %% ../../nbs/core/10_ahead.ipynb #b1078415
@@ -78,10 +81,48 @@ def _drawing_nothing():
     raise ValueError(error_text('ahead', 'a model that draws random numbers when it predicts', 'one that draws none '
         'in evaluation mode, or those of training would change', 'use ahead=0'))
 
+def _refuse_shared(model, copied):
+    "Raise a `ValueError` if a hook of the model is a function, which its copy would call as well"
+    def hooks(m): return [*m._forward_hooks.values(),*m._forward_pre_hooks.values()]
+    own = {id(hook) for m in all_modules(model) for hook in hooks(m)}
+    if not any(id(hook) in own for m in all_modules(copied) for hook in hooks(m)): return
+    raise ValueError(error_text('ahead', 'a model with a hook that is a function', 'none, as its copy calls it too, in '
+        'another thread', 'take it out, or use ahead=0'))
+
+@contextmanager
+def _calling_none_of(model):
+    "Raise a `ValueError` if a module of `model` is called within the context"
+    own = {*all_modules(model)}
+    def refuse(m, inputs):
+        if m not in own: return
+        raise ValueError(error_text('ahead', f"a model whose copy calls the model's own {type(m).__name__}",
+            'one that reaches its modules as attributes', 'a function that it holds may do that; use ahead=0'))
+    hook = register_module_forward_pre_hook(refuse)
+    try: yield
+    finally: hook.remove()
+
+def _uncompiled(copied):
+    "A copy without the compiler, which puts back random states that training may draw from meanwhile"
+    for m in all_modules(copied):
+        for name,child in m._modules.items(): m._modules[name] = getattr(child, '_orig_mod', child)
+    return getattr(copied, '_orig_mod', copied)
+
 @contextmanager
 def _without_gradients(model, xb):
     "What surrounds a pass of a model that only predicts"
     with torch.no_grad(): yield map_tensors(torch.clone, xb)
+
+@contextmanager
+def _leaving_the_cache():
+    "Within the context, the end of an autocast leaves alone what training's autocast has cached"
+    torch.autocast_increment_nesting()
+    try: yield
+    finally: torch.autocast_decrement_nesting()
+
+def _autocasts():
+    "The autocast that is on where this is called, as contexts for another thread"
+    kinds = [kind for kind in ('cpu','cuda') if torch.is_autocast_enabled(kind)]
+    return [torch.autocast(kind, dtype=torch.get_autocast_dtype(kind)) for kind in kinds]
 
 class _CopyPass(ScoringPass):
     "A pass through a copy, which is in evaluation mode and belongs to nobody else"
@@ -144,19 +185,20 @@ class PassAhead:
         scorer = scoring.scorer
         self._is_own = not isinstance(scorer, ModelCopy) # or is the copy the user's?
         self.copy = ModelCopy() if self._is_own else scorer
-        self._small = scorer if self._is_own else None # what is copied in the model's place
+        self._small = scorer if self._is_own else None # what is copied in the model's place, if anything
         self._pass = _CopyPass(scoring.scale_factor, scoring.precision)
         self._worker = Worker()
         self._model,self._stream = None,None # the copy, and where it predicts
 
-    def _copied(self, model):
-        "The copy, ready to predict"
-        copied = self.copy.of(unwrapped(model) if self._small is None else self._small)
-        if copied is not self._model:
-            self._model = copied.eval()
-            weight = next(copied.parameters(), torch.empty(0))
-            self._stream = _Stream(weight.device)
-        return copied
+    def _copied_from(self, model): return unwrapped(model) if self._small is None else self._small
+
+    def _take(self, copied, model):
+        "Predict by a copy from now on"
+        self.wait()
+        _refuse_shared(model, copied)
+        copied.eval()
+        weight = next(copied.parameters(), torch.empty(0))
+        self._model,self._stream = copied,_Stream(weight.device)
 
     def begin(self,
         model:torch.nn.Module, # The model that trains
@@ -165,20 +207,27 @@ class PassAhead:
         autocast=nullcontext(), # Context of the forward pass: the precision of training
     )->Prediction:
         "Have a batch predicted by the copy as it is now"
-        is_first = self._model is None
-        copied = self._copied(model)
+        source = self._copied_from(model)
+        copied = self.copy.of(source)
+        is_first = copied is not self._model
+        if is_first: self._take(copied, source)
         xb,yb = as_tensors(xb),as_tensors(yb)
-        run = partial(copy_context().run, self._pass, copied, xb, yb, copy(autocast)) # two threads share no autocast
-        run = self._stream.after(xb, run)
+        run = partial(self._predict, _uncompiled(copied), xb, yb, [*_autocasts(), copy(autocast)]) # no thread's own
+        run = self._stream.after(xb, partial(copy_context().run, run))
         if not is_first: return Prediction(self._worker.submit(run), self._stream)
-        with _drawing_nothing(): return Prediction(_done(run), self._stream)
+        with _drawing_nothing(),_calling_none_of(source): return Prediction(_done(run), self._stream)
+
+    def _predict(self, copied, xb, yb, contexts):
+        with _leaving_the_cache(),ExitStack() as stack:
+            for context in contexts: stack.enter_context(context)
+            return self._pass(copied, xb, yb)
 
     def step(self,
         model:torch.nn.Module, # The model that trains, after a step
     ):
         "Note a training step, which may bring the copy up to date"
         if self.copy.is_due: self.wait()
-        self.copy.step(unwrapped(model))
+        self.copy.step(self._copied_from(model))
 
     def wait(self):
         "Until all that was begun is done"

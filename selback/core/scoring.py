@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from .checks import check_range, error_text
 from .batches import Items, as_tensors, map_tensors, n_items, take_rows
@@ -54,14 +55,27 @@ def _dense(pred, x, yb):
     return F.interpolate(pred, size=size, mode=_modes[pred.ndim], align_corners=False)
 
 # %% ../../nbs/core/08_scoring.ipynb #f8385e62
+class _CopyingResults(TorchFunctionMode):
+    "Within the context, `deepcopy` takes tensors that were computed, as a model may hold of its last pass"
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf: return func(*args, **(kwargs or {}))
+        t,memo = args
+        if id(t) not in memo: memo[id(t)] = t.detach().clone()
+        return memo[id(t)]
+
 def _new_copy(model, device, state):
     "A copy of a model that does not train, in a saved state if there is one"
-    try: new = deepcopy(model).to(device).requires_grad_(False)
-    except RuntimeError as e:
-        message = f"ModelCopy: the model can't be copied ({e}); score with the model itself, scorer=None."
+    try:
+        with _CopyingResults(): new = deepcopy(model).to(device).requires_grad_(False)
+    except (RuntimeError,TypeError,ValueError) as e:
+        message = f"ModelCopy: the model can't be copied ({e}); score with the model itself: scorer=None, ahead=0."
         raise ValueError(message) from e
     if state is not None: new.load_state_dict(state)
     return new
+
+def _shapes(model):
+    "Of weights and buffers, by name"
+    return [(name, t.shape) for named in (model.named_parameters(),model.named_buffers()) for name,t in named]
 
 @torch.no_grad()
 def _follow(copied, model, decay):
@@ -111,7 +125,9 @@ class ModelCopy:
         "Note a training step; every `every`-th brings the copy up to date"
         is_due = self.is_due
         self.steps += 1
-        if is_due and self.model is not None and self._copied_from() is model: _follow(self.model, model, self.decay)
+        if not is_due or self.model is None or self._copied_from() is not model: return
+        if _shapes(self.model)==_shapes(model): _follow(self.model, model, self.decay)
+        else: self.renew() # a layer was exchanged
 
     @property
     def is_due(self)->bool:
