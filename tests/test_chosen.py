@@ -1,6 +1,6 @@
 "`chosen` trains on what the callbacks train on, and leaves all else as it is"
 import io, threading
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 import pytest, torch
@@ -12,7 +12,8 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 @pytest.mark.parametrize('name', CASES)
-def test_a_plain_loop_trains_on_what_the_callback_does(name): assert_same(by_loop(CASES[name]), by_callback(CASES[name]))
+def test_a_plain_loop_trains_on_what_the_callback_does(name):
+    assert_same(by_loop(CASES[name]), by_callback(CASES[name]))
 
 def test_other_choices_are_noticed():
     case = CASES['random']
@@ -24,7 +25,7 @@ def seeded_mlp():
     torch.manual_seed(2)
     return mlp() # with dropout and BatchNorm
 
-def fit(batches_of, n_epoch=3):
+def fit(batches_of, n_epoch=2):
     "The network's state after training on shuffled batches, and the next random number"
     net = seeded_mlp()
     opt = torch.optim.SGD(net.parameters(), LR)
@@ -38,6 +39,9 @@ def fit(batches_of, n_epoch=3):
             opt.step()
             opt.zero_grad()
     return net.state_dict(),torch.rand(1)
+
+@cache
+def fit_of_all(): return fit(lambda batches, net: batches)
 
 def choosing(method, **kwargs):
     return lambda batches, net: chosen(batches, net, F.cross_entropy, method, **kwargs)
@@ -54,12 +58,12 @@ ALL = dict(
 @pytest.mark.parametrize('name', ALL)
 def test_choosing_everything_is_plain_training(name, ahead):
     "To the last bit, dropout and the random numbers that follow included"
-    (plainly,after),(ours,later) = fit(lambda batches, net: batches),fit(choosing(ALL[name](), ahead=ahead))
+    (plainly,after),(ours,later) = fit_of_all(),fit(choosing(ALL[name](), ahead=ahead))
     assert same(ours, plainly)
     assert torch.equal(after, later)
 
 def test_choosing_a_part_is_not_plain_training():
-    plainly,_ = fit(lambda batches, net: batches)
+    plainly,_ = fit_of_all()
     ours,_ = fit(choosing(top_loss(.9)))
     assert not same(ours, plainly)
 
@@ -71,7 +75,9 @@ class AsDict(nn.Module):
 
     def forward(self, inputs): return self.net(inputs['x'])
 
-@pytest.mark.parametrize('method', [top_loss, partial(selective_backprop, seed=0), partial(importance_sampling, seed=0)])
+SOME = top_loss,partial(selective_backprop, seed=0),partial(importance_sampling, seed=0)
+
+@pytest.mark.parametrize('method', SOME)
 def test_a_dict_is_chosen_from_as_a_tuple_is(method):
     net = network().eval()
     tuples = [*chosen(loader(), net, F.cross_entropy, method())]
