@@ -111,6 +111,21 @@ def test_what_is_no_part_of_an_item_is_refused():
     net.forward = lambda x, _: net.net(x[:,:4])
     with pytest.raises(TypeError, match='collate'): next(chosen(numbers_only, net, F.cross_entropy, top_loss()))
 
+class OwnLoss(nn.Module):
+    "Returns its loss, a single number"
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x, y): return F.cross_entropy(self.net(x), y)
+
+@pytest.mark.parametrize('ahead', [0,1])
+def test_a_model_that_returns_its_loss_is_refused(ahead):
+    "Each item would have the same, and any of them would be chosen"
+    def split(batch): return batch,batch[1:]
+    steps = chosen(loader(), OwnLoss(), lambda loss, y: loss, top_loss(), split=split, ahead=ahead)
+    with pytest.raises(ValueError, match='a single number from the model'): next(steps)
+
 # Saved and gone on with
 def saved(state):
     "A state that was written to a file, and read"
