@@ -27,6 +27,7 @@ top,out = nbs.parent,nbs.parent/'_docs'
 sections = dict(
     start='Start here',
     tutorials='Guides',
+    recipes='Recipes',
     methods='Methods',
     experiments='Experiments',
     api='API',
@@ -44,6 +45,7 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
+    recipes=['lightning','hugging_face','scripts'],
     experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
         'race'],
@@ -68,6 +70,9 @@ words = {
     'multi_label': 'multi-label, multilabel',
     'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch',
+    'lightning': 'Lightning, PyTorch Lightning, LightningModule',
+    'hugging_face': 'Hugging Face, transformers, Trainer, Accelerate',
+    'scripts': 'timm, torchvision, training script',
     '02_prioritized_sampling': 'prioritized experience replay',
     '03_info_batch': 'InfoBatch, data pruning',
     '04_seta': 'curriculum, curriculum learning',

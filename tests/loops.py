@@ -65,10 +65,10 @@ class Noted(Callback):
 
     def after_loss(self): self.steps.append(Trained.of(self.x, self.learn.selection.item_weight))
 
-def by_callback(case, n_epoch=2):
+def by_callback(case, n_epoch=2, warmup=0):
     "The steps of a learner, and its network"
     own = dict(tau=0) if case.n_whole else {}
-    noted,cb = Noted(),case.callback(warmup=0, **case.options, **case.of_pass, **own)
+    noted,cb = Noted(),case.callback(warmup=warmup, **case.options, **case.of_pass, **own)
     of_train = TfmdDL(dataset(), bs=BS, num_workers=0)
     dls = DataLoaders(of_train, TfmdDL(dataset(32), bs=BS, num_workers=0))
     sgd = partial(OptimWrapper, opt=torch.optim.SGD)
@@ -96,16 +96,41 @@ def fetched_early(batches):
         last = batch
     yield last
 
-def by_loop(case, n_epoch=2, fetch=iter):
+def whole_epoch(net, opt): return [train_step(net, opt, *batch) for batch in loader()]
+
+def by_loop(case, n_epoch=2, warmup=0, fetch=iter):
     "The steps of a plain loop, and its network"
     net,method = network(),case.method(**case.options)
     opt = torch.optim.SGD(net.parameters(), LR)
     steps = []
     for epoch in range(n_epoch):
+        if epoch<warmup:
+            steps += whole_epoch(net, opt)
+            continue
         batches = iter(loader())
         if epoch==0: steps += [train_step(net, opt, *batch) for batch in islice(batches, case.n_whole)]
         epoch_of = plain.chosen(batches, net, F.cross_entropy, method, score_of(case), **case.of_pass)
         steps += [train_step(net, opt, *batch) for batch in fetch(epoch_of)]
+    return steps,net
+
+def by_memory(policy, n_epoch=3):
+    "The steps of a plain loop that chooses before loading, and its network"
+    net = network()
+    opt = torch.optim.SGD(net.parameters(), LR)
+    memory = plain.ItemMemory(N)
+    sampler = plain.MemorySampler(memory, policy, generator=torch.Generator().manual_seed(0))
+    steps = []
+    for _ in range(n_epoch):
+        for x,y in DataLoader(dataset(), BS, sampler=sampler):
+            idx = torch.tensor(numbers(x))
+            losses = F.cross_entropy(net.train()(x), y, reduction='none')
+            memory.note(idx, losses, picked=True)
+            weight = None if sampler.weight is None else sampler.weight[idx]
+            (losses if weight is None else losses*weight).mean().backward()
+            opt.step()
+            opt.zero_grad()
+            steps.append(Trained.of(x, weight))
+        memory.next_epoch()
     return steps,net
 
 def assert_same(ours, theirs):
