@@ -175,7 +175,7 @@ def copies(monkeypatch):
     found,begin = [],PassAhead.begin
     def noted(self, *args, **kwargs):
         prediction = begin(self, *args, **kwargs)
-        if self._model is not None: found.append(weakref.ref(self._model))
+        if self.copy.model is not None: found.append(weakref.ref(self.copy.model))
         return prediction
     monkeypatch.setattr(PassAhead, 'begin', noted)
     return found
