@@ -21,7 +21,8 @@ PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, w
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
-.PHONY: setup demo test test-studies test-recipes test-release bench experiment regime comparisons notebooks docs readme clean
+.PHONY: setup demo test test-studies test-recipes test-release bench experiment regime comparisons notebooks docs \
+	readme clean
 
 setup: $(BIN)/.installed
 

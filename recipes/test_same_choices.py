@@ -114,8 +114,8 @@ def test_all_train_on_the_same_items_with_the_same_weights(name, tmp_path):
     assert_same(by_loop(case, N_EPOCH, warmup=1), wanted)
 
     choose = dict(score=score_of(case), **case.of_pass)
-    in_trainer = by_trainer(ChoosingTrainer, tmp_path, len(wanted[0]), method=case.method(**case.options), choose=choose)
-    assert_same(in_trainer, wanted)
+    options = dict(method=case.method(**case.options), choose=choose)
+    assert_same(by_trainer(ChoosingTrainer, tmp_path, len(wanted[0]), **options), wanted)
 
     method = case.method(**case.options)
     if method.gather: wanted = by_loop(case, N_EPOCH, warmup=1, fetch=fetched_early) # to know which step is the last
