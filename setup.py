@@ -28,5 +28,5 @@ setup(
     classifiers=[f"Development Status :: {cfg['status']}", 'Programming Language :: Python :: 3',
         'Intended Audience :: Science/Research', 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     install_requires=cfg['requirements'].split(),
-    extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'studies')},
+    extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'recipes', 'studies')},
 )

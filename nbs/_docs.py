@@ -27,6 +27,7 @@ top,out = nbs.parent,nbs.parent/'_docs'
 sections = dict(
     start='Start here',
     tutorials='Guides',
+    recipes='Recipes',
     methods='Methods',
     experiments='Experiments',
     api='API',
@@ -44,6 +45,7 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
+    recipes=['lightning','hugging_face','scripts'],
     experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
         'race'],
@@ -68,6 +70,9 @@ words = {
     'multi_label': 'multi-label, multilabel',
     'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch',
+    'lightning': 'Lightning, PyTorch Lightning, LightningModule',
+    'hugging_face': 'Hugging Face, transformers, Trainer, Accelerate',
+    'scripts': 'timm, torchvision, training script',
     '02_prioritized_sampling': 'prioritized experience replay',
     '03_info_batch': 'InfoBatch, data pruning',
     '04_seta': 'curriculum, curriculum learning',
@@ -96,6 +101,7 @@ def joined(parts, between='\n\n'):
 # Names in texts
 def is_name(text):
     "Is a text in backticks a name of an API? Words and letters are not, except for what users import"
+    if text.startswith('_'): return False
     if '.' in text or '_' in text.strip('_'): return True
     if len(text)>3 and re.search('[A-Z]', text): return True
     if text in ('compare','race'): return True
@@ -113,7 +119,9 @@ def link_line(self:NbdevLookup, line):
 # What a page says of a symbol
 def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
 
-def anchor(name): return f'def-{name.lower()}'
+twin = '/core/chosen.html','chosen' # a function that differs from the class `Chosen` in its case only: page and name
+
+def anchor(name): return f'def-{name.lower()}' if name!=twin[1] else f'def-{name}-function'
 
 def parameter_row(p, about):
     default = '' if p.default is p.empty else f'`{p.default!r}`'
@@ -242,7 +250,8 @@ def linked(md, names, labels):
     "Links to notebooks and symbols as Sphinx checks them; pictures where `stage` puts them"
     def to_label(m):
         "A symbol, or the class that has it"
-        for label in f'def-{m[1]}',f"def-{m[1].rpartition('.')[0]}":
+        name = f'{m[2]}-function' if m.groups()==twin else m[2]
+        for label in f'def-{name}',f"def-{name.rpartition('.')[0]}":
             if label in labels: return f'](#{label})'
         return '](#)'
 
@@ -253,7 +262,7 @@ def linked(md, names, labels):
         return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
 
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
-    md = re.sub(r'\]\(/[\w/]+\.html#([\w.]+)\)', to_label, md)
+    md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
     md = md.replace('](../results/', '](results/')
     md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)

@@ -128,6 +128,9 @@ SEARCHES = [
     ('JTT', 'methods/early_loss_sampling'),
     ('multilabel', 'experiments/multi_label'),
     ('multi-label', 'tutorials/targets'),
+    ('Lightning', 'recipes/lightning'),
+    ('transformers', 'recipes/hugging_face'),
+    ('timm', 'recipes/scripts'),
     ('GPU', 'start/installation')]
 
 IS_DONE = """!document.querySelector('#search-progress')?.innerText.trim()

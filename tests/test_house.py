@@ -90,7 +90,7 @@ def strangers(code):
     known = names.own | set(FOREIGN)
     return sorted((line, name) for line,name in names.used if is_private(name) and name not in known)
 
-@pytest.mark.parametrize('folder', ['selback','tests','benchmarks','studies'])
+@pytest.mark.parametrize('folder', ['selback','tests','benchmarks','studies','recipes'])
 def test_no_module_uses_a_private_name_of_another(folder):
     found = {file: strangers(code) for file,code in code_in(f'{folder}/**/*.py').items()}
     assert not {file: names for file,names in found.items() if names}
@@ -344,8 +344,8 @@ def test_each_attribute_has_one_writer():
 
 # A line that is too wide says too much
 WIDEST = 120
-MODULES = ('selback/**/*.py','tests/**/*.py','benchmarks/**/*.py','studies/**/*.py','release/**/*.py','nbs/*.py','*.py',
-    'Makefile','.ci/run')
+MODULES = ('selback/**/*.py','tests/**/*.py','benchmarks/**/*.py','studies/**/*.py','release/**/*.py',
+    'recipes/**/*.py','nbs/*.py','*.py','Makefile','.ci/run')
 
 def without_names(code):
     "A module without the `__all__` that nbdev writes, each of its lines in its place"

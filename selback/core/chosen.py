@@ -209,6 +209,13 @@ def _with_weight(batch, items):
     if weight is None: weight = torch.ones(len(items), device=tensors_in(batch)[0].device)
     return {**batch, 'weight': weight} if isinstance(batch, Mapping) else (*batch,weight)
 
+def _check_of_items(pred):
+    "Raise a `ValueError` for a single number, as of a model that computes its own loss: each item would have the same"
+    found = tensors_in(pred)
+    if not found or any(t.ndim for t in found): return
+    raise ValueError(error_text('chosen', 'a single number from the model', 'predictions of each item', 'have it '
+        'return what the loss function gets, or score with another model, scorer='))
+
 class _Choosing:
     "How the batches of a loader are scored and chosen from"
     def __init__(self, model, loss_func, method, scorer, autocast, split, ahead):
@@ -266,6 +273,7 @@ class _Choosing:
         batch = reduce(Items.join, [Items(*self.split(read.batch)) for read in pool])
         if self.pass_ahead: pred = reduce(join, [read.predicted.result() for read in pool])
         else: pred = self.scorer.predict(self.model, batch, self.autocast)
+        if self.scorer.losses.item_loss is None: _check_of_items(pred)
         scores,_ = self.scorer.of_pred(pred, self.loss_func, batch)
         return scores
 
