@@ -6,8 +6,8 @@ from itertools import islice
 import pytest, torch
 from helpers import mlp, on_two_ranks, same
 from loops import *
-from selback.functional import (ItemMemory, MemorySampler, batch_loss_filter, chosen, favor_hard, importance_sampling,
-    inputs_and_targets, item_losses, random_subset, selective_backprop, top_loss, weigh_grads)
+from selback.functional import (BatchMethod, Chosen, ItemMemory, MemorySampler, batch_loss_filter, chosen, favor_hard,
+    importance_sampling, inputs_and_targets, item_losses, random_subset, selective_backprop, top_loss, weigh_grads)
 from torch import distributed as dist
 from torch.nn import functional as F
 
@@ -54,8 +54,7 @@ ALL = dict(
     share=partial(batch_loss_filter, 1.),
     random=partial(random_subset, 1., seed=0))
 
-@pytest.mark.parametrize('ahead', [0,2])
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize('name,ahead', [*((name,0) for name in ALL), *((name,2) for name in ALL if name!='random')])
 def test_choosing_everything_is_plain_training(name, ahead):
     "To the last bit, dropout and the random numbers that follow included"
     (plainly,after),(ours,later) = fit_of_all(),fit(choosing(ALL[name](), ahead=ahead))
@@ -276,3 +275,30 @@ def test_two_processes_make_as_many_steps(ranks, name):
     assert len(a)==len(b)>1
     assert [step.items for step in a]!=[step.items for step in b] # each chooses from its own
     assert torch.equal(of_a, of_b)
+
+def test_an_item_that_is_left_alone_at_the_end_of_an_epoch_trains_alone():
+    "Without weights nothing could say that its company does not count"
+    x,y = torch.arange(18.)[:,None],torch.zeros(18, 1)
+    def all_but_one(scores): return Chosen(torch.arange(15 if len(scores)==16 else len(scores)))
+    batches,method = [(x[:16],y[:16]),(x[16:],y[16:])],BatchMethod(all_but_one, gather=True)
+    steps = chosen(batches, nn.Linear(1, 1), nn.MSELoss(), method)
+    assert [xb[:,0].tolist() for xb,_ in steps]==[[*range(15),16],[17]]
+
+def test_weights_keep_the_form_of_a_batch():
+    x,y = torch.randn(8, 3),torch.randint(2, (8,))
+    def first(batch): return next(chosen([batch], nn.Linear(3, 2), F.cross_entropy, importance_sampling(presample=1)))
+    assert type(first([x,y])) is list and len(first([x,y]))==3
+    assert type(first((x,y))) is tuple
+
+    class Logits(nn.Linear):
+        def forward(self, inputs): return super().forward(inputs['x'])
+    def of_dict(**batch): return next(chosen([batch], Logits(3, 2), F.cross_entropy, importance_sampling(presample=1)))
+    assert {*of_dict(x=x, labels=y)}=={'x','labels','weight'}
+    with pytest.raises(ValueError, match="batches with a part 'weight'"): of_dict(x=x, labels=y, weight=torch.ones(8))
+
+def test_an_autocast_that_is_on_outside_ends_there():
+    x,y = torch.randn(8, 3),torch.randint(2, (8,))
+    autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+    with autocast:
+        for _ in chosen([(x,y)]*3, nn.Linear(3, 2), F.cross_entropy, top_loss(), autocast=autocast): pass
+    assert not torch.is_autocast_enabled('cpu')

@@ -10,6 +10,7 @@ __all__ = ['get_policy', 'BatchMethod', 'selective_backprop', 'top_loss', 'batch
 # %% ../../nbs/core/12_chosen.ipynb #0c8dd8ca
 from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import copy
 from functools import partial, reduce
 from inspect import signature
 
@@ -203,11 +204,19 @@ def _processes(device):
         return int(value)
     return n,lowest if n>1 else int
 
-def _with_weight(batch, items):
-    "A batch, and the weights of its items"
-    weight = items.weight
+def _with_weight(items, form):
+    "A batch, and the weights of its items as its last part"
+    batch,weight = batch_of(items, form),items.weight
     if weight is None: weight = torch.ones(len(items), device=tensors_in(batch)[0].device)
-    return {**batch, 'weight': weight} if isinstance(batch, Mapping) else (*batch,weight)
+    if not isinstance(batch, Mapping): return [*batch,weight] if form is list else (*batch,weight)
+    if 'weight' not in batch: return {**batch, 'weight': weight}
+    raise ValueError(error_text('chosen', "batches with a part 'weight'", 'none of that name, which is that of the '
+        "items' weights", 'rename it in the loader'))
+
+def _without_weight(items, form):
+    "A batch without items of weight 0, unless there is nothing else: a step must be made in each process"
+    if items.weight is None or not items.weight.any(): return batch_of(items, form)
+    return batch_of(items.take(items.weight.nonzero()[:,0]), form)
 
 def _check_of_items(pred):
     "Raise a `ValueError` for a single number, as of a model that computes its own loss: each item would have the same"
@@ -222,7 +231,8 @@ class _Choosing:
         self.model,self.loss_func,self.method = model,loss_func,method
         self.scorer,self.autocast,self.split = scorer,autocast,split
         self.n_ahead = check_ahead(ahead)
-        self.pass_ahead = PassAhead(scorer.scoring) if ahead and method.is_scored else None
+        if ahead and not method.is_scored: raise ValueError(error_text('ahead', ahead, '0: the method scores nothing'))
+        self.pass_ahead = PassAhead(scorer.scoring) if ahead else None
         weight = next(model.parameters(), None)
         self.device = torch.device('cpu') if weight is None else weight.device
         n_ranks,lowest = _processes(self.device)
@@ -233,9 +243,8 @@ class _Choosing:
         reads = read_ahead(self.reads(loader), self.n_ahead, self.predict_ahead)
         try:
             for step in chosen_steps(reads, self.waiting, self.select, presample=self.method.presample):
-                batch = batch_of(step.items, self.form)
-                yield _with_weight(batch, step.items) if self.method.weighs else batch
-                step = batch = None # they may be large
+                yield (_with_weight if self.method.weighs else _without_weight)(step.items, self.form)
+                step = None # it may be large
                 (self.pass_ahead or self.scorer.scoring).step(self.model)
         finally:
             if self.pass_ahead: self.pass_ahead.end()
@@ -272,7 +281,7 @@ class _Choosing:
 
         batch = reduce(Items.join, [Items(*self.split(read.batch)) for read in pool])
         if self.pass_ahead: pred = reduce(join, [read.predicted.result() for read in pool])
-        else: pred = self.scorer.predict(self.model, batch, self.autocast)
+        else: pred = self.scorer.predict(self.model, batch, copy(self.autocast)) # it may be on outside, too
         if self.scorer.losses.item_loss is None: _check_of_items(pred)
         scores,_ = self.scorer.of_pred(pred, self.loss_func, batch)
         return scores
@@ -288,7 +297,7 @@ def chosen(
     scorer=None, # What scores in the model's place: a smaller model or `ModelCopy(...)`; None: the model
     item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: `loss_func`
     ahead:int=0, # Batches that a copy of the model scores in a thread before it is their turn; 0: none
-    autocast=nullcontext(), # Context of the scoring pass, `torch.autocast('cuda')` for example
+    autocast=nullcontext(), # Context of the scoring pass, one that can be copied: `torch.autocast('cuda')`
     split=inputs_and_targets, # Function of a batch that returns inputs and targets, each a tuple
 ): # An iterator of batches in the loader's form, with weights as their last part if the method weighs
     "What a plain loop trains on in an epoch: of a loader's batches, the items that a method chooses"
