@@ -1,0 +1,93 @@
+"Balanced sampling where draws by a weighted loader were measured: `python -m studies.balanced` runs what is not stored"
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd, torch
+from fastcore.script import call_parse
+
+from selback.all import BalancedSamplingCallback
+from selback.bench.compare import compare, describe
+from selback.bench.findings import last_epochs, signed
+from studies import regimes, shortcuts
+from studies.experiments import results, results_folder, scale, stored
+
+class Part(NamedTuple):
+    "A situation in which draws were balanced by a loader"
+    get_learner:object # A function without arguments, whose loader is not balanced
+    methods:dict # As `compare` takes them
+    lr:float # The highest learning rate
+    compute:int # Of each run, in items trained
+    seeds:int # Runs
+    weighted:str # The file of the stored runs, below `results`, without the ending
+    method:str # What they are called there
+    options:dict={} # More for `compare`
+
+def _long_tail():
+    regime = regimes.regimes['long_tail']()
+    get_learner,_ = regime.parts['all']
+    methods = {'balanced_sampling': 'balanced_sampling'}
+    return Part(get_learner, methods, regime.lr, regime.compute, 5, 'where_it_pays/long_tail_balanced',
+        'class-balanced')
+
+def _shortcut(name):
+    part = shortcuts.parts[name]
+    def by_groups():
+        _,labels,marks = part.data()[0]
+        return BalancedSamplingCallback(shortcuts.groups_of(labels, marks, int(marks.max())+1))
+    return Part(part.learner, {'balanced_sampling(groups)': by_groups}, shortcuts.best_rate(name), part.compute,
+        part.seeds, f'shortcuts/{name}_balanced', 'groups known',
+        dict(watch=shortcuts.mean_error, measure='error'))
+
+names = 'long_tail','border_95','border_98','border_995','digits'
+
+def part_of(
+    name:str, # One of `names`
+)->Part:
+    "The situation"
+    return _long_tail() if name=='long_tail' else _shortcut(name)
+
+def run(
+    name:str, # One of `names`
+    seeds:int=0, # Runs; 0: as many as are stored of the weighted loader
+)->pd.DataFrame: # A row for each epoch of each run
+    "The runs, from a file, or made"
+    path,part = results('balanced')/f'{name}.csv',part_of(name)
+    tiny = scale()=='tiny'
+    seeds = 2 if tiny else seeds or part.seeds
+    runs = stored(path, part.methods, seeds)
+    if runs is not None: return runs
+    about = dict(part=name, **describe(part.get_learner().dls))
+    return compare(part.get_learner, part.methods, seeds=seeds, lr=part.lr, compute=400 if tiny else part.compute,
+        path=path, plot=False, tell_controls=False, about=about, **part.options)
+
+def errors(
+    name:str, # One of `names`
+)->dict: # Of each seed at the end: `method`, and the `loader` that draws by weights
+    "The errors of both ways"
+    part = part_of(name)
+    of_loader = pd.read_csv(results_folder/f'{part.weighted}.csv')
+    of_loader = of_loader[of_loader.method==part.method]
+    return dict(method=last_epochs(run(name)).error.to_numpy(), loader=last_epochs(of_loader).error.to_numpy())
+
+def compared(
+    name:str, # One of `names`
+)->dict: # `method` and `loader`, means; `difference`, and its `low` and `high`, of 95 %, as shares of the loader's
+    "How far the two ways are apart, over seeds that share nothing but their number"
+    from scipy.stats import ttest_ind
+    found = errors(name)
+    method,loader = found['method'].mean(),found['loader'].mean()
+    span = ttest_ind(found['method'], found['loader'], equal_var=False).confidence_interval()
+    return dict(method=method, loader=loader, difference=method/loader-1, low=span.low/loader, high=span.high/loader)
+
+@call_parse
+def main(
+    only:str='', # Some of the situations, with commas between them; none: all
+    seeds:int=0, # Runs of each; 0: all
+):
+    "Run what is not stored, and say how far it is from a weighted loader"
+    torch.set_num_threads(1)
+    for name in only.split(',') if only else names:
+        run(name, seeds)
+        d = compared(name)
+        print(f"{name}: {d['method']:.3f} by the method, {d['loader']:.3f} by the loader, {signed(d['difference'])} "
+            f"({signed(d['low'])} to {signed(d['high'])})", flush=True)
