@@ -258,6 +258,13 @@ def test_all_as_they_are_is_plain_training():
     assert same(weights(plain), weights(ours))
     trained_only(regression_learner().balanced_sampling(power=0.), 1)
 
+def test_what_is_not_drawn_by_loss_is_told_nothing_of_losses(capsys):
+    def told(**options):
+        trained_only(learner(options=options | dict(track_items=True, warmup=1)), 8)
+        return 'choosing by loss' in capsys.readouterr().out
+    assert told(alpha=1.)
+    assert not told()
+
 def mean_of_all(pred, y): return (pred-pred.mean(0)).square().mean()+cross_entropy(pred, y)
 
 def test_losses_of_items_are_asked_for_only_where_they_are_drawn_by():
@@ -361,7 +368,8 @@ NO_CLASSES = dict(
     by_name=(lambda: Unread(targets=dict(a=1, b=2, c=3, d=4)), 'whose targets are not known'),
     of_others=(lambda: Unread(targets=[1,2]), 'whose targets are not known'),
     no_target=(lambda: Datasets(range(4), [[load]]), 'whose targets are not known'),
-    two_targets=(lambda: Datasets(range(4), [[load],[lambda i: 'a'],[lambda i: 'b']], n_inp=1), 'whose targets are not known'))
+    two_targets=(lambda: Datasets(range(4), [[load],[lambda i: 'a'],[lambda i: 'b']], n_inp=1),
+        'whose targets are not known'))
 
 @pytest.mark.parametrize('make,said', NO_CLASSES.values(), ids=NO_CLASSES)
 def test_what_tells_no_classes_is_refused_and_groups_are_asked_for(make, said):
@@ -410,9 +418,9 @@ def test_labels_that_were_corrected_count_from_the_next_fit_on():
 
 def test_groups_go_with_a_copy_and_classes_are_read_anew():
     own = BalancedSamplingCallback([0]*50+[1]*50)
-    assert pickle.loads(pickle.dumps(own))._given.tolist()==own._given.tolist()
+    assert pickle.loads(pickle.dumps(own)).own_groups.tolist()==own.own_groups.tolist()
     learn = trained_only(learner(), 1)
     read = learn.selection
     learn.full_batches()
-    assert read._groups is not None
-    assert pickle.loads(pickle.dumps(read))._groups is None
+    assert read.item_groups is not None
+    assert pickle.loads(pickle.dumps(read)).item_groups is None

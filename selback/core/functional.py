@@ -23,10 +23,10 @@ from .checks import error_text
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
-from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, balanced, balanced_chances,
-    cdf_power, check_chosen, importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized,
-    prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion,
-    top_and_bottom, top_k, variance_gain)
+from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, balanced,
+    balanced_chances, cdf_power, check_chosen, importance_sample, include, loss_share, mean_inclusion, mid_rank,
+    prioritized, prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up,
+    step_inclusion, top_and_bottom, top_k, variance_gain)
 from .schedules import Window, value_at
 from .memory import ItemMemory
 from .untouched import fixed_random, guarded, untouched

@@ -516,7 +516,7 @@ def balanced_chances(
     power:float=1., # How much the classes are balanced: 1 gives each the same chance, 0 one by its size
     alpha:float=0., # Exponent of the loss within a class: 0 is uniform
 )->Tensor: # Shape (n,), of sum 1, float64
-    "Probabilities of size^(1-power) for a class (Mahajan et al. 2018 use .5), and of loss^alpha within it"
+    "Probabilities of size^(1-power) for a class (Kang et al. 2020), and of loss^alpha within it"
     check_range('power', power, 0, 1)
     check_range('alpha', alpha, 0)
     if loss is not None and loss.shape!=groups.shape:

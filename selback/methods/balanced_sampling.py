@@ -127,25 +127,25 @@ class BalancedSamplingCallback(EpochSelection):
         **kwargs
     ):
         super().__init__(warmup=warmup, **kwargs)
-        self._given = None if groups is None else group_numbers(groups)
+        self.own_groups = None if groups is None else group_numbers(groups)
         self.power = check_schedule('power', power, 0, 1)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.n = None if n is None else check_range('n', n, 1, whole=True)
         self.tracker.smooth(ema)
         if self.alpha: self.tracker.follow()
-        self._groups = None # of each item, once a fit has begun
+        self.item_groups = None # of each item, once a fit has begun
 
-    def __getstate__(self): return super().__getstate__() | dict(_groups=None)
+    def __getstate__(self): return super().__getstate__() | dict(item_groups=None)
 
     def begin_fit(self):
         super().begin_fit()
         draws = self.power or self.alpha or self.n
-        if draws and own_loader(self.dl).n: self._groups = self.read_groups()
+        if draws and own_loader(self.dl).n: self.item_groups = self.read_groups()
 
     def read_groups(self)->Tensor: # int64, shape (items,); raises a `ValueError` if they are unknown
         "The group of each item: as it was passed, or its class"
         loader = own_loader(self.dl)
-        groups = item_classes(loader.dataset) if self._given is None else self._given
+        groups = item_classes(loader.dataset) if self.own_groups is None else self.own_groups
         if len(groups)==loader.n: return groups
         raise ValueError(error_text('groups', f'{len(groups)} groups', f'{loader.n}, one for each item of the '
             'training set'))
@@ -153,6 +153,9 @@ class BalancedSamplingCallback(EpochSelection):
     def chosen_by(self, idxs):
         losses = super().chosen_by(idxs)
         return losses if self.alpha else torch.full_like(losses, math.nan)
+
+    def look_ahead(self):
+        if self.alpha: super().look_ahead() # else it is not chosen by losses
 
     def n_to_draw(self,
         n:int, # Items that the loader drew
@@ -166,6 +169,6 @@ class BalancedSamplingCallback(EpochSelection):
     def choose_items(self, idxs):
         power,alpha = self.scheduled(self.power),self.scheduled(self.alpha)
         if not power and not alpha and self.n is None: return # the epoch's own order
-        groups = self._groups.to(idxs.device)[idxs]
+        groups = self.item_groups.to(idxs.device)[idxs]
         losses = self.tracker.losses.index_select(0, idxs)
         return balanced(groups, losses, power, alpha, self.n_to_draw(len(idxs)), self.generator)
