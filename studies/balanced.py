@@ -17,7 +17,7 @@ class Part(NamedTuple):
     methods:dict # As `compare` takes them
     lr:float # The highest learning rate
     compute:int # Of each run, in items trained
-    seeds:int # Runs
+    seeds:int # Runs; fewer than of the loader where each takes minutes
     weighted:str # The file of the stored runs, below `results`, without the ending
     method:str # What they are called there
     options:dict={} # More for `compare`
@@ -26,29 +26,30 @@ def _long_tail():
     regime = regimes.regimes['long_tail']()
     get_learner,_ = regime.parts['all']
     methods = {'balanced_sampling': 'balanced_sampling'}
-    return Part(get_learner, methods, regime.lr, regime.compute, 5, 'where_it_pays/long_tail_balanced',
+    return Part(get_learner, methods, regime.lr, regime.compute, 3, 'where_it_pays/long_tail_balanced',
         'class-balanced')
 
-def _shortcut(name):
+def _shortcut(name, seeds):
     part = shortcuts.parts[name]
     def by_groups():
         _,labels,marks = part.data()[0]
         return BalancedSamplingCallback(shortcuts.groups_of(labels, marks, int(marks.max())+1))
     return Part(part.learner, {'balanced_sampling(groups)': by_groups}, shortcuts.best_rate(name), part.compute,
-        part.seeds, f'shortcuts/{name}_balanced', 'groups known',
+        seeds, f'shortcuts/{name}_balanced', 'groups known',
         dict(watch=shortcuts.mean_error, measure='error'))
 
-names = 'long_tail','border_95','border_98','border_995','digits'
+names = 'long_tail','border_98','digits'
 
 def part_of(
     name:str, # One of `names`
 )->Part:
     "The situation"
-    return _long_tail() if name=='long_tail' else _shortcut(name)
+    if name=='long_tail': return _long_tail()
+    return _shortcut(name, dict(border_98=3, digits=5)[name])
 
 def run(
     name:str, # One of `names`
-    seeds:int=0, # Runs; 0: as many as are stored of the weighted loader
+    seeds:int=0, # Runs; 0: as many as the situation has
 )->pd.DataFrame: # A row for each epoch of each run
     "The runs, from a file, or made"
     path,part = results('balanced')/f'{name}.csv',part_of(name)
@@ -79,6 +80,14 @@ def compared(
     span = ttest_ind(found['method'], found['loader'], equal_var=False).confidence_interval()
     return dict(method=method, loader=loader, difference=method/loader-1, low=span.low/loader, high=span.high/loader)
 
+def in_words(
+    name:str, # One of `names`
+)->str:
+    "The errors of both ways, and the interval of their difference"
+    d = compared(name)
+    return (f"{d['method']:.1%} against the loader's {d['loader']:.1%}, apart by {signed(d['difference'])} "
+        f"(95 % interval {signed(d['low'])} to {signed(d['high'])})")
+
 @call_parse
 def main(
     only:str='', # Some of the situations, with commas between them; none: all
@@ -88,6 +97,4 @@ def main(
     torch.set_num_threads(1)
     for name in only.split(',') if only else names:
         run(name, seeds)
-        d = compared(name)
-        print(f"{name}: {d['method']:.3f} by the method, {d['loader']:.3f} by the loader, {signed(d['difference'])} "
-            f"({signed(d['low'])} to {signed(d['high'])})", flush=True)
+        print(f'{name}: {in_words(name)}', flush=True)
