@@ -38,7 +38,7 @@ def _faster(where, name, *args):
         for times,lr in rates.items()]
 
 def _regime(where, name, *parts, **kwargs):
-    files = *(f'where_it_pays/{name}_{part}' for part in ('all',*parts)),f'balanced/{name}'
+    files = tuple(f'where_it_pays/{name}_{part}' for part in ('all',*parts))
     return Study(where, 'experiments/where_it_pays', files, **kwargs)
 
 def _noise(where, name):
@@ -126,9 +126,8 @@ _regime_studies = [
     *_rates('rare kinds, hidden', 'hidden_groups', error=_worst_kind)]
 
 def _shortcut(where, name, error):
-    files = f'shortcuts/{name}_all',f'shortcuts/{name}_balanced',f'balanced/{name}'
-    return Study(where, 'experiments/shortcuts', files, rivals=('groups known',), given=('balanced_sampling(groups)',),
-        error=error)
+    files = f'shortcuts/{name}_all',f'shortcuts/{name}_balanced'
+    return Study(where, 'experiments/shortcuts', files, rivals=('groups known',), error=error)
 
 _worst_group = 'error of the worst group'
 
