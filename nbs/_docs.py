@@ -78,7 +78,7 @@ words = {
     '10_reducible_loss': 'RHO-LOSS',
     '11_proxy': 'proxy model',
     '14_early_loss_sampling': 'Just Train Twice, JTT',
-    '15_balanced_sampling': 'class imbalance, imbalanced classes, long tail, rare classes, oversampling, weighted sampler'}
+    '15_balanced_sampling': 'class imbalance, imbalanced classes, long tail, rare classes, oversampling'}
 lookup = NbdevLookup()
 
 def enter_one_liners():

@@ -18,16 +18,13 @@ class Part(NamedTuple):
     lr:float # The highest learning rate
     compute:int # Of each run, in items trained
     seeds:int # Runs; fewer than of the loader where each takes minutes
-    weighted:str # The file of the stored runs, below `results`, without the ending
-    method:str # What they are called there
     options:dict={} # More for `compare`
 
 def _long_tail():
     regime = regimes.regimes['long_tail']()
     get_learner,_ = regime.parts['all']
     methods = {'balanced_sampling': 'balanced_sampling'}
-    return Part(get_learner, methods, regime.lr, regime.compute, 3, 'where_it_pays/long_tail_balanced',
-        'class-balanced')
+    return Part(get_learner, methods, regime.lr, regime.compute, 3)
 
 def _shortcut(name, seeds):
     part = shortcuts.parts[name]
@@ -35,20 +32,23 @@ def _shortcut(name, seeds):
         _,labels,marks = part.data()[0]
         return BalancedSamplingCallback(shortcuts.groups_of(labels, marks, int(marks.max())+1))
     return Part(part.learner, {'balanced_sampling(groups)': by_groups}, shortcuts.best_rate(name), part.compute,
-        seeds, f'shortcuts/{name}_balanced', 'groups known',
-        dict(watch=shortcuts.mean_error, measure='error'))
+        seeds, dict(watch=shortcuts.mean_error, measure='error'))
 
-names = 'long_tail','border_98','digits'
+# what was run with a weighted loader: the file, and the method's name there
+by_loader = dict(
+    long_tail=('where_it_pays/long_tail_balanced','class-balanced'),
+    border_98=('shortcuts/border_98_balanced','groups known'),
+    digits=('shortcuts/digits_balanced','groups known'))
 
 def part_of(
-    name:str, # One of `names`
+    name:str, # One of `by_loader`
 )->Part:
     "The situation"
     if name=='long_tail': return _long_tail()
     return _shortcut(name, dict(border_98=3, digits=5)[name])
 
 def run(
-    name:str, # One of `names`
+    name:str, # One of `by_loader`
     seeds:int=0, # Runs; 0: as many as the situation has
 )->pd.DataFrame: # A row for each epoch of each run
     "The runs, from a file, or made"
@@ -61,32 +61,36 @@ def run(
     return compare(part.get_learner, part.methods, seeds=seeds, lr=part.lr, compute=400 if tiny else part.compute,
         path=path, plot=False, tell_controls=False, about=about, **part.options)
 
+def _ends(path): return last_epochs(pd.read_csv(path)) if path.exists() else pd.DataFrame(columns=['method','error'])
+
 def errors(
-    name:str, # One of `names`
-)->dict: # Of each seed at the end: `method`, and the `loader` that draws by weights
+    name:str, # One of `by_loader`
+)->dict: # Of each stored run at the end: by the `method`, and by the `loader` that draws by weights
     "The errors of both ways"
-    part = part_of(name)
-    of_loader = pd.read_csv(results_folder/f'{part.weighted}.csv')
-    of_loader = of_loader[of_loader.method==part.method]
-    return dict(method=last_epochs(run(name)).error.to_numpy(), loader=last_epochs(of_loader).error.to_numpy())
+    file,method = by_loader[name]
+    ours,theirs = _ends(results_folder/f'balanced/{name}.csv'),_ends(results_folder/f'{file}.csv')
+    return dict(method=ours.error.to_numpy(), loader=theirs[theirs.method==method].error.to_numpy())
 
 def compared(
-    name:str, # One of `names`
-)->dict: # `method` and `loader`, means; `difference`, and its `low` and `high`, of 95 %, as shares of the loader's
+    name:str, # One of `by_loader`
+)->dict|None: # `difference` of the means, with `low` and `high` of 95 %, as shares of the loader's; None: too few runs
     "How far the two ways are apart, over seeds that share nothing but their number"
     from scipy.stats import ttest_ind
     found = errors(name)
+    if len(found['method'])<2: return
     method,loader = found['method'].mean(),found['loader'].mean()
     span = ttest_ind(found['method'], found['loader'], equal_var=False).confidence_interval()
-    return dict(method=method, loader=loader, difference=method/loader-1, low=span.low/loader, high=span.high/loader)
+    return dict(method=method, loader=loader, n=len(found['method']), n_loader=len(found['loader']),
+        difference=method/loader-1, low=span.low/loader, high=span.high/loader)
 
 def in_words(
-    name:str, # One of `names`
-)->str:
+    name:str, # One of `by_loader`
+)->str: # Empty, where there are too few runs
     "The errors of both ways, and the interval of their difference"
     d = compared(name)
-    return (f"{d['method']:.1%} against the loader's {d['loader']:.1%}, apart by {signed(d['difference'])} "
-        f"(95 % interval {signed(d['low'])} to {signed(d['high'])})")
+    if d is None: return ''
+    return (f"{d['method']:.1%} on {d['n']} seeds against the loader's {d['loader']:.1%} on {d['n_loader']}, apart by "
+        f"{signed(d['difference'])} (95 % interval {signed(d['low'])} to {signed(d['high'])})")
 
 @call_parse
 def main(
@@ -95,6 +99,6 @@ def main(
 ):
     "Run what is not stored, and say how far it is from a weighted loader"
     torch.set_num_threads(1)
-    for name in only.split(',') if only else names:
+    for name in only.split(',') if only else by_loader:
         run(name, seeds)
         print(f'{name}: {in_words(name)}', flush=True)
