@@ -82,7 +82,8 @@ words = {
     '09_importance_sampling': 'importance sampling',
     '10_reducible_loss': 'RHO-LOSS',
     '11_proxy': 'proxy model',
-    '14_early_loss_sampling': 'Just Train Twice, JTT'}
+    '14_early_loss_sampling': 'Just Train Twice, JTT',
+    '15_balanced_sampling': 'class imbalance, imbalanced classes, long tail, rare classes, oversampling'}
 lookup = NbdevLookup()
 
 def enter_one_liners():

@@ -47,6 +47,7 @@ from .methods.proxy import *
 from .methods.replay_choices import *
 from .methods.scale_lr import *
 from .methods.early_loss_sampling import *
+from .methods.balanced_sampling import *
 
 # %% ../nbs/00_all.ipynb #5c1e77f1
 class _WhenCalled:

@@ -50,7 +50,11 @@ def one_liner(cls): return next(name for name,method in known_methods().items() 
 
 def leaves_out(cls):
     "Does a method train on fewer items, or on others in their place?"
-    return cls not in (PrioritizedSamplingCallback, EarlyLossSamplingCallback)
+    return cls not in (PrioritizedSamplingCallback, EarlyLossSamplingCallback, BalancedSamplingCallback)
+
+def goes_by_losses(cls):
+    "Does a method, as it is by default, ask for the losses of items?"
+    return cls not in (RandomSubsetCallback, BalancedSamplingCallback)
 
 def full_epochs(cls, n):
     "The option by which a method begins with `n` epochs of all items; one that keeps early losses has one at least"

@@ -392,6 +392,15 @@ class Prioritized(Oracle):
         for position,drawn in zip(rows[::2], u): rows[position] = sum(s<=drawn*sums[-1] for s in sums[1:])
         return rows,[1/(n*(.5/n+.5*chances[i])) for i in rows]
 
+class Balanced(Oracle):
+    "All items are of one class, in which each is drawn by the square root of its loss"
+    def load(self, losses, everything, gen):
+        known = [loss for loss in losses if loss is not None]
+        mean = sum(known)/len(known) if known else 1. # as what was never seen counts
+        sums = [*accumulate((mean if loss is None else loss)**.5 for loss in losses)]
+        u = torch.rand(len(losses), generator=gen, dtype=torch.float64).tolist()
+        return [sum(s<=drawn*sums[-1] for s in sums) for drawn in u],[1.]*len(losses)
+
 class Stale(Cdf, Favored):
     "Epoch 0, 2, ... score all items; in the others stored losses choose which are loaded"
     def steps(self, batches):
@@ -443,7 +452,8 @@ WITH_ORACLE = dict(
     info_batch=(partial(InfoBatchCallback, prune=.5, delta=1.), Pruned),
     favor_hard=(partial(FavorHardCallback, beta=1.), Favored),
     drop_easy=(partial(DropEasyCallback, .5, .75), Thinned),
-    prioritized_sampling=(partial(PrioritizedSamplingCallback, correct=1.), Prioritized))
+    prioritized_sampling=(partial(PrioritizedSamplingCallback, correct=1.), Prioritized),
+    balanced_sampling=(partial(BalancedSamplingCallback, [0]*N, alpha=.5), Balanced))
 
 def with_all(cases, classes):
     "The methods of the matrix; of those that have no oracle the defaults, of which is known what every method keeps to"

@@ -305,7 +305,7 @@ def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
 @every_method
 def test_losses_that_mix_items_are_refused_before_training(cls):
     learn = short_learner(loss_func=normalised, cbs=cls())
-    if cls is RandomSubsetCallback: # it asks for no losses
+    if not goes_by_losses(cls):
         quiet_fit(learn, 2)
         return
     kept = weights if cls.scored else parameters # else the first training pass shows it, which BatchNorm notes
@@ -316,7 +316,7 @@ def test_losses_that_mix_items_are_refused_before_training(cls):
 def test_item_loss_says_what_each_item_is_worth(cls):
     learn = quiet_fit(short_learner(loss_func=normalised, cbs=cls(warmup=0, item_loss=by_item, seed=0)), 3)
     assert learn.selection.stats.trained.sum()>0
-    if cls is not RandomSubsetCallback: assert 'your item_loss' in learn.selection.card
+    if goes_by_losses(cls): assert 'your item_loss' in learn.selection.card
 
     def scores(loss, **kwargs):
         learn = short_learner(loss_func=loss, cbs=cls(**kwargs))
@@ -430,7 +430,7 @@ class MovingUnreduced(Moving):
 def test_the_state_of_a_loss_is_left_alone(cls, loss):
     a,b = loss(),loss()
     quiet_fit(short_learner(loss_func=a), 1)
-    quiet_fit(short_learner(loss_func=b, cbs=cls()), 1) # all warm-up
+    quiet_fit(short_learner(loss_func=b, cbs=cls(**full_epochs(cls, 1))), 1)
     torch.testing.assert_close((a.mean, a.last), (b.mean, b.last), rtol=0, atol=0)
     assert vars(b).keys()==vars(a).keys()
 
@@ -1049,7 +1049,7 @@ def test_a_loss_that_takes_derivatives_is_trained_on(cls, by_item):
     "The losses that are remembered are those of the equation, and the first epoch is plain training"
     def item_loss(u, y): return Growth(learn.model)(u, y, reduction='none')
     learn = equation_learner(by_item=by_item)
-    learn.add_cb(cls(item_loss=item_loss if by_item else None, track_items=True))
+    learn.add_cb(cls(item_loss=item_loss if by_item else None, track_items=True, **full_epochs(cls, 1)))
     plain = quiet_fit(equation_learner(by_item=by_item), 1)
     assert same(weights(quiet_fit(learn, 1)), weights(plain))
 

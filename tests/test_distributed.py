@@ -49,7 +49,7 @@ def test_nothing_waits_between_epochs(runs, name):
         if name!='cancelled_sb': assert not rank.get('left')
 
 @pytest.mark.law(1)
-@pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'all_hard', 'all_own', 'dropped_all'])
+@pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'all_hard', 'all_own', 'all_as_they_are', 'dropped_all'])
 def test_selecting_everything_is_plain_distributed_training(runs, name):
     plainly = runs['dropped' if name=='dropped_all' else 'plain']
     for ours,plain in zip(runs[name], plainly):
@@ -57,7 +57,7 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert same(ours['weights'], plain['weights'])
 
 WITH_INDICES = ['stale', 'stale_batchwise', 'tracked', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy',
-    'prioritized', 'early', 'seta', 'replayed']
+    'prioritized', 'early', 'balanced', 'balanced_few', 'seta', 'replayed']
 
 @pytest.mark.parametrize('name', WITH_INDICES)
 def test_item_indices_are_the_datasets_own(runs, name):
@@ -188,6 +188,34 @@ def test_two_processes_keep_both_their_early_losses_and_draw_by_them(runs):
     trained = [i for epoch in range(1, 1+n_epochs) for i in items_of_both(ranks, epoch)]
     sigma = (n_epochs*N*chances*(1-chances)).sqrt()
     assert ((times(trained)-n_epochs*N*chances).abs()<4*sigma+1).all()
+
+def within_classes(loss, classes):
+    "Each class alike, and within it each item by its loss; an unknown one counts as the mean of its class"
+    chances = torch.zeros(N)
+    for c in classes.unique():
+        of_class = loss[classes==c]
+        of_class = of_class.nan_to_num(of_class[of_class.isfinite()].mean().item())
+        chances[classes==c] = of_class/of_class.sum()/len(classes.unique())
+    return chances
+
+def test_two_processes_draw_classes_alike_and_within_them_by_both_their_losses(runs):
+    ranks,(_,classes),trained = runs['balanced'],data(),[]
+    wanted,variance = torch.zeros(N),torch.zeros(N)
+    for epoch in range(1, 4):
+        chances = within_classes(ranks[0]['memories'][epoch]['loss'], classes)
+        wanted += N*chances
+        variance += N*chances*(1-chances)
+        trained += items_of_both(ranks, epoch)
+    assert ((times(trained)-wanted).abs()<4*variance.sqrt()+1).all()
+
+def test_two_processes_draw_as_many_as_asked_for_and_leave_none_over(runs):
+    "Of 82 items each would have 41, of which one is left over for a batch of its own"
+    ranks = runs['balanced_few']
+    for epoch in range(4):
+        for rank in ranks: assert [len(batch) for batch in batches_of(rank, epoch)]==[8,8,8,8,8,2]
+    items = [i for epoch in range(4) for i in items_of_both(ranks, epoch)]
+    n_rare = sum(i>=90 for i in items)
+    assert abs(n_rare-len(items)/2)<4*(len(items)/4)**.5
 
 # gathered
 def wanted_sizes(kept, seen):

@@ -19,11 +19,12 @@ class OwnNumbers:
     "Each item says its own number; reads are noted"
     def __init__(self, n=50):
         self.n = n
+        self.targets = [i%3 for i in range(n)]
         self.reads = []
     def __len__(self): return self.n
     def __getitem__(self, i):
         self.reads.append(int(i))
-        return torch.full((4,), float(i)),torch.tensor(int(i)%3)
+        return torch.full((4,), float(i)),torch.tensor(self.targets[int(i)])
 
 def rows(dl): return [x[:,0].long().tolist() for x,_ in dl]
 
@@ -292,6 +293,7 @@ KEEP_ALL = dict(
     stale_loss=lambda **k: StaleLossCallback(beta=0, n=2, warmup=0, **k),
     before=lambda **k: RandomSubsetCallback(1., before_loading=True, warmup=0, **k),
     prioritized=lambda **k: PrioritizedSamplingCallback(uniform=1., warmup=0, **k),
+    balanced=lambda **k: BalancedSamplingCallback(power=0., **k),
     gathered=lambda **k: TopLossCallback(1., gather=True, warmup=0, **k),
     tracked=lambda **k: TopLossCallback(1., warmup=0, track_items=True, **k),
     one_pass=lambda **k: TopLossCallback(1., passes=1, warmup=0, track_items=True, **k))
@@ -393,6 +395,7 @@ CURRICULUM = dict(
     favor_hard=FavorHardCallback,
     prioritized_sampling=lambda: PrioritizedSamplingCallback(warmup=1),
     early_loss_sampling=lambda: EarlyLossSamplingCallback(1),
+    balanced_sampling=lambda: BalancedSamplingCallback(warmup=1),
     info_batch=InfoBatchCallback,
     stale_loss=lambda: StaleLossCallback(n=3),
     stale_batchwise=lambda: StaleLossCallback(n=2, gather=False),

@@ -488,6 +488,7 @@ RESUMED = {
     SelectiveBackpropCallback: [dict(), dict(gather=False), dict(track_items=True)],
     FavorHardCallback: [dict(), dict(max_rest=1, ema=.5), dict(correct=1.)],
     PrioritizedSamplingCallback: [dict(), dict(correct=1., warmup=0)],
+    BalancedSamplingCallback: [dict(), dict(alpha=1., ema=.5), dict(power=.5, n=30)],
     ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)],
     RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)],
     TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}

@@ -4,11 +4,13 @@ from html import escape
 import matplotlib
 matplotlib.use('agg')
 import numpy as np, pandas as pd, pytest
+from fastai.metrics import error_rate
 from helpers import *
 from scipy.stats import t
 from selback.bench.findings import paired, signed
 from selback.bench.compare import describe
-from selback.bench.race import best_rate, better_half, field, race, race_verdict, rounds_of, sizes_of, trainings_of
+from selback.bench.race import (are_uneven, best_rate, better_half, by_group, field, field_of, race, race_verdict,
+    rounds_of, sizes_of, trainings_of)
 from selback.bench.command import main
 
 NAN = float('nan')
@@ -388,3 +390,34 @@ def test_the_command_searches_the_rate(tmp_path, capsys, tiny_network):
     for lr,said in refused.items():
         with pytest.raises(SystemExit): main(lr=lr, **args)
         assert said in capsys.readouterr().err
+
+# who races where nobody is named
+@pytest.mark.parametrize('sizes,is_uneven', [
+    ([30,10], True), ([29,10], False), ([10,30,20], True), ([50], False), ([], False)])
+def test_classes_are_uneven_from_three_times_the_items_on(sizes, is_uneven):
+    classes = torch.tensor([c for c,n in enumerate(sizes) for _ in range(n)], dtype=torch.int64)
+    assert are_uneven(classes[torch.randperm(len(classes))])==is_uneven
+
+@pytest.mark.parametrize('y,joins', [
+    (torch.tensor([0]*30+[1]*10), True), (torch.tensor([0]*20+[1]*20), False), (torch.rand(40), False)])
+@pytest.mark.parametrize('has_groups,others', [(False,field), (True,by_group)])
+def test_balanced_sampling_races_where_classes_are_known_to_be_uneven(y, joins, has_groups, others, capsys):
+    dls = dls_of(torch.rand(40, 4), y, n_valid=0)
+    assert field_of(dls, has_groups)==(*others, *['balanced_sampling']*joins)
+    assert ('balanced_sampling races, too' in capsys.readouterr().out)==joins
+
+def test_a_race_on_uneven_classes_tries_it(monkeypatch):
+    from selback.bench import race as module
+    asked = []
+    def noted(get_learner, methods, **study):
+        asked.extend(methods)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(module, 'compare', noted)
+    def get_learner():
+        dls = dls_of(torch.rand(112, 4), torch.arange(112)%16//15)
+        return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=error_rate)
+    with pytest.raises(KeyboardInterrupt): race(get_learner, compute=2000)
+    assert 'balanced_sampling' in asked
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt): race(get_learner, ['favor_hard'], compute=2000)
+    assert asked==['none','favor_hard']

@@ -6,12 +6,12 @@
 __all__ = ['select_batch', 'MemorySampler', 'BatchMethod', 'batch_loss_filter', 'chosen', 'drop_easy', 'favor_hard', 'get_policy',
            'importance_sampling', 'info_batch', 'inputs_and_targets', 'prioritized_sampling', 'random_subset',
            'selective_backprop', 'top_loss', 'Chosen', 'History', 'ItemMemory', 'ItemPool', 'Items', 'ModelCopy',
-           'ReducibleLoss', 'ScoringPass', 'Window', 'as_tensors', 'at_least_two', 'avoid_singleton_batch',
-           'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score', 'grad_bound_score',
-           'importance_sample', 'include', 'item_losses', 'join', 'loss_share', 'margin_score', 'mean_inclusion',
-           'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities', 'prune_easy', 'random_k',
-           'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion', 'take', 'top_and_bottom',
-           'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
+           'ReducibleLoss', 'ScoringPass', 'Window', 'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'balanced',
+           'balanced_chances', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score',
+           'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share', 'margin_score',
+           'mean_inclusion', 'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities', 'prune_easy',
+           'random_k', 'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion', 'take',
+           'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
 
 # %% ../../nbs/core/13_functional.ipynb #ddf67afc
 from contextlib import nullcontext
@@ -25,9 +25,10 @@ from .checks import error_text
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
-from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, cdf_power, check_chosen,
-    importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch, priorities,
-    prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion, top_and_bottom, top_k, variance_gain)
+from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, balanced,
+    balanced_chances, cdf_power, check_chosen, importance_sample, include, loss_share, mean_inclusion, mid_rank,
+    prioritized, prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up,
+    step_inclusion, top_and_bottom, top_k, variance_gain)
 from .schedules import Window, value_at
 from .memory import ItemMemory
 from .untouched import fixed_random, guarded, untouched
@@ -39,7 +40,8 @@ from selback.core.chosen import (BatchMethod, batch_loss_filter, chosen, drop_ea
 _all_ = ['BatchMethod', 'batch_loss_filter', 'chosen', 'drop_easy', 'favor_hard', 'get_policy', 'importance_sampling',
     'info_batch', 'inputs_and_targets', 'prioritized_sampling', 'random_subset', 'selective_backprop', 'top_loss',
     'Chosen', 'History', 'ItemMemory', 'ItemPool', 'Items', 'ModelCopy', 'ReducibleLoss', 'ScoringPass', 'Window',
-    'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random',
+    'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'balanced', 'balanced_chances', 'batch_scores', 'cdf_power',
+    'entropy_score', 'fixed_random',
     'get_score', 'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share',
     'margin_score', 'mean_inclusion', 'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities',
     'prune_easy', 'random_k', 'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion',

@@ -6,7 +6,8 @@
 __all__ = ['Chosen', 'check_chosen', 'round_up', 'loss_share', 'mid_rank', 'cdf_power', 'History', 'Draws', 'rank_sample',
            'top_k', 'top_and_bottom', 'random_k', 'importance_sample', 'variance_gain', 'include', 'rank_inclusion',
            'step_inclusion', 'mean_inclusion', 'prune_easy', 'loss_groups', 'seta', 'priorities', 'prioritized',
-           'own_positions', 'prioritized_epoch', 'at_least_two', 'avoid_singleton_batch', 'whole_batches']
+           'own_positions', 'prioritized_epoch', 'balanced_chances', 'balanced', 'at_least_two',
+           'avoid_singleton_batch', 'whole_batches']
 
 # %% ../../nbs/core/04_policies.ipynb #b35af4d7
 import math
@@ -500,6 +501,51 @@ def prioritized_epoch(
     weight = torch.where(share>0, n*share, 1.)**-correct
     weight = weight/(share*weight).sum()
     return Chosen(rows, weight[rows].float())
+
+# %% ../../nbs/core/04_policies.ipynb #ba1a0ce0
+def _with_means(loss, group, n_groups):
+    "The losses, with the mean of its group for each that is not finite; 0 where none of the group is known"
+    known = loss.isfinite()
+    def total(values): return values.new_zeros(n_groups).index_add_(0, group, values)
+    means = total(torch.where(known, loss, 0.))/total(known.to(loss)).clamp(min=1)
+    return torch.where(known, loss, means[group])
+
+def balanced_chances(
+    groups:Tensor, # The class of each item, whole numbers, shape (n,)
+    loss:Tensor|None=None, # The last loss of each item, shape (n,); not finite: counts as the mean of its class
+    power:float=1., # How much the classes are balanced: 1 gives each the same chance, 0 one by its size
+    alpha:float=0., # Exponent of the loss within a class: 0 is uniform
+)->Tensor: # Shape (n,), of sum 1, float64
+    "Probabilities of size^(1-power) for a class (Kang et al. 2020), and of loss^alpha within it"
+    check_range('power', power, 0, 1)
+    check_range('alpha', alpha, 0)
+    if loss is not None and loss.shape!=groups.shape:
+        raise ValueError(error_text('balanced', f'{len(loss)} losses for {len(groups)} items', 'one for each'))
+
+    _,group,sizes = groups.unique(return_inverse=True, return_counts=True)
+    sizes = sizes.to(sum_dtype(groups))
+    of_class = sizes**(1-power)
+    within = 1/sizes[group]
+    if alpha and loss is not None:
+        share = priorities(_with_means(loss.to(sizes), group, len(sizes)), alpha)
+        total = torch.zeros_like(sizes).index_add_(0, group, share)[group]
+        within = torch.where(total>0, share/total, within)
+    return of_class[group]/of_class.sum()*within
+
+def balanced(
+    groups:Tensor, # The class of each item, whole numbers, shape (n,)
+    loss:Tensor|None=None, # The last loss of each item, shape (n,); not finite: counts as the mean of its class
+    power:float=1., # How much the classes are balanced: 1 gives each the same chance, 0 one by its size
+    alpha:float=0., # Exponent of the loss within a class: 0 is uniform
+    n:int|None=None, # How many to draw; None: as many as there are
+    generator:torch.Generator|None=None, # Source of the random draws, on the device of `groups`
+)->Chosen: # With replacement, so with repeats, in the order of the draws
+    "Items drawn so that rare classes come more often"
+    prob = balanced_chances(groups, loss, power, alpha)
+    n = len(prob) if n is None else check_range('n', n, 0, whole=True)
+    if not n: return Chosen(prob.new_zeros(0, dtype=torch.int64))
+    if not len(prob): raise ValueError(error_text('balanced', f'no items to draw {n} from', 'one at least'))
+    return Chosen(_draw(prob, n, generator))
 
 # %% ../../nbs/core/04_policies.ipynb #0633a84d
 def at_least_two(

@@ -1,0 +1,426 @@
+"Draws that give rare classes their due: how often each item comes, of which classes, and where these are known from"
+import math, pickle
+from collections import Counter
+
+import numpy as np, pandas as pd, pytest, torch
+from fastai.callback.core import Callback
+from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
+from fastai.data.core import Datasets
+from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize, OneHotEncode
+from fastai.tabular.core import TabularPandas
+from fastai.text.data import SortedDL
+from fastai.torch_core import TensorMask
+from helpers import *
+from selback.core.policies import balanced, balanced_chances
+from selback.methods.balanced_sampling import group_numbers, item_classes, rarest_label
+from torch.utils.data import Dataset
+
+nan,inf = math.nan,math.inf
+
+def gen(seed=0): return torch.Generator().manual_seed(seed)
+
+def filled(groups, losses):
+    "What is unknown counts as the mean of its class, if that has one"
+    known = [loss for loss in losses if math.isfinite(loss)]
+    lowest = min([0., *known]) # where some are negative, the lowest counts as 0
+    values = []
+    for group,loss in zip(groups, losses):
+        of_group = [l for g,l in zip(groups, losses) if g==group and math.isfinite(l)]
+        mean = sum(of_group)/len(of_group) if of_group else 0.
+        values.append((loss if math.isfinite(loss) else mean)-lowest)
+    return values
+
+def chances(groups, losses, power, alpha):
+    "A class has size^(1-power), an item its share of that by loss^alpha, or an equal one where all count nothing"
+    size = Counter(groups)
+    of_group = {g: n**(1-power) for g,n in size.items()}
+    powers = [value**alpha for value in filled(groups, losses)]
+    total = {g: sum(p for p,o in zip(powers, groups) if o==g) for g in size}
+    within = [p/total[g] if total[g] else 1/size[g] for p,g in zip(powers, groups)]
+    return torch.tensor([of_group[g]*w for g,w in zip(groups, within)]).double()/sum(of_group.values())
+
+def is_near(counts, p):
+    "Did each item come as often as its chance says, within 4 sigma?"
+    n = counts.sum()
+    return ((counts/n-p).abs()<=4*(p*(1-p)/n).sqrt()).all()
+
+def counts_of(rows, n): return torch.bincount(rows, minlength=n)
+
+GROUPS = [0]*12+[7]*4+[3]
+LOSSES = dict(
+    plain=[.1,.2,3.,1.]*4+[2.],
+    unknown=[nan,2.,.1,inf,-inf,4.]*2+[1.,nan,3.,inf,nan],
+    zero=[0.]*17,
+    zero_in_a_class=[1.,2.]*6+[0.]*5,
+    none_known=[nan]*17,
+    unknown_class=[1.,2.]*6+[nan]*4+[3.],
+    negative=[-1.,0.,2.,1.]*4+[nan],
+    huge=[1e38,3e38]*8+[1.])
+
+@pytest.mark.parametrize('power', [0., .5, 1.])
+@pytest.mark.parametrize('alpha', [0., .5, 1., 2.])
+@pytest.mark.parametrize('losses', LOSSES.values(), ids=LOSSES)
+def test_chances_are_those_of_the_formula_and_draws_follow_them(losses, power, alpha):
+    groups,loss = torch.tensor(GROUPS),torch.tensor(losses)
+    p = chances(GROUPS, losses, power, alpha)
+    torch.testing.assert_close(balanced_chances(groups, loss, power, alpha), p, rtol=1e-5, atol=1e-12)
+    rows = balanced(groups, loss, power, alpha, 20_000, gen()).rows
+    assert is_near(counts_of(rows, 17), p)
+
+def test_a_rare_class_is_likelier_by_item_and_by_class_never_more_than_a_common_one():
+    groups = torch.tensor([1]*90+[5]*9+[2])
+    for power in (.2,.5,.9,1.):
+        p = balanced_chances(groups, power=power)
+        assert p[0]<p[90]<p[99]
+        of_class = [float(p[groups==g].sum()) for g in (1,5,2)]
+        assert of_class==sorted(of_class, reverse=True) or power==1 and np.allclose(of_class, 1/3)
+
+@pytest.mark.parametrize('groups', [[4]*50, [*range(50)], [0]*40+[1]*10])
+def test_without_powers_draws_are_uniform_whatever_the_classes(groups):
+    rows = balanced(torch.tensor(groups), torch.rand(50, generator=gen()), power=0., n=20_000, generator=gen(1)).rows
+    assert is_near(counts_of(rows, 50), torch.full((50,), 1/50).double())
+
+def test_how_many_are_drawn():
+    groups = torch.tensor([0,0,1])
+    assert len(balanced(groups).rows)==3
+    assert len(balanced(groups, n=70).rows)==70
+    empty = torch.zeros(0, dtype=torch.int64)
+    for chosen in balanced(groups, n=0),balanced(empty): assert chosen.rows.tolist()==[]
+    with pytest.raises(ValueError, match='balanced: got no items to draw 3 from'): balanced(empty, n=3)
+    with pytest.raises(ValueError, match='balanced: got 2 losses for 3 items'): balanced(groups, torch.ones(2))
+
+# in training
+UNEVEN = torch.tensor([0]*70+[1]*25+[2]*5)
+
+def learner(*args, labels=UNEVEN, net=None, bs=25, cbs=(), **kwargs):
+    "A hundred items, of uneven classes"
+    cb = BalancedSamplingCallback(*args, seed=0, **kwargs.pop('options', {}))
+    learn = numbered_learner(cbs=[cb, Diary(), *cbs], net=net, bs=bs, **kwargs)
+    x,_ = learn.dls.train.dataset.tensors
+    learn.dls.train.dataset.tensors = x,labels
+    return learn
+
+def linear():
+    "The same weights in whatever order tests run"
+    set_seed(0)
+    return nn.Linear(4, 3)
+
+def drawn(epochs): return counts_of(torch.tensor(sum(map(items_of, epochs), [])), 100)
+
+@pytest.mark.parametrize('power', [1., .5, 0.])
+def test_classes_come_as_often_as_their_size_says(power):
+    options = dict(power=power) if power else dict(power=power, n=100) # without a number all come once
+    epochs = trained_only(learner(options=options), 40).diary.epochs
+    assert is_near(drawn(epochs), chances(UNEVEN.tolist(), [1.]*100, power, 0.))
+    assert {len(items_of(epoch)) for epoch in epochs}=={100}
+
+@pytest.mark.parametrize('power,alpha', [(1.,1.), (.5,.5), (0.,1.)])
+def test_within_a_class_items_come_by_their_last_loss(power, alpha):
+    learn = learner(net=linear(), options=dict(power=power, alpha=alpha, warmup=1))
+    x,y = learn.dls.train.dataset.tensors
+    losses = cross_entropy(learn.model(x), y, reduction='none').tolist()
+    epochs = trained_only(learn, 41, lr=0.).diary.epochs
+    assert (drawn(epochs[:1])==1).all()
+    assert is_near(drawn(epochs[1:]), chances(UNEVEN.tolist(), losses, power, alpha))
+
+def test_unknown_losses_are_all_alike_until_they_are_known():
+    "In the first epoch, without a warm-up, the classes alone decide"
+    class Forget(Callback):
+        order,run_valid = 70,False
+        def after_train(self): self.learn.selection.memory.loss.fill_(nan)
+    epochs = trained_only(learner(options=dict(alpha=2.), cbs=[Forget()]), 40).diary.epochs
+    assert is_near(drawn(epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
+
+def test_a_smoothed_loss_may_be_drawn_by():
+    class Rises(Callback):
+        order,run_valid = 70,False
+        def after_train(self):
+            memory = self.learn.selection.memory
+            memory.loss.fill_(1.)
+            memory.ewma.copy_(torch.arange(100.)%5)
+    learn = learner(options=dict(alpha=1., ema=.9, warmup=1), cbs=[Rises()])
+    epochs = trained_only(learn, 41).diary.epochs[1:]
+    assert is_near(drawn(epochs), chances(UNEVEN.tolist(), [float(i%5) for i in range(100)], 1., 1.))
+
+NAMED = dict(
+    names=['common']*80+['rare']*20,
+    pairs=[('a',1)]*80+[('b',1)]*20,
+    array=np.array(['common']*80+['rare']*20),
+    column=pd.Series(['common']*80+['rare']*20, index=range(100, 200)),
+    missing=pd.Series([1.]*80+[nan]*20),
+    mixed=['none']*80+[3]*20)
+
+@pytest.mark.parametrize('groups', NAMED.values(), ids=NAMED)
+def test_groups_of_ones_own_are_drawn_alike(groups):
+    epochs = trained_only(learner(groups), 20).diary.epochs
+    assert is_near(drawn(epochs), chances([0]*80+[1]*20, [1.]*100, 1., 0.))
+
+def test_an_item_of_several_labels_counts_by_its_rarest_and_one_without_is_of_a_class_of_its_own():
+    labels = torch.zeros(100, 3)
+    labels[:90,0] = 1 # common, alone on 60
+    labels[60:90,1] = 1 # less so
+    labels[85:95,2] = 1 # rare, on ten, of which five have all three labels
+    wanted = [0]*60+[1]*25+[2]*10+[3]*5
+    learn = learner(labels=labels)
+    learn.loss_func = BCEWithLogitsLossFlat()
+    class Items(Callback):
+        order,run_valid = 60,False
+        def before_fit(self): self.idx = []
+        def before_batch(self): self.idx += self.learn.selection.item_idx.tolist()
+    learn.remove_cb(Diary)
+    idx = trained_only(learn.add_cb(Items()), 40).items.idx
+    assert is_near(counts_of(torch.tensor(idx), 100), chances(wanted, [1.]*100, 1., 0.))
+
+def test_numbers_follow_schedules():
+    def rises(pct): return pct
+    learn = learner(options=dict(power=rises, alpha=rises, warmup=1), net=linear())
+    x,y = learn.dls.train.dataset.tensors
+    losses = cross_entropy(learn.model(x), y, reduction='none').tolist()
+    found = []
+    class Asks(Callback):
+        order,run_valid = 70,False
+        def before_train(self):
+            cb,idxs = self.learn.selection,torch.arange(100).repeat(40)
+            if cb.epochs_done: found.append((float(self.pct_train), counts_of(idxs[cb.choose_items(idxs).rows], 100)))
+    trained_only(learn.add_cb(Asks()), 4, lr=0.)
+    assert [pct for pct,_ in found]==[.25,.5,.75]
+    for pct,counts in found: assert is_near(counts, chances(UNEVEN.tolist(), losses, pct, pct))
+
+# how many, and by which loader
+@pytest.mark.parametrize('n,bs,drop_last,sizes', [
+    (60, 25, False, [25,25,10]), (60, 25, True, [25,25]), (250, 100, False, [100,100,50]),
+    (51, 25, False, [25,25,2]), # none is left over for a batch of its own
+    (51, 25, True, [25,25]), (1, 25, False, [2]), (10, 25, True, [10]), (3, 1, False, [1]*3)])
+def test_an_epoch_has_as_many_items_as_asked_for(n, bs, drop_last, sizes):
+    net = nn.Linear(4, 3)
+    epochs = trained_only(learner(options=dict(n=n), bs=bs, drop_last=drop_last, net=net), 2).diary.epochs
+    for epoch in epochs: assert [len(items) for items,*_ in epoch]==sizes
+
+def test_steps_and_rates_follow_the_number():
+    learn = learner(options=dict(n=50))
+    trained_only(learn, 3)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[2]*3
+    assert learn.pct_train==pytest.approx(1.)
+
+def test_batches_are_mixed():
+    "Repeats of the rarest class do not stand side by side"
+    epochs = trained_only(learner(), 20).diary.epochs
+    of_rarest = [sum(i>=95 for i in items) for epoch in epochs for items,*_ in epoch]
+    assert max(of_rarest)<25*.8
+    assert min(of_rarest)>0
+
+def test_sizes_are_counted_over_what_the_loader_draws():
+    "Of a loader over a part of the items"
+    learn = learner()
+    part = [*range(60, 80), *range(93, 100)] # of the classes ten, twelve and five
+    dl = learn.dls.train
+    dl.get_idxs = lambda: part
+    epochs = trained_only(learn, 60).diary.epochs
+    p = torch.zeros(100).double()
+    p[part] = chances(UNEVEN[part].tolist(), [1.]*len(part), 1., 0.)
+    assert is_near(drawn(epochs), p)
+    assert {len(items_of(epoch)) for epoch in epochs}=={27}
+
+def test_workers_load_the_same_items():
+    def epochs(num_workers): return trained_only(learner(num_workers=num_workers, bs=50), 2).diary.epochs
+    alone,shared = epochs(0),epochs(2)
+    assert [[o[0] for o in e] for e in alone]==[[o[0] for o in e] for e in shared]
+
+def test_a_loader_that_sorts_gets_the_longest_first():
+    x = [torch.arange(1+i%7) for i in range(100)]
+    class Pairs(Dataset):
+        targets = UNEVEN.tolist()
+        def __len__(self): return 100
+        def __getitem__(self, i): return x[i],UNEVEN[i]
+    dl = SortedDL(Pairs(), res=[len(o) for o in x], bs=20, shuffle=True, num_workers=0,
+        create_batch=lambda b: (torch.tensor([float(len(o)) for o,_ in b])[:,None], torch.stack([y for _,y in b])))
+    seen = []
+    class Lengths(Callback):
+        run_valid = False
+        order = 60
+        def before_batch(self): seen.append((self.x[:,0].tolist(), self.y.tolist()))
+    learn = Learner(DataLoaders(dl, dl), nn.Linear(1, 3), loss_func=CrossEntropyLossFlat(), lr=0.,
+        cbs=[BalancedSamplingCallback(seed=0), Lengths()])
+    trained_only(learn, 20)
+    assert all(lengths==sorted(lengths, reverse=True) for lengths,_ in seen)
+    by_class = counts_of(torch.tensor(sum((y for _,y in seen), [])), 3)
+    assert is_near(by_class, torch.full((3,), 1/3).double())
+
+def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
+    read,runs,epochs = reads_and_runs(learner(), 3)
+    assert read==Counter(sum(map(items_of, epochs), []))
+    assert read.total()==300
+    assert runs==3*4
+
+def test_all_as_they_are_is_plain_training():
+    "Also of targets that are no classes"
+    plain,ours = (trained_only(numbered_learner(cbs=cb), 3) for cb in (None, BalancedSamplingCallback(power=0.)))
+    assert same(weights(plain), weights(ours))
+    trained_only(regression_learner().balanced_sampling(power=0.), 1)
+
+def test_what_is_not_drawn_by_loss_is_told_nothing_of_losses(capsys):
+    def told(**options):
+        trained_only(learner(options=options | dict(track_items=True, warmup=1)), 8)
+        return 'choosing by loss' in capsys.readouterr().out
+    assert told(alpha=1.)
+    assert not told()
+
+def mean_of_all(pred, y): return (pred-pred.mean(0)).square().mean()+cross_entropy(pred, y)
+
+def test_losses_of_items_are_asked_for_only_where_they_are_drawn_by():
+    def made(**options):
+        learn = learner(options=options)
+        learn.remove_cb(Diary)
+        learn.loss_func = mean_of_all
+        return learn
+    trained_only(made(), 2)
+    with pytest.raises(ValueError, match='It mixes items'): trained_only(made(alpha=1.), 2)
+    with pytest.raises(ValueError, match='It mixes items'): trained_only(made(track_items=True), 2)
+
+def test_picks_are_counted_where_items_are_tracked():
+    learn = trained_only(learner(options=dict(track_items=True)), 3)
+    assert learn.selection.items().picked.tolist()==drawn(learn.diary.epochs).tolist()
+
+# where classes are known from
+class Unread(Dataset):
+    "Its inputs can't be loaded"
+    def __init__(self, **known): self.__dict__.update(known)
+    def __len__(self): return 4
+    def __getitem__(self, i): raise AssertionError('an input was loaded')
+
+loads = [] # numbers of the inputs that fastai has loaded
+
+def load(i):
+    loads.append(i)
+    return torch.zeros(1)
+
+def of_labels(tfms, labels=('b','b','a','b'), **kwargs):
+    return Datasets(range(len(labels)), [[load], [lambda i: labels[i], *tfms]], **kwargs)
+
+def table(**columns):
+    df = pd.DataFrame(dict(x=[.1,.2,.3,.4]) | columns)
+    blocks = dict(y=CategoryBlock(), number=RegressionBlock())
+    names = [name for name in columns]
+    return TabularPandas(df, cont_names=['x'], y_names=names, y_block=blocks[names[0]], splits=([0,1,2,3],[0]))
+
+MULTI = [['b','c'],['b'],[],['a','b']]
+READABLE = dict(
+    tensors=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([5,5,2,5])),
+    columns=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[5],[5],[2],[5]])),
+    flags=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[1.],[1.],[0.],[1.]])),
+    images=lambda: TensorItems(torch.zeros(4, 3, 2, 2), torch.tensor([1,1,0,1]), 0),
+    targets=lambda: Unread(targets=[3,3,1,3]),
+    names=lambda: Unread(targets=['dog','dog','cat','dog']),
+    array=lambda: Unread(targets=np.array([3,3,1,3])),
+    words=lambda: Unread(labels=np.array(['dog','dog','cat','dog'])),
+    column=lambda: Unread(targets=pd.Series([3,3,1,3], index=[9,8,7,6])),
+    datasets=lambda: of_labels([Categorize()]),
+    texts=lambda: of_labels([]),
+    subset=lambda: of_labels([Categorize()], 'abbaab', splits=[[1,2,3,5],[0,4]]).train,
+    table=lambda: table(y=['dog','dog','cat','dog']).train)
+
+@pytest.mark.parametrize('make', READABLE.values(), ids=READABLE)
+def test_classes_are_read_without_loading_inputs(make):
+    ds = make()
+    loads.clear()
+    first,*others = item_classes(ds).tolist()
+    assert [o==first for o in others]==[True,False,True]
+    assert not loads
+
+SEVERAL = dict(
+    one_hot=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[0,1,1],[0,1,0],[0,0,0],[1,1,0]])),
+    floats=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[0,1,1],[0,1,0],[0,0,0],[1,1,0]]).float()),
+    lists=lambda: Unread(targets=MULTI),
+    encoded=lambda: of_labels([MultiCategorize(), OneHotEncode()], MULTI),
+    written=lambda: of_labels([], MULTI))
+
+@pytest.mark.parametrize('make', SEVERAL.values(), ids=SEVERAL)
+def test_of_several_labels_the_rarest_counts_however_they_are_written(make):
+    "Four items of four classes: two rare labels, the common one alone, and none"
+    ds = make()
+    loads.clear()
+    assert len(set(item_classes(ds).tolist()))==4
+    assert not loads
+
+def test_the_rarest_label_of_an_item_is_the_one_that_fewest_have():
+    rows,labels = torch.tensor([[0,0],[0,1],[1,0],[2,0],[2,2],[2,1],[3,2]]).T # 0 on three items, 1 and 2 on two
+    found = rarest_label(rows, labels, 5).tolist()
+    assert found[0]==found[2] # both have label 1, the first of those that are as rare
+    assert len({found[0],found[1],found[3],found[4]})==4
+    assert rarest_label(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3).tolist()==[0]*3
+
+class Masks(Unread):
+    def __init__(self): self.targets = self
+    def __getitem__(self, i):
+        assert i==0, 'a second mask was loaded'
+        return TensorMask(torch.zeros(4, 4))
+
+NO_CLASSES = dict(
+    floats=(lambda: TensorDataset(torch.zeros(4, 2), torch.rand(4)), 'whose targets are no classes'),
+    several=(lambda: TensorDataset(torch.zeros(4, 2), torch.rand(4, 2)), 'whose targets are no classes'),
+    tokens=(lambda: TensorDataset(torch.zeros(4, 2), torch.arange(8).view(4, 2)), 'whose targets are no classes'),
+    mask=(Masks, 'whose targets are no classes'),
+    numbers=(lambda: of_labels([], (.1,.2,.3,.4)), 'whose targets are no classes'),
+    lengths=(lambda: Unread(targets=[[1,2],[3],[4],[5]]), 'whose targets are no classes'),
+    objects=(lambda: Unread(targets=[object()]*4), 'whose targets are no classes'),
+    table=(lambda: table(number=[.1,.2,.3,.4]).train, 'whose targets are no classes'),
+    unlabelled=(lambda: Unread(), 'a Unread whose targets are not known without loading inputs'),
+    by_name=(lambda: Unread(targets=dict(a=1, b=2, c=3, d=4)), 'whose targets are not known'),
+    of_others=(lambda: Unread(targets=[1,2]), 'whose targets are not known'),
+    no_target=(lambda: Datasets(range(4), [[load]]), 'whose targets are not known'),
+    two_targets=(lambda: Datasets(range(4), [[load],[lambda i: 'a'],[lambda i: 'b']], n_inp=1),
+        'whose targets are not known'))
+
+@pytest.mark.parametrize('make,said', NO_CLASSES.values(), ids=NO_CLASSES)
+def test_what_tells_no_classes_is_refused_and_groups_are_asked_for(make, said):
+    with pytest.raises(ValueError, match=f'balanced_sampling: got .*{said}.*pass groups='): item_classes(make())
+
+def untrained(learn, said, error=ValueError):
+    "Is a fit refused before its first step?"
+    before = weights(learn)
+    with pytest.raises(error, match=said): trained_only(learn, 2)
+    assert same(before, weights(learn))
+    assert not sum(learn.diary.epochs, [])
+
+@pytest.mark.parametrize('warmup', [0, 1])
+@pytest.mark.parametrize('args,said', [
+    ((), 'balanced_sampling: got a TensorDataset whose targets are no classes'),
+    (([0]*99,), 'groups: got 99 groups, wanted 100, one for each item of the training set')])
+def test_a_fit_without_groups_is_refused_before_its_first_step(args, said, warmup):
+    untrained(learner(*args, labels=torch.rand(100), options=dict(warmup=warmup)), said)
+
+def test_numbers_can_be_trained_on_with_groups():
+    learn = learner([0]*90+[1]*10, labels=torch.rand(100, 1))
+    learn.remove_cb(Diary)
+    learn.loss_func = lambda pred,y: (pred[:,:1]-y).square().mean()
+    assert trained_only(learn, 2).selection.stats.trained.sum()==200
+
+@pytest.mark.parametrize('groups', [torch.zeros(4, 2), [[1],[2]], [{1},{2}]])
+def test_what_is_no_group_is_refused_at_once(groups):
+    with pytest.raises(TypeError, match='groups: got items such as .*wanted a number or a name for each item'):
+        BalancedSamplingCallback(groups)
+
+@pytest.mark.parametrize('kwargs', [dict(power=-.1), dict(power=1.1), dict(alpha=-1.), dict(n=0), dict(n=2.5),
+    dict(ema=1.), dict(warmup=-1), dict(power=lambda pct: 2+pct)])
+def test_numbers_out_of_range(kwargs):
+    with pytest.raises(ValueError, match='got .*wanted'): BalancedSamplingCallback(**kwargs)
+
+# over several fits
+def test_labels_that_were_corrected_count_from_the_next_fit_on():
+    learn = learner()
+    trained_only(learn, 1)
+    x,_ = learn.dls.train.dataset.tensors
+    corrected = UNEVEN.clone()
+    corrected[:30] = 2
+    learn.dls.train.dataset.tensors = x,corrected
+    epochs = trained_only(learn, 30).diary.epochs
+    assert is_near(drawn(epochs), chances(corrected.tolist(), [1.]*100, 1., 0.))
+
+def test_groups_go_with_a_copy_and_classes_are_read_anew():
+    own = BalancedSamplingCallback([0]*50+[1]*50)
+    assert pickle.loads(pickle.dumps(own)).own_groups.tolist()==own.own_groups.tolist()
+    learn = trained_only(learner(), 1)
+    read = learn.selection
+    learn.full_batches()
+    assert read.item_groups is not None
+    assert pickle.loads(pickle.dumps(read)).item_groups is None
