@@ -188,7 +188,8 @@ class PassAhead:
         self._small = scorer if self._is_own else None # what is copied in the model's place, if anything
         self._pass = _CopyPass(scoring.scale_factor, scoring.precision)
         self._worker = Worker()
-        self._model,self._stream = None,None # the copy, and where it predicts
+        self._model,self._called = None,None # the copy, and what of it is called
+        self._stream = None # where that predicts
 
     def _copied_from(self, model): return unwrapped(model) if self._small is None else self._small
 
@@ -198,7 +199,7 @@ class PassAhead:
         _refuse_shared(model, copied)
         copied.eval()
         weight = next(copied.parameters(), torch.empty(0))
-        self._model,self._stream = copied,_Stream(weight.device)
+        self._model,self._called,self._stream = copied,_uncompiled(copied),_Stream(weight.device)
 
     def begin(self,
         model:torch.nn.Module, # The model that trains
@@ -212,7 +213,7 @@ class PassAhead:
         is_first = copied is not self._model
         if is_first: self._take(copied, source)
         xb,yb = as_tensors(xb),as_tensors(yb)
-        run = partial(self._predict, _uncompiled(copied), xb, yb, [*_autocasts(), copy(autocast)]) # no thread's own
+        run = partial(self._predict, self._called, xb, yb, [*_autocasts(), copy(autocast)]) # of this thread
         run = self._stream.after(xb, partial(copy_context().run, run))
         if not is_first: return Prediction(self._worker.submit(run), self._stream)
         with _drawing_nothing(),_calling_none_of(source): return Prediction(_done(run), self._stream)
@@ -238,7 +239,7 @@ class PassAhead:
         "Leave no thread behind, and no copy but that of a `ModelCopy` which was passed"
         self._worker.drop()
         if self._stream is not None: self._stream.rejoin()
-        self._model = self._stream = None
+        self._model = self._called = self._stream = None
         if self._is_own: self.copy.renew()
 
 # %% ../../nbs/core/10_ahead.ipynb #603ecdea
