@@ -47,7 +47,8 @@ test-release: $(BIN)/.installed
 	$(BIN)/python -m pytest release
 
 bench: $(BIN)/.installed
-	set -e; for b in steps memory overhead looks loading imports lean epochs ahead; do $(BIN)/python benchmarks/$$b.py; done
+	set -e; for b in steps memory overhead looks loading imports lean epochs ahead; do \
+		$(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.studies # on one core, as what is stored: two studies fit beside each other
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=$(PAGES))).ipynb

@@ -376,7 +376,8 @@ def test_a_copy_follows_a_model_whose_layers_are_exchanged(kwargs):
             self.model.append(nn.Linear(3, 3))
     copies = []
     def score(pred, y):
-        scorer = learn.selection.pass_ahead.copy if learn.selection.pass_ahead else learn.selection.scorer.scoring.scorer
+        selection = learn.selection
+        scorer = selection.pass_ahead.copy if selection.pass_ahead else selection.scorer.scoring.scorer
         copies.append(len(scorer.model or []))
         return F.cross_entropy(pred, y, reduction='none')
     learn = table_learner(cbs=[Exchanges(), TopLossCallback(.5, warmup=0, score=score, **kwargs)], n=292)

@@ -12,7 +12,7 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
-from selback.methods.balanced_sampling import group_numbers, item_classes, rarest_label
+from selback.callback.classes import group_numbers, item_classes, rarest_label
 from torch.utils.data import Dataset
 
 nan,inf = math.nan,math.inf

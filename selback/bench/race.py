@@ -16,7 +16,7 @@ from fastcore.basics import listify
 from ..core.checks import check_range, error_text
 from .findings import is_control, last_epochs, never_selected, standing, table, words
 from ..views.groups import WorstGroup
-from ..methods.balanced_sampling import item_classes
+from ..callback.classes import item_classes
 from .compare import Runs, check_budget, check_maker, check_measure, check_study, compare, describe
 from .compare import measure_of, methods_by_name, nothing_learned, refuse_option
 

@@ -203,7 +203,7 @@ def card(self:Selection):
         f'selects: after {window.warmup} epoch(s) of warm-up, {part} of a fit{window.also}',
         f'time: {self.clock.in_words}.{aside}{passes}']
     n_ahead = vars(self).get('ahead')
-    if n_ahead: lines.insert(2, f'ahead: {n_ahead} batches, predicted in a thread by a copy of the model; as many are in memory')
+    if n_ahead: lines.insert(2, f'ahead: {n_ahead} batches, which a copy of the model predicts and memory holds')
     if self.report.advice: lines.append(f'note: {self.report.advice}')
     return '\n'.join(lines)
 
