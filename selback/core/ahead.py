@@ -177,6 +177,7 @@ def _done(run):
     except Exception as e: job.set_exception(e)
     return job
 
+# %% ../../nbs/core/10_ahead.ipynb #acafcf3a
 class PassAhead:
     "Predicts batches before it is their turn: by a copy of the model, in a thread"
     def __init__(self,

@@ -225,6 +225,7 @@ def _check_of_items(pred):
     raise ValueError(error_text('chosen', 'a single number from the model', 'predictions of each item', 'have it '
         'return what the loss function gets, or score with another model, scorer='))
 
+# %% ../../nbs/core/12_chosen.ipynb #b440f14f
 class _Choosing:
     "How the batches of a loader are scored and chosen from"
     def __init__(self, model, loss_func, method, scorer, autocast, split, ahead):
@@ -286,6 +287,7 @@ class _Choosing:
         scores,_ = self.scorer.of_pred(pred, self.loss_func, batch)
         return scores
 
+# %% ../../nbs/core/12_chosen.ipynb #5f2a07fe
 def chosen(
     loader, # Any iterable of batches, such as a `DataLoader`
     model:torch.nn.Module, # The model that trains
