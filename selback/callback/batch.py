@@ -244,7 +244,7 @@ class WaitingSelection(ChoosingSelection):
         batch = reduce(Items.join, self.prepared)
         self.prepared.clear()
         if self.waiting.bs is None: self.waiting.take_size(pool[0].items.n)
-        self.begin_selecting()
+        if not self.has_selected: self.begin_selecting()
         scores,losses = self.score_pool(pool, batch)
         chosen = self.choose_from(batch, scores, losses)
         as_read = reduce(Items.join, [read.items for read in pool]) # the step will be prepared itself
@@ -252,8 +252,7 @@ class WaitingSelection(ChoosingSelection):
         self.note_choice(pool, losses, chosen)
 
     def begin_selecting(self):
-        "A batch is about to be scored"
-        if self.has_selected: return
+        "A first batch is about to be scored"
         self.has_selected = True
         self.scorer.scoring.renew()
 
@@ -262,7 +261,7 @@ class WaitingSelection(ChoosingSelection):
         batch:Items, # All of their items, shape (n,)
     )->tuple: # Scores, shape (n,), and losses, shape (n,), or None if it was not scored
         "The scores of batches that are scored together, by a pass ahead where there was one"
-        if any(read.predicted is None for read in pool): return self.score(batch)
+        if self.pass_ahead is None or any(read.predicted is None for read in pool): return self.score(batch)
         pred = reduce(join, [read.predicted.result() for read in pool])
         return self.scorer.of_pred(true_output(self.learn, pred), base_loss(self.learn), batch)
 
@@ -303,7 +302,7 @@ class AheadSelection(WaitingSelection):
     ):
         "Have a batch predicted that may be chosen from"
         if not (self.is_awake and self.scored and self.will_select(read.i)): return
-        self.begin_selecting()
+        if not self.has_selected: self.begin_selecting()
         learn = self.learn
         read.batch = learn._set_device(read.batch)
         learn._split(read.batch)
