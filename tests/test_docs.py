@@ -130,7 +130,7 @@ SEARCHES = [
     ('multi-label', 'tutorials/targets'),
     ('Lightning', 'recipes/lightning'),
     ('transformers', 'recipes/hugging_face'),
-    ('timm', 'recipes/scripts'),
+    ('timm', 'tutorials/plain_pytorch'),
     ('GPU', 'start/installation')]
 
 IS_DONE = """!document.querySelector('#search-progress')?.innerText.trim()

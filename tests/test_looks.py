@@ -1,5 +1,5 @@
 "The scoring pass: cheap looks, copies of the model, several batches at once, batches that are not chosen from"
-import copy
+import copy, threading
 
 import pytest, torch
 from fastai.callback.core import Callback
@@ -115,9 +115,15 @@ def test_a_copy_is_of_the_model_that_trains():
 
 def test_a_model_that_cannot_be_copied_is_named():
     model = mlp()
-    model.extra = model[0].weight*2 # not a leaf
+    model.lock = threading.Lock()
     learn = learner_with(model, TopLossCallback(scorer=ModelCopy()))
     with pytest.raises(ValueError, match="ModelCopy: the model can't be copied"): quiet_fit(learn, 1)
+
+def test_a_model_that_keeps_what_it_has_computed_can_be_copied():
+    model = mlp()
+    model.extra = model[0].weight*2 # not a leaf
+    copied = ModelCopy().of(model)
+    assert torch.equal(copied.extra, model.extra) and not copied.extra.requires_grad
 
 def test_a_copy_is_saved_and_goes_on():
     def make(): return short_learner(cbs=TopLossCallback(.5, warmup=0, seed=0, scorer=ModelCopy(every=7, decay=.5)))

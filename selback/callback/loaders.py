@@ -205,8 +205,8 @@ def _replaced(o, **attributes):
         for name,value in attributes.items(): setattr(o, name, value)
         yield
     finally:
-        for name in attributes: vars(o).pop(name, None)
         for name,value in before.items(): setattr(o, name, value)
+        for name in attributes.keys()-before.keys(): vars(o).pop(name, None)
 
 # %% ../../nbs/callback/00_loaders.ipynb #97720051
 def longest_first(
