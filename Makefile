@@ -82,14 +82,7 @@ $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
 	touch $@
 
-$(BIN)/.studies: $(BIN)/.installed # what a study needs beside the package, such as pretrained weights
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[studies]' || $(BIN)/pip install --quiet -e '.[studies]'
-	touch $@
-
-$(BIN)/.recipes: $(BIN)/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[recipes]' || $(BIN)/pip install --quiet -e '.[recipes]'
-	touch $@
-
-$(BIN)/.docs: $(BIN)/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs]' || $(BIN)/pip install --quiet -e '.[docs]'
+# what a study, a recipe or the site needs beside the package, such as pretrained weights
+$(BIN)/.studies $(BIN)/.recipes $(BIN)/.docs: $(BIN)/.%: $(BIN)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$*]' || $(BIN)/pip install --quiet -e '.[$*]'
 	touch $@

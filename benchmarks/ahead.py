@@ -26,9 +26,9 @@ KINDS = { # threads that compute, for each thread of Python, and the selection
     'ahead': (1, lambda: selecting(ahead=AHEAD)),
     'ahead, 2 threads each': (2, lambda: selecting(ahead=AHEAD))}
 
-def learners_of(name, args):
-    net,bs,n_batches = SIZES[name]
-    return {kind: image_learner(net, bs, n_batches, args.device, make()) for kind,(_,make) in KINDS.items()}
+def learner(name, kind, args):
+    _,make = KINDS[kind]
+    return image_learner(*SIZES[name], args.device, make())
 
 def fit(learn, kind):
     torch.set_num_threads(KINDS[kind][0])
@@ -43,7 +43,7 @@ def seconds_of(learn, kind, device):
 def measure(name, args):
     "A row for each kind and repeat, the kinds in turn"
     net,bs,n_batches = SIZES[name]
-    learners,rows = learners_of(name, args),[]
+    learners,rows = {kind: learner(name, kind, args) for kind in KINDS},[]
     for repeat in range(-1, args.repeats): # one to warm up
         for kind,learn in learners.items():
             seconds = seconds_of(learn, kind, args.device)
@@ -65,7 +65,7 @@ class Steps(Callback):
 
 def profile(name, kind, args):
     "When the steps and the scoring passes of an epoch began and ended"
-    learn,steps = learners_of(name, args)[kind],Steps(args.device)
+    learn,steps = learner(name, kind, args),Steps(args.device)
     fit(learn, kind)
     learn.add_cb(steps)
     passes = []

@@ -21,6 +21,7 @@ from selback.all import composer, SelectiveBackpropCallback
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
+from selback.core.outlook import hardest_tenth
 from studies.experiments import once, results_folder, rows_with, scale
 from studies.regimes import cifar_parts, is_vehicle, sgd
 from studies.wrong_labels import digits, smaller
@@ -133,9 +134,8 @@ class Ease(Callback):
 
     def after_train(self):
         losses,is_wrong = torch.cat(self.told, 1)
-        hardest = losses.topk(-(-len(losses)//10)).values # as many as the package counts
         self.figures = dict(train_loss=losses.mean(), train_error=is_wrong.mean(), easy=(losses<.1).float().mean(),
-            hardest_tenth=hardest.sum()/losses.sum(), median_loss=losses.median())
+            hardest_tenth=hardest_tenth(losses, least=1), median_loss=losses.median())
 
 def ease_of(learn): return {name: float(value) for name,value in learn.ease.figures.items()}
 

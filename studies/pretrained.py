@@ -19,14 +19,14 @@ from fastcore.script import call_parse
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import EarlyLossSamplingCallback, WorstGroup
+from selback.all import EarlyLossSamplingCallback, WorstGroup, balanced_chances
 from selback.bench.compare import compare, describe
 from selback.bench.compute import count_flops
 from selback.bench.datasets import PadCrop, TensorDL, TensorItems
 from selback.core.checks import error_text
 from studies import shortcuts
 from studies.experiments import results, scale, stored
-from studies.regimes import balanced, cifar_parts, human_labels, is_vehicle, weighted_dls
+from studies.regimes import cifar_parts, human_labels, is_vehicle, weighted_dls
 from studies.shortcuts import groups_of, mean_error, with_marks
 
 class Size(NamedTuple):
@@ -215,7 +215,7 @@ class Part:
     def weights(self, is_balanced):
         if not is_balanced: return
         _,labels,marks = self.data()[0]
-        return balanced(groups_of(labels, marks, 2))
+        return balanced_chances(groups_of(labels, marks, 2))
 
     def untrained(self, is_tested=True, is_balanced=False)->Learner:
         "A learner that is tested, or validated as its user would, with a new head"

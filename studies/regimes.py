@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import (InclusionSelection, record_choices, reducible_loss, ReplayChoicesCallback,
+from selback.all import (balanced_chances, InclusionSelection, record_choices, reducible_loss, ReplayChoicesCallback,
     SelectiveBackpropCallback, step_inclusion)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
@@ -144,13 +144,6 @@ def image_learner(
     n_classes = int(train[1].max())+1
     model = small_convnet(n_classes, widen)
     return in_bf16(Learner(dls, model, CrossEntropyLossFlat(), opt_func=sgd, metrics=metric))
-
-def balanced(
-    groups:torch.Tensor, # The group of each item, shape (n,)
-)->torch.Tensor: # Shape (n,), of sum 1
-    "Weights that give each group the same chance"
-    weights = 1/groups.bincount()[groups].double()
-    return weights/weights.sum()
 
 def worst_of(
     groups:torch.Tensor, # The group of each validation item, shape (n,)
@@ -316,7 +309,7 @@ def _with_long_tail():
     def plain(): return image_learner(made())
     def class_balanced():
         images,labels = made()
-        return image_learner((images,labels), weights=balanced(labels))
+        return image_learner((images,labels), weights=balanced_chances(labels))
     methods = ['none',look_free,'prioritized_sampling','prioritized_sampling(alpha=1)','selective_backprop(start=.5)']
     weighted = {'class-balanced': 'none', 'class-balanced and prioritized': 'prioritized_sampling'}
     return Regime(dict(all=(plain, methods), balanced=(class_balanced, weighted)), 150_000)
@@ -326,7 +319,7 @@ def _with_hidden_groups():
     def learner(is_balanced=False):
         train,valid = made()
         kinds,valid_kinds = train[2],valid[2]
-        weights = balanced(kinds) if is_balanced else None
+        weights = balanced_chances(kinds) if is_balanced else None
         return image_learner(train, valid, weights, worst_of(valid_kinds))
     methods = ['none',look_free,'prioritized_sampling','batch_loss_filter']
     known = {'kinds known and balanced': 'none'}

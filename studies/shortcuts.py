@@ -9,14 +9,14 @@ from fastcore.script import call_parse
 from PIL import Image
 from torch.nn import functional as F
 
-from selback.all import (as_tensors, Chosen, EarlyLossSamplingCallback, EpochSelection, ScoringPass, WorstGroup,
-    item_losses)
+from selback.all import (as_tensors, balanced_chances, Chosen, EarlyLossSamplingCallback, EpochSelection, ScoringPass,
+    WorstGroup, item_losses)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tensor_dls
 from selback.callback.learner import autocast_of
 from selback.callback.loaders import check_loader, loader_of, unaugmented
 from studies.experiments import in_bf16, results, scale, stored
-from studies.regimes import (balanced, cifar_parts, image_learner, is_vehicle, rare_kinds as kinds_that_are_rare,
+from studies.regimes import (cifar_parts, image_learner, is_vehicle, rare_kinds as kinds_that_are_rare,
     sgd, weighted_dls)
 
 # Data: images, labels, and the mark that goes with the label
@@ -179,14 +179,14 @@ def learner_of(
 )->Learner: # Its metric is the error of the worst group
     "A learner of images in memory"
     n_marks = int(train[2].max())+1
-    weights = balanced(groups_of(train[1], train[2], n_marks)) if is_balanced else None
+    weights = balanced_chances(groups_of(train[1], train[2], n_marks)) if is_balanced else None
     if groups is None: groups = groups_of(valid[1], valid[2], n_marks)
     return image_learner(train, valid, weights, WorstGroup(groups), widen=.5)
 
 def digits_learner(train, valid, groups, is_balanced=False)->Learner:
     "A learner of coloured digits; its metric is the error at colours drawn at random"
     dls = tensor_dls(train[:2], valid[:2], 64, [PadCrop(2)])
-    if is_balanced: dls = weighted_dls(dls, balanced(groups_of(train[1], train[2], 10)))
+    if is_balanced: dls = weighted_dls(dls, balanced_chances(groups_of(train[1], train[2], 10)))
     net = small_convnet(10, .5)
     return in_bf16(Learner(dls, net, CrossEntropyLossFlat(), opt_func=sgd, metrics=WorstGroup(groups)))
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.batches import Gather, Items, Read, Replace, Step, batch_of, chosen_steps
-from ..core.batches import join, map_tensors, n_items, tensors_in
+from ..core.batches import map_tensors, n_items, tensors_in
 from ..core.losses import is_sum
 from ..core.policies import Chosen, at_least_two, check_chosen
 from ..core.scores import get_score
 from ..core.scoring import Scorer, ScoringPass, detached
-from ..core.ahead import PassAhead, check_ahead
+from ..core.ahead import PassAhead, predictions_of
 from .loaders import ChosenWithin, CurrentItems, ReadAhead, check_loader, known_of, pads
 from .report import callback_of
 from .learner import autocast_of, base_loss, mixed_of, muted_hooks, true_output
@@ -61,7 +61,8 @@ class ScoringSelection(Selection):
         if passes==1 and (scale_factor!=1 or precision is not None or scorer is not None):
             raise ValueError('passes: got 1, so that there is no scoring pass for scale_factor, precision or scorer; '
                 'leave them out.')
-        if passes==1 and check_ahead(ahead):
+        self.ahead = check_range('ahead', ahead, 0, whole=True)
+        if passes==1 and ahead:
             raise ValueError(error_text('ahead', f'{ahead} with passes=1', 'passes=2: no other pass could be ahead'))
         self.passes = passes
         self.gather = gather and passes==2
@@ -69,7 +70,6 @@ class ScoringSelection(Selection):
         if presample>1 and not self.gather:
             raise ValueError(error_text('presample', f'{presample} with passes={passes} and gather={gather}',
                 'passes=2 and gather=True: items of several batches must wait'))
-        self.ahead = check_ahead(ahead)
         self.pass_ahead = None # of this epoch; None: scores wait for their turn
         if multiple_of is not None: check_range('multiple_of', multiple_of, 1, whole=True)
         self.multiple_of = multiple_of
@@ -167,8 +167,8 @@ class ChoosingSelection(ScoringSelection):
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
 def _is_equal(a, b):
     "Are two tensors equal, NaN for NaN?"
-    if a.shape!=b.shape or a.dtype!=b.dtype: return False
-    return bool(((a==b) | (a!=a) & (b!=b)).all())
+    is_alike = a.shape==b.shape and a.dtype==b.dtype
+    return is_alike and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 def _prepares(cb):
     "Does a callback do something to a batch before it trains? One with hooks does it to the model"
@@ -262,8 +262,8 @@ class WaitingSelection(ChoosingSelection):
     )->tuple: # Scores, shape (n,), and losses, shape (n,), or None if it was not scored
         "The scores of batches that are scored together, by a pass ahead where there was one"
         if self.pass_ahead is None or any(read.predicted is None for read in pool): return self.score(batch)
-        pred = reduce(join, [read.predicted.result() for read in pool])
-        return self.scorer.of_pred(true_output(self.learn, pred), base_loss(self.learn), batch)
+        pred = true_output(self.learn, predictions_of(pool))
+        return self.scorer.of_pred(pred, base_loss(self.learn), batch)
 
     def note_choice(self,
         pool:list, # `Read`s

@@ -9,6 +9,7 @@ __all__ = ['Ranks']
 import torch
 from torch import distributed as dist
 
+from ..core.batches import lowest_of_all
 from ..core.memory import ItemTable
 
 # %% ../../nbs/callback/01_ranks.ipynb #70ccc57f
@@ -25,10 +26,7 @@ class Ranks:
         value:int, # Of this rank
     )->int:
         "The smallest number of all ranks"
-        if self.n==1: return value
-        value = torch.tensor(value, device=self.device)
-        dist.all_reduce(value, dist.ReduceOp.MIN)
-        return int(value)
+        return value if self.n==1 else lowest_of_all(value, self.device)
 
     def highest(self,
         value:int, # Of this rank

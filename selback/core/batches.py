@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['n_items', 'map_tensors', 'tensors_in', 'as_tensors', 'take_rows', 'sum_dtype', 'take', 'join', 'check_rows', 'Items',
-           'ItemPool', 'Replace', 'Gather', 'Read', 'Step', 'chosen_steps', 'items_of', 'batch_of']
+           'ItemPool', 'lowest_of_all', 'Replace', 'Gather', 'Read', 'Step', 'chosen_steps', 'items_of', 'batch_of']
 
 # %% ../../nbs/core/01_batches.ipynb #4595e4ce
 import math
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from .checks import error_text
 
@@ -254,6 +255,16 @@ class _Offer(NamedTuple):
         "Two items of weight 0: a step must be made, and there is nothing to train"
         items = self.batch.take(slice(0, 2))
         return Items(items.xb, items.yb, None, torch.zeros(len(items), device=_device_of(items)))
+
+# %% ../../nbs/core/01_batches.ipynb #0ead2e53
+def lowest_of_all(
+    value:int, # Of this process
+    device, # Where the process group exchanges tensors: 'cuda' with NCCL, 'cpu' with gloo
+)->int:
+    "The smallest number of all processes that train together"
+    value = torch.tensor(value, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MIN)
+    return int(value)
 
 # %% ../../nbs/core/01_batches.ipynb #1179e5f4
 class Replace:

@@ -15,8 +15,6 @@ __all__ = ['select_batch', 'MemorySampler', 'BatchMethod', 'batch_loss_filter', 
 
 # %% ../../nbs/core/13_functional.ipynb #ddf67afc
 from contextlib import nullcontext
-from functools import partial
-from inspect import signature
 
 import torch
 from torch.utils.data import RandomSampler, Sampler
@@ -25,7 +23,7 @@ from .checks import error_text
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
-from .policies import (Chosen, Draws, History, at_least_two, avoid_singleton_batch, balanced,
+from .policies import (Chosen, History, at_least_two, avoid_singleton_batch, balanced,
     balanced_chances, cdf_power, check_chosen, importance_sample, include, loss_share, mean_inclusion, mid_rank,
     prioritized, prioritized_epoch, priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up,
     step_inclusion, top_and_bottom, top_k, variance_gain)
@@ -33,19 +31,19 @@ from .schedules import Window, value_at
 from .memory import ItemMemory
 from .untouched import fixed_random, guarded, untouched
 from .scoring import ModelCopy, ReducibleLoss, ScoringPass, batch_scores
-from selback.core.chosen import (BatchMethod, batch_loss_filter, chosen, drop_easy, favor_hard, get_policy,
-    importance_sampling, info_batch, inputs_and_targets, prioritized_sampling, random_subset, selective_backprop,
-    top_loss)
+from .chosen import (BatchMethod, DrawingPolicy, batch_loss_filter, chosen, drop_easy, favor_hard,
+    get_policy, importance_sampling, info_batch, inputs_and_targets, prioritized_sampling, random_subset,
+    selective_backprop, top_loss)
 
 _all_ = ['BatchMethod', 'batch_loss_filter', 'chosen', 'drop_easy', 'favor_hard', 'get_policy', 'importance_sampling',
-    'info_batch', 'inputs_and_targets', 'prioritized_sampling', 'random_subset', 'selective_backprop', 'top_loss',
-    'Chosen', 'History', 'ItemMemory', 'ItemPool', 'Items', 'ModelCopy', 'ReducibleLoss', 'ScoringPass', 'Window',
-    'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'balanced', 'balanced_chances', 'batch_scores', 'cdf_power',
-    'entropy_score', 'fixed_random',
-    'get_score', 'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share',
-    'margin_score', 'mean_inclusion', 'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities',
-    'prune_easy', 'random_k', 'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion',
-    'take', 'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
+    'info_batch', 'inputs_and_targets', 'prioritized_sampling', 'random_subset', 'selective_backprop',
+    'top_loss', 'Chosen', 'History', 'ItemMemory', 'ItemPool', 'Items', 'ModelCopy', 'ReducibleLoss',
+    'ScoringPass', 'Window', 'as_tensors', 'at_least_two', 'avoid_singleton_batch', 'balanced',
+    'balanced_chances', 'batch_scores', 'cdf_power', 'entropy_score', 'fixed_random', 'get_score',
+    'grad_bound_score', 'importance_sample', 'include', 'item_losses', 'join', 'loss_share', 'margin_score',
+    'mean_inclusion', 'mid_rank', 'n_items', 'prioritized', 'prioritized_epoch', 'priorities', 'prune_easy',
+    'random_k', 'rank_inclusion', 'rank_sample', 'round_up', 'separable_losses', 'step_inclusion', 'take',
+    'top_and_bottom', 'top_k', 'unreduced', 'untouched', 'value_at', 'variance_gain', 'weigh_grads']
 
 # %% ../../nbs/core/13_functional.ipynb #9b693aab
 def _as_tuple(batch): return tuple(batch) if isinstance(batch, (tuple,list)) else (batch,)
@@ -77,16 +75,14 @@ def select_batch(
     return *take((xb, yb), chosen.rows),chosen.weight
 
 # %% ../../nbs/core/13_functional.ipynb #b17421e3
-class _EpochPolicy:
-    "A policy that chooses from the losses of an epoch, with random draws of its own"
+class _EpochPolicy(DrawingPolicy):
+    "Chooses from the losses of an epoch"
     def __init__(self, policy, seed, kwargs):
         masks = [name for name,value in kwargs.items() if isinstance(value, torch.Tensor)]
         if masks:
             wanted = 'a number or a function: each epoch has the items in another order'
             raise ValueError(error_text(', '.join(masks), 'a tensor', wanted))
-        self.policy = get_policy(policy, **kwargs)
-        self.draws = Draws(seed)
-        self.draws_at_random = 'generator' in signature(self.policy.func).parameters
+        super().__init__(policy, seed, **kwargs)
 
     def check(self, n, device):
         "Raise a `TypeError` if the policy does not choose rows"
@@ -99,8 +95,7 @@ class _EpochPolicy:
     def choose(self, loss):
         "All items, until a loss is known"
         if not loss.isfinite().any(): return Chosen(torch.arange(len(loss), device=loss.device))
-        if self.draws_at_random: return self.policy(loss, generator=self.draws.on(loss.device))
-        return self.policy(loss)
+        return self.drawn(loss)
 
     def asked(self, loss):
         "What would be chosen, with all random states left alone"

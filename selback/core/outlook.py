@@ -14,11 +14,12 @@ from torch import Tensor
 # %% ../../nbs/core/11_outlook.ipynb #775aa876
 def hardest_tenth(
     losses:Tensor, # Of items, shape (n,)
-)->float: # Up to 1; NaN where fewer than 100 losses are known, some are negative or infinite, or all are 0
+    least:int=100, # How many must be known
+)->float: # Up to 1; NaN where fewer losses are known, some are negative or infinite, or all are 0
     "The share of all loss that the tenth of the items with the highest losses has"
     known = losses[~losses.isnan()].cpu().double()
     total = known.sum()
-    if len(known)<100 or not 0<total<math.inf or known.min()<0: return math.nan
+    if len(known)<least or not 0<total<math.inf or known.min()<0: return math.nan
     return float(known.topk(math.ceil(len(known)/10)).values.sum()/total)
 
 # %% ../../nbs/core/11_outlook.ipynb #bb388c2c

@@ -1,5 +1,6 @@
 "Balanced sampling against a loader that draws by weights"
 import numpy as np, pandas as pd, pytest, torch
+from selback.all import balanced_chances
 from studies import balanced, regimes, shortcuts
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_the_method_draws_as_the_loader_does():
         with learn.no_bar(),learn.no_logging(): learn.fit(1, 0.)
         idxs = torch.arange(len(ds))
         ours = torch.cat([idxs[learn.selection.choose_items(idxs).rows] for _ in range(50)])
-        weighted = regimes.weighted_dls(learn.dls, regimes.balanced(of)).train
+        weighted = regimes.weighted_dls(learn.dls, balanced_chances(of)).train
         theirs = [i for _ in range(50) for i in weighted.get_idxs()]
         n,p = len(ours),1/len(of.unique())
         for counts in drawn(ours, of),drawn(theirs, of):

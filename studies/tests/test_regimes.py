@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import matplotlib
 matplotlib.use('agg')
 import pytest, torch
+from selback.all import balanced_chances
 from studies import regimes as r
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def test_kinds_are_rare_on_both_sides_and_labels_hide_them():
     kinds,valid_kinds = train[2],valid[2]
     assert kinds.bincount().tolist()==[6 if kind in (7,9) else 60 for kind in range(10)]
     assert valid_kinds.bincount().tolist()==[20]*10
-    shares = torch.zeros(10, dtype=torch.float64).index_add_(0, kinds, r.balanced(kinds))
+    shares = torch.zeros(10, dtype=torch.float64).index_add_(0, kinds, balanced_chances(kinds))
     torch.testing.assert_close(shares, torch.full((10,), .1, dtype=torch.float64))
 
 def test_easiest_first_is_the_easy_half_first():
