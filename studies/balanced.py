@@ -1,5 +1,4 @@
 "Balanced sampling where draws by a weighted loader were measured: `python -m studies.balanced` runs what is not stored"
-from functools import partial
 from typing import NamedTuple
 
 import pandas as pd, torch

@@ -22,7 +22,7 @@ from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, damage, tensor_dls
 from selback.bench.findings import last_epochs
 from selback.core.outlook import hardest_tenth
-from studies.experiments import once, results_folder, rows_with, scale
+from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, is_vehicle, sgd
 from studies.wrong_labels import digits, smaller
 

@@ -4,15 +4,15 @@ from collections import Counter
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback
-from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
+from fastai.data.block import CategoryBlock, RegressionBlock
 from fastai.data.core import Datasets
-from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize, OneHotEncode
+from fastai.data.transforms import Categorize, MultiCategorize, OneHotEncode
 from fastai.tabular.core import TabularPandas
 from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
-from selback.callback.classes import group_numbers, item_classes, rarest_label
+from selback.callback.classes import item_classes, rarest_label
 from torch.utils.data import Dataset
 
 nan,inf = math.nan,math.inf

@@ -8,7 +8,6 @@ from helpers import mlp, on_two_ranks, same
 from loops import *
 from selback.functional import (BatchMethod, Chosen, ItemMemory, MemorySampler, batch_loss_filter, chosen, favor_hard,
     importance_sampling, inputs_and_targets, item_losses, random_subset, selective_backprop, top_loss, weigh_grads)
-from torch import distributed as dist
 from torch.nn import functional as F
 
 @pytest.mark.parametrize('name', CASES)
