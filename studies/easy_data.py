@@ -31,6 +31,7 @@ plain_path = results_folder/'easy_data_plain.csv'
 pace_path = results_folder/'easy_data_pace.csv'
 seconds_path = results_folder/'easy_data_seconds.csv'
 claims_path = results_folder/'easy_data_claims.csv'
+ahead_path = results_folder/'easy_data_ahead.csv'
 
 # Data, from easy to hard: images and labels to train on and to validate on
 
@@ -232,6 +233,16 @@ def in_equal_seconds(cell, method, seed, lr):
         return run(cell, method, seed, lr, compute=cell.compute/seconds_of_plain(cell, method)).tail(1)
     return once(seconds_path, dict(cell._asdict(), method=method, seed=seed), make, '%.5g').iloc[-1]
 
+# Ahead of time: choices by losses of a copy, up to so many steps old
+
+def ahead_of(seed):
+    "The ends of a run that chooses ahead of time and of one that does not, unless they are stored"
+    cell = first['mnist_14']
+    def make():
+        kinds = 'selective_backprop','selective_backprop(ahead=6)'
+        return pd.concat([run(cell, kind, seed, best_rate(cell.data)).tail(1) for kind in kinds])
+    return once(ahead_path, dict(cell._asdict(), seed=seed), make, '%.5g')
+
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
 claimed = 'none',*scored,'favor_hard',random,'composer'
@@ -270,13 +281,15 @@ claim_rate = .1 # as in the paper
 
 @call_parse
 def main(
-    names:str, # Parts, with commas between: rates, first, cells, seconds, claims
+    names:str, # Parts, with commas between: rates, first, cells, seconds, ahead, claims
 ):
     "Train what is not stored yet"
     for name in names.split(','):
         if name=='rates': print({data: best_rate(data) for data in kinds})
         elif name=='seconds':
             for cell,method,seed in told: in_equal_seconds(cell, method, seed, best_rate(cell.data))
+        elif name=='ahead':
+            for seed in range(5): print(ahead_of(seed)[['method','seed','error']].to_string(), flush=True)
         elif name=='claims':
             for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
         else:

@@ -10,9 +10,10 @@ import pickle, random, threading
 from collections import deque
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from copy import copy
 from functools import partial, reduce
+from weakref import WeakSet
 
 import numpy as np, torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -37,7 +38,7 @@ class Worker:
         job = Future()
         with self._lock:
             self._jobs.append((job, run))
-            if self._thread is not None: return job
+            if self._runs: return job
             self._thread = threading.Thread(target=self._work, name='selback', daemon=True)
             self._thread.start()
         return job
@@ -53,6 +54,9 @@ class Worker:
             try: future.set_result(run())
             except BaseException as e: future.set_exception(e)
             del job,future,run # they may be large
+
+    @property
+    def _runs(self): return self._thread is not None and self._thread.is_alive() # an interrupt may come before it starts
 
     def wait(self):
         "Until nothing runs"
@@ -89,12 +93,14 @@ def _refuse_shared(model, copied):
     raise ValueError(error_text('ahead', 'a model with a hook that is a function', 'none, as its copy calls it too, in '
         'another thread', 'take it out, or use ahead=0'))
 
+_is_the_copys = ContextVar('is_the_copys', default=False) # of a pass
+
 @contextmanager
 def _calling_none_of(model):
     "Raise a `ValueError` if a module of `model` is called within the context"
-    own = {*all_modules(model)}
-    def refuse(m, inputs):
-        if m not in own: return
+    own = WeakSet(all_modules(model))
+    def refuse(m, inputs): # a hook that an interrupt leaves behind does nothing to the model
+        if m not in own or not _is_the_copys.get(): return
         raise ValueError(error_text('ahead', f"a model whose copy calls the model's own {type(m).__name__}",
             'one that reaches its modules as attributes', 'a function that it holds may do that; use ahead=0'))
     hook = register_module_forward_pre_hook(refuse)
@@ -215,7 +221,9 @@ class PassAhead:
         if is_first: self._take(copied, source)
         xb,yb = as_tensors(xb),as_tensors(yb)
         run = partial(self._predict, self._called, xb, yb, [*_autocasts(), copy(autocast)]) # of this thread
-        run = self._stream.after(xb, partial(copy_context().run, run))
+        here = copy_context()
+        here.run(_is_the_copys.set, True)
+        run = self._stream.after(xb, partial(here.run, run))
         if not is_first: return Prediction(self._worker.submit(run), self._stream)
         with _drawing_nothing(),_calling_none_of(source): return Prediction(_done(run), self._stream)
 
