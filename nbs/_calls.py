@@ -80,12 +80,11 @@ def one_liners():
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
     yield from of_class(Learner, 'learn.', lambda name, f: name in ('full_batches','selection'))
-    told = 'stats','state_dict','load_state_dict'
     for cls in reversed(Selection.__mro__):
-        yield from of_class(cls, 'learn.selection.', lambda name, f: name in told and f.__doc__)
+        yield from of_class(cls, 'learn.selection.', lambda name, f: name in Selection.tells and f.__doc__)
     yield from of_class(Selection, 'learn.selection.', lambda name, f: f.__module__.startswith('selback.views.'))
     early = selback.all.EarlyLossSamplingCallback
-    yield from of_class(early, 'learn.selection.', lambda name, f: name in ('early_items','show_early'))
+    yield from of_class(early, 'learn.selection.', lambda name, f: name in early.tells)
     yield from of_class(Recorder, 'learn.recorder.', lambda name, f: True)
 
 def called_on(cls):

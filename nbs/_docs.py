@@ -124,7 +124,7 @@ twin = '/core/chosen.html','chosen' # a function that differs from the class `Ch
 def anchor(name): return f'def-{name.lower()}' if name!=twin[1] else f'def-{name}-function'
 
 def parameter_row(p, about):
-    default = '' if p.default is p.empty else f'`{p.default!r}`'
+    default = '' if p.default is p.empty else f'`{_calls.in_code(p.default)}`'
     return row(f'`{p.name}`', code(p.annotation), default, about)
 
 def parameter_table(params, about):

@@ -10,9 +10,10 @@ def _cell(cell, pictures):
     alt = (re.search(r'^#\|\s*fig-alt:\s*(.*)$', source, re.M) or [0,'What it draws'])[1]
     if cell['cell_type']=='markdown': return [source]
     if re.search(r'^#\|\s*hide\s*$', source, re.M): return []
-    if not re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M): shown.append(f'```python\n{source}\n```')
+    is_hidden = re.search(r'^#\|\s*(echo:\s*false|hide_input)', source, re.M)
+    if not is_hidden: shown.append(f'```python\n{source}\n```')
     for data in (o.get('data', {}) for o in cell['outputs']):
-        if 'text/markdown' in data: shown.append(''.join(data['text/markdown']))
+        if is_hidden and 'text/markdown' in data: shown.append(''.join(data['text/markdown']))
         elif 'image/png' in data:
             pictures[f'results/index_{len(pictures)}.png'] = base64.b64decode(''.join(data['image/png']))
             shown.append(f'![{alt}](../{list(pictures)[-1]})')

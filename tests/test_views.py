@@ -263,6 +263,13 @@ def test_epochs_of_several_fits_are_told_apart():
     assert len(lines(learn.selection.plot(n_epochs=2)[1]))==2
     with pytest.raises(ValueError, match='n_epochs: got 0'): learn.selection.plot(n_epochs=0)
 
+def test_completion_offers_what_is_for_users():
+    selection = short_learner().early_loss_sampling(alpha=2).selection
+    offered = {*dir(selection)}
+    assert {'card','stats','suspects','show_hardest','show_early','state_dict','alpha','track_items'}<=offered
+    assert not {'before_fit','add_cb','xb','tracker','__init__'} & offered
+    assert all(hasattr(selection, name) for name in offered-{'card'}) # nothing is selected yet
+
 @pytest.mark.parametrize('name', ['card','plot','stats','show_hardest'])
 def test_a_learner_without_a_selection_says_how_to_get_one(name):
     learn = short_learner()
@@ -608,16 +615,17 @@ def test_the_hardest_items_are_shown_as_they_are(easiest):
 
 def titles(): return [dict(line.split(' ', 1) for line in ax.get_title().split('\n')) for ax in shown_axes()]
 
-def test_shown_items_have_target_prediction_loss_and_index():
+def test_what_is_shown_of_items_is_of_one_moment_but_for_the_loss_that_they_are_found_by():
     learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
     shown(learn)
     items,ds = learn.selection.items(),learn.dls.train_ds
-    with torch.no_grad(): predicted = learn.model.eval()(ds.images).argmax(1)
+    with torch.no_grad(): pred = learn.model.eval()(ds.images)
+    losses = F.cross_entropy(pred, ds.labels, reduction='none')
     assert [int(title['item']) for title in titles()]==hardest_of(items, 4).tolist()
     for title in titles():
         i = int(title['item'])
-        named = dict(target=str(items.label[i]), predicted=str(int(predicted[i])))
-        assert title==dict(**named, loss=f'{items.loss[i]:.3g}', item=str(i))
+        now = dict(predicted=str(int(pred[i].argmax())), loss=f'{float(losses[i]):.3g}')
+        assert title==dict(target=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
 
 def test_most_and_least_picked_items_of_each_class():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
@@ -730,7 +738,7 @@ def test_tables_show(monkeypatch):
     assert facts.item.tolist()==hardest
     assert facts.target.tolist()==items.label[hardest].tolist()
     assert facts.predicted.isin(['yes','no']).all()
-    assert facts.loss.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
+    assert facts.remembered.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
 
 def text_loaders():
     "Item i has 1+i%5 words"

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'damages', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'Cutout',
            'coloured_digits', 'Pixels', 'parts_of', 'UnreadableImage', 'NamedImage', 'folder_fingerprint',
-           'folder_in_words', 'get_dls', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet',
+           'folder_in_words', 'get_dls', 'example_folder', 'damage', 'small_resnet', 'cifar_resnet18', 'small_convnet',
            'wide_resnet28_10', 'resnet56', 'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
-import hashlib, warnings
+import hashlib, tempfile, warnings
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -515,6 +515,26 @@ def get_dls(
         wanted = f'at least 2 classes, each in a folder of its own, and a batch of {bs}'
         raise ValueError(error_text('data', got, wanted, 'a smaller bs may do'))
     return dls
+
+# %% ../../nbs/bench/00_datasets.ipynb #94bc2c37
+def example_folder(
+    wrong:float=.1, # Share of the images that lie in the folder of another class
+)->Path: # In fastai's data folder; written the first time
+    "1,797 digits as files, a folder for each class; a file's name begins with the digit that it is"
+    share = check_range('wrong', wrong, 0, 1)
+    path = fastai_path('data')/f'selback_digits_{share:g}'
+    if path.exists(): return path
+    images,labels = map(torch.cat, zip(*_digits()[:2]))
+    g = torch.Generator().manual_seed(0)
+    is_wrong = torch.randperm(len(labels), generator=g)<round(share*len(labels))
+    filed = (labels+is_wrong*torch.randint(1, 10, labels.shape, generator=g))%10
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = Path(tempfile.mkdtemp(dir=path.parent)) # an interrupt leaves no part of it under the name
+    for i,(image,digit,folder) in enumerate(zip(images, labels, filed)):
+        file = whole/str(int(folder))/f'{int(digit)}_{i:04}.png'
+        file.parent.mkdir(exist_ok=True)
+        PILImage.create((255*image).byte().permute(1,2,0).numpy()).save(file)
+    return whole.rename(path)
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c
 def _flipped(images, labels, n_classes, generator):

@@ -96,6 +96,10 @@ class SavedCallback(TrainingOnly):
 # %% ../../nbs/callback/06_base.ipynb #bc15fcca
 _ends = 'after_train','after_cancel_epoch','after_cancel_fit'
 
+def _is_patched(cls, o):
+    "Does a class have a function or property from another module?"
+    return getattr(getattr(o, 'fget', o), '__module__', cls.__module__)!=cls.__module__
+
 class RestingCallback(SavedCallback):
     "A callback that is at rest unless it was attached last, and in all but fits"
     order = TrainEvalCallback.order+5
@@ -103,6 +107,7 @@ class RestingCallback(SavedCallback):
     name = 'selection_callback'
     gone = {} # options that there were once: what to do instead, by name
     has_columns = True # does it write into the training table?
+    tells = 'stats','memory','state_dict','load_state_dict' # names for users, beside its views and its options
 
     def __init__(self, **kwargs):
         super().__init__()
@@ -112,6 +117,13 @@ class RestingCallback(SavedCallback):
         self.is_awake = False # in an epoch of a fit
         self.is_new_fit = True # until its first epoch begins
         self.rests = False # in a fit that is none, such as lr_find
+
+    def __dir__(self):
+        "Names for users. A learner's, which fastai would add, and those of methods' authors work, and are not offered"
+        views = {name for cls in type(self).__mro__ for name,o in vars(cls).items()
+            if name[0]!='_' and _is_patched(cls, o)}
+        options = inspect.signature(type(self)).parameters.keys() & vars(self).keys()
+        return sorted({*self.tells,*views,*options})
 
     def refuse(self,
         name:str, # Of an option that there is not

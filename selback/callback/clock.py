@@ -47,7 +47,8 @@ class Clock:
         "A fit begins, whose epochs may take another time"
         self.device,self.ranks = device,ranks
         self.plain = [] # seconds of epochs that trained on all items
-        self.selecting = [] # seconds of the others, at least the plain epoch's share of items that they trained
+        self.selecting = [] # seconds of the others
+        self.compared = [] # seconds of a plain epoch, beside each of these
         self.saved_secs = float('nan') # by the last epoch, against a plain one
         self.is_aside = False # does it select no more, as that saves nothing?
         self._started = None
@@ -70,14 +71,16 @@ class Clock:
         if not self.plain: return
 
         plain = min(self.plain)
-        if has_selected: took = max(took, min(1., share)*plain) # a slow plain epoch saves nothing
+        if has_selected and share: plain = min(plain, took/min(1., share)) # or a slow first epoch would save seconds
         self.saved_secs = plain-took
         if not has_selected: return
         self.selecting.append(took)
-        if len(self.selecting)==self.n_epochs: return self._verdict(plain)
+        self.compared.append(plain)
+        if len(self.selecting)==self.n_epochs: return self._verdict()
 
-    def _verdict(self, plain):
+    def _verdict(self):
         "What a selecting epoch takes, in a sentence; it stands aside if that saves nothing and it should"
+        plain = mean(self.compared)
         ratio = self.ranks.first(mean(self.selecting)/plain)
         said = f'a selecting epoch took {ratio:.2f} of the plain one of {plain:.3g} s.'
         if ratio<1 or self.auto is not True: return said
@@ -90,7 +93,7 @@ class Clock:
         if not self.is_on: return 'not timed, as auto=False'
         if not self.plain: return 'not known, as this fit had no plain epoch to compare with'
         if not self.selecting: return 'nothing saved in this fit: no epoch was chosen from'
-        whole = len(self.selecting)*min(self.plain)
+        whole = sum(self.compared)
         saved = whole-sum(self.selecting)
         word = 'less' if saved>=0 else 'more'
         return f'the selecting epochs of this fit took {abs(saved):.3g} s {word} than the {whole:.3g} s of plain ones'

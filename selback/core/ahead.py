@@ -56,7 +56,8 @@ class Worker:
             del job,future,run # they may be large
 
     @property
-    def _runs(self): return self._thread is not None and self._thread.is_alive() # an interrupt may come before it starts
+    def _runs(self): # an interrupt may come before the thread starts
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self):
         "Until nothing runs"

@@ -229,6 +229,7 @@ def _most_drawn(selection, n, classes):
 class EarlyLossSamplingCallback(_KeepsEarlyLosses):
     "Draw each epoch with replacement, in proportion to (early loss)^alpha"
     keeps_all = dict(uniform=1.), # settings that leave nothing out
+    tells = *EpochSelection.tells,'early_items','show_early'
 
     @delegates(EpochSelection.__init__, but=['warmup'])
     def __init__(self,

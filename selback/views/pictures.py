@@ -13,6 +13,7 @@ from fastcore.all import L, noop, patch
 
 from ..core.checks import check_range, error_text
 from ..core.batches import as_tensors
+from ..core.losses import item_losses
 from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
 from ..callback.loaders import check_loader, loader_of, unaugmented
@@ -97,19 +98,12 @@ class _Facts(dict):
         lines = [shortened(f'{k} {o}') for k,o in self.items()]
         return show_title('\n'.join(lines), ctx=ctx, **kwargs)
 
-def _decoded(learn, xb, yb):
-    "What the network predicts for a batch, as its loss function decodes it"
+def _as_labels(learn, pred, b, n_inp):
+    "Predictions for the items of a batch, as the loss function decodes them; nothing where they are no labels"
     loss_func = base_loss(learn)
-    with fixed_random(): pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
     activation,decodes = getattr(loss_func, 'activation', noop),getattr(loss_func, 'decodes', noop)
-    return decodes(activation(pred))
-
-def _predicted(learn, b, n_inp):
-    "What the network predicts for the items of a batch, as labels; nothing where it has no labels"
-    xb,yb = as_tensors(b[:n_inp]),as_tensors(b[n_inp:])
-    if len(yb)!=1: return []
-    decoded = _decoded(learn, xb, yb)
-    if not isinstance(decoded, torch.Tensor): return []
+    decoded = decodes(activation(pred))
+    if len(b)-n_inp!=1 or not isinstance(decoded, torch.Tensor): return []
 
     dl = learn.dls.train
     ds = check_loader(dl).dataset
@@ -118,6 +112,15 @@ def _predicted(learn, b, n_inp):
         return [label_of(o) if vocab is None else vocab[int(o)] for o in decoded]
     predicted = (*b[:n_inp],retain_type(decoded, old=b[n_inp]))
     return [label_of(o[n_inp]) for o in dl.decode_batch(predicted, max_n=len(decoded))]
+
+def _of_now(learn, b, n_inp):
+    "What the network predicts for the items of a batch, and its losses; nothing of either where there is none"
+    xb,yb,told = as_tensors(b[:n_inp]),as_tensors(b[n_inp:]),learn.selection.losses
+    with fixed_random():
+        pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
+        if told.calls.takes_derivatives: losses = [] # of a model that does not predict for its loss
+        else: losses = item_losses(told.function(base_loss(learn)), pred, *yb).tolist()
+    return _as_labels(learn, pred, b, n_inp),losses
 
 # %% ../../nbs/views/01_pictures.ipynb #c3fabc1e
 def _fact(**kwargs):
@@ -130,9 +133,10 @@ def _facts(learn, b, n_inp, idxs, facts, predicts):
     with unaugmented(ds):
         target = target_of(ds)
         targets = [label_of(target(i)) for i in idxs]
-    predicted = _predicted(learn, b, n_inp) if predicts else []
-    predicted = predicted or [None]*len(idxs)
-    return [_fact(target=t, predicted=p, **fact, item=i) for t,p,fact,i in zip(targets, predicted, facts, idxs)]
+    told = _of_now(learn, b, n_inp) if predicts else ([],[])
+    predicted,losses = (o or [None]*len(idxs) for o in told)
+    of_each = zip(targets, predicted, losses, facts, idxs)
+    return [_fact(target=t, predicted=p, loss=loss, **fact, item=i) for t,p,loss,fact,i in of_each]
 
 def _showable(sample, facts, asked):
     "A sample with its facts, which hold the target of a picture too"
@@ -151,15 +155,16 @@ def _grid(n, n_lines, **kwargs):
     if 'nrows' not in kwargs and 'ncols' not in kwargs: kwargs['ncols'] = 3
     rows = kwargs.get('nrows') or -(-n//kwargs['ncols'])
     columns = -(-n//rows)
-    height = .1+.16*n_lines+width/columns
-    return dict(figsize=(width,height*rows)) | kwargs
+    across = max(width, 1.4*columns) # inches, for the lines
+    height = .1+.16*n_lines+across/columns
+    return dict(figsize=(across,height*rows)) | kwargs
 
 def show_items(
     learn, # Whose training items
     asked:str, # What was called, for a message
     idxs:list, # Dataset indices
     facts:list, # What more there is to say of each: words and numbers by name
-    predicts:bool=False, # Show what the network predicts, too?
+    predicts:bool=False, # Show what the network predicts now, too, and its loss?
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` for items that can't be shown
     "Show training items, with what is known of them"
@@ -189,7 +194,7 @@ def _show_by_loss(selection, asked, n, ascending, **kwargs):
     idxs = losses.argsort(descending=not ascending, stable=True)
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
-    facts = [dict(loss=float(losses[i])) for i in idxs]
+    facts = [dict(remembered=float(losses[i])) for i in idxs]
     show_items(selection.learn, asked, idxs, facts, predicts=True, **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
@@ -198,7 +203,7 @@ def show_hardest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
-    "Show the training items of the highest remembered loss, the hardest first (Jiang et al. 2019, figure 2)"
+    "Show the training items of the highest remembered loss (Jiang et al. 2019, figure 2), and what is predicted now"
     _show_by_loss(self, 'show_hardest', n, ascending=False, **kwargs)
 
 @patch
@@ -206,7 +211,7 @@ def show_easiest(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
-    "Show the training items of the lowest remembered loss, the easiest first"
+    "Show the training items of the lowest remembered loss, and what is predicted of them now"
     _show_by_loss(self, 'show_easiest', n, ascending=True, **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #f3d07af9
