@@ -65,6 +65,7 @@ words = {
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
+    'cost': 'speed, faster, time, overhead, throughput',
     'setups': 'mixed precision, distributed training, gradient accumulation',
     'targets': 'multi-label, multilabel, segmentation, regression',
     'multi_label': 'multi-label, multilabel',
@@ -82,7 +83,8 @@ words = {
     '10_reducible_loss': 'RHO-LOSS',
     '11_proxy': 'proxy model',
     '14_early_loss_sampling': 'Just Train Twice, JTT',
-    '15_balanced_sampling': 'class imbalance, imbalanced classes, long tail, rare classes, oversampling'}
+    '15_balanced_sampling': 'class imbalance, imbalanced, imbalanced classes, long tail, rare classes, oversample, '
+        'oversampling, WeightedRandomSampler'}
 lookup = NbdevLookup()
 
 def enter_one_liners():
