@@ -214,6 +214,12 @@ def in_one_fold(cells):
         joined_cells.append(cell)
     return joined_cells
 
+def api_last(cells):
+    "What a card says of classes and functions comes after all that it says of the method"
+    def is_symbol(cell): return cell.source.startswith('(def-')
+    told = [cell for cell in cells if not is_symbol(cell)]
+    return [*told, mk_cell('## API', 'markdown'), *filter(is_symbol, cells)]
+
 def tags_for(marks, folded):
     "Metadata that hide a cell's code, or fold it"
     if marks.get('echo')=='false' or 'hide_input' in marks: return dict(tags=['remove-input'])
@@ -245,7 +251,9 @@ def page(fn, path):
     tables = {} # of parameters, with the symbol that shows each
     folded = path.parent.name=='experiments'
     cells = list(filter(None, [converted(cell, tables, folded) for cell in nb.cells]))
-    nb.cells = [head, *(in_one_fold(cells) if folded else cells)]
+    if folded: cells = in_one_fold(cells)
+    if path.parent.name=='methods': cells = api_last(cells)
+    nb.cells = [head, *cells]
     return nb,Path(front.get('output-file', fn.name)).stem
 
 def linked(md, names, labels):

@@ -127,6 +127,8 @@ def _row(study, up):
     where = f'[{study.where}]({up}{study.page}.ipynb){notes}'
     return f'| {where} | `{study.method}` | {_gained(d)} | {seeds} | {study.verdict} | {in_loss} |'
 
+few = 8 # comparisons that are shown unfolded
+
 def measured(
     *methods, # Names of one-liners, or labels
     top=None, # The folder `results`; None: that of the checkout
@@ -136,7 +138,9 @@ def measured(
     head = '| study | method | against plain training (95 % interval) | seeds better | | validation loss, where clear |'
     rule = '| --- | --- | --- | --- | --- | --- |'
     rows = [_row(study, up) for study in comparisons(*methods, top=top).itertuples()]
-    return Markdown('\n'.join([head, rule, *rows]))
+    table = '\n'.join([head, rule, *rows])
+    if len(rows)<=few: return Markdown(table)
+    return Markdown(f'<details class="stacked"><summary>All {len(rows)} comparisons</summary>\n\n{table}\n\n</details>')
 
 def gain(
     where, # A study, as the file names it

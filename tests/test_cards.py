@@ -13,7 +13,7 @@ each_card = pytest.mark.parametrize('card', cards)
 NO_METHOD = '13_scale_lr', # a helper: it selects nothing, so that there is nothing to compare
 
 # What a card has, in order: a pattern that begins each part
-TOLD = 'What it does','Suggested values','Cost','When','When not','Goes with'
+TOLD = 'What it does','When','When not','Suggested values','Cost','Goes with'
 TITLE,EXPORT,EXAMPLE = r'\A# .+\n\n> .+\n',r'#\| export',r'\*\*An example\*\*'
 TALLY = r'#\| hide_input\nfrom _measured import measured, tally\ntally\('
 USE = r'\*\*Use it\*\*\n\n```python\n'

@@ -7,7 +7,7 @@ from studies.easy_data import Cell, Ease, data_of, sets
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
-    for name in ('path','plain_path','pace_path','seconds_path','claims_path'):
+    for name in ('path','plain_path','pace_path','seconds_path','claims_path','ahead_path'):
         monkeypatch.setattr(easy_data, name, tmp_path/f'{name}.csv')
     from studies.regimes import cifar_parts
     from studies.wrong_labels import digits
@@ -78,6 +78,15 @@ def test_a_slower_method_has_less_compute_in_equal_seconds(tiny, monkeypatch):
     monkeypatch.setattr(easy_data, 'run', run)
     easy_data.in_equal_seconds(Cell(), 'slow', 0, .1)
     assert spent=={'slow': pytest.approx(Cell().compute/1.5)}
+
+def test_choices_made_ahead_are_run_beside_others_once(tiny, monkeypatch):
+    monkeypatch.setattr(easy_data, 'best_rate', lambda data: .1)
+    monkeypatch.setitem(easy_data.first, 'mnist_14', Cell('mnist_14', 300, 2))
+    found = easy_data.ahead_of(0)
+    assert set(found.method)=={'selective_backprop','selective_backprop(ahead=6)'} and len(found)==2
+    assert found.error.notna().all() and (found.kept<1).all()
+    monkeypatch.setattr(easy_data, 'run', None)
+    assert easy_data.ahead_of(0).error.tolist()==pytest.approx(found.error.tolist(), rel=1e-4)
 
 def test_the_rate_is_that_of_the_lowest_loss(monkeypatch):
     losses = {.1: .5, .2: .4, .4: .3, .8: .6, 1.6: .9}
