@@ -1,4 +1,4 @@
-"Damage to data, Cutout, and networks as the papers of this field have them; `get_model` knows these once it is imported"
+"Damage to data, Cutout and networks as the papers have them; `get_model` knows these once this is imported"
 import torch
 from fastai.data.transforms import Normalize
 from fastai.vision.augment import RandTransform
@@ -134,7 +134,7 @@ def wide_resnet28_10(
 def resnet56(
     n_out:int, # Number of classes
 ): # A module for images of 32x32
-    "ResNet-56, 0.85 million parameters, whose shortcuts have no weights (He et al. 2016, arXiv 1512.03385, section 4.2)"
+    "ResNet-56, 0.85 million parameters, shortcuts without weights (He et al. 2016, arXiv 1512.03385, section 4.2)"
     stem = [_conv(3, 16), nn.BatchNorm2d(16), nn.ReLU()]
     return _resnet(*stem, *_stages(_Plain, 16, (16,32,64), 9), n=64, n_out=n_out)
 
