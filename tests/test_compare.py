@@ -703,17 +703,22 @@ def test_each_finished_run_is_a_line_where_there_is_no_terminal(capsys):
     for i,(line,run) in enumerate(zip(lines, runs, strict=True), 1):
         assert re.fullmatch(rf'run {i} of 4: {re.escape(run)}, valid_loss \d\.\d+, \d+:\d\d left', line)
 
-@pytest.mark.parametrize('columns,label', [(140,'random_subset(keep=.5,warmup=0), seed 0: '), (80,'run 2 of 2: ')])
-def test_a_terminal_has_a_bar_that_ends_full_and_stays_one_line(capsys, monkeypatch, columns, label):
+@pytest.mark.parametrize('columns', [140,80])
+def test_a_terminal_has_a_bar_within_each_run_that_stays_one_line(capsys, monkeypatch, columns):
+    "And a line for each finished run"
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
     monkeypatch.setenv('COLUMNS', str(columns))
-    compare(learner_of, ['none','random_subset(keep=.5,warmup=0)'], 1, 1, plot=False)
-    said = capsys.readouterr().out
-    shown = said.strip().split('\r')
-    assert '100.00% [200/200' in shown[-1]
-    assert label in shown[-1]
-    assert said.endswith('\n')
-    assert max(map(len, shown))<=columns
+    method = 'random_subset(keep=.5,warmup=0)'
+    compare(learner_of, ['none',method], 2, 1, plot=False)
+    *shown,last = capsys.readouterr().out.split('\r')
+    assert re.fullmatch(rf'run 2 of 2: {re.escape(method)}, seed 0, valid_loss \d\.\d+, 00:00 left\n', last)
+    assert max(len(o.rstrip(' ')) for o in shown)<=columns
+    for i in (1,2):
+        bars = [o for o in shown if o.startswith(f'run {i} of 2 |')]
+        at = [int(re.search(r'(\d+)/100 ', o)[1]) for o in bars]
+        assert at==sorted(set(at))
+        assert at[0]==0 and at[-1]==100 and len(at)>3
+    assert ('random_subset' if columns==80 else f'{method}, seed 0') in bars[-1]
 
 # loaders
 def test_parts_of_the_data_share_nothing_and_are_the_same_each_time():

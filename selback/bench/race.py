@@ -14,10 +14,10 @@ import pandas as pd
 from fastcore.basics import listify
 
 from ..core.checks import check_range, error_text
-from .findings import is_control, last_epochs, never_selected, standing, table, words
+from .findings import is_control, last_epochs, never_selected, standing, table, word_of, words
 from ..views.groups import WorstGroup
 from ..callback.classes import item_classes
-from .compare import Runs, check_budget, check_maker, check_measure, check_study, compare, describe
+from .compare import Runs, check_budget, check_maker, check_study, compare, describe
 from .compare import measure_of, methods_by_name, nothing_learned, refuse_option
 
 # %% ../../nbs/bench/04_race.ipynb #fda49332
@@ -205,7 +205,7 @@ def race(
         raise TypeError(error_text('race', ', '.join(others), 'compute alone, the budget of the last round'))
     for name in kwargs: refuse_option(name, race, 'compute alone')
     check_maker(get_learner)
-    if measure is not None: check_measure(measure)
+    if measure is not None: word_of(measure)
     chosen = check_race(methods, compute, seeds, lr, about, annealing)
     if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
 
