@@ -471,15 +471,13 @@ def check_budget(
     unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
     amount:float, # How many a run has
     epoch:float, # How many an epoch takes
-    share:float=1., # Of the amount, that the first round of a race has
 ): # Raises a `ValueError`
     "Check that a method chooses within the budget; one that a function of one's own makes may at once"
     choosing = [o for name,o in methods.items() if not is_control(name)]
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
-    least = warmup*epoch/share
+    least = warmup*epoch
     if unit=='seconds' or amount>least: return
-    where = ' in the first round' if share<1 else ''
-    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
+    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
         f'more than {least:.0f}, or no method chooses anything',
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
