@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from ..core.checks import check_range, error_text, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
+from ..callback.clock import seconds_now
 from .compute import ComputeCount, counted_steps
 from .findings import brief, is_control, is_random, never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
@@ -77,37 +78,14 @@ def methods_by_name(
     if isinstance(methods, dict): return dict(methods)
     return {m: m for m in methods}
 
-# %% ../../nbs/bench/03_compare.ipynb #5c0e91d7
-def _now():
-    "Seconds, once the GPU has finished what it was given"
-    if torch.cuda.is_available(): torch.cuda.synchronize()
-    return time.perf_counter()
-
-class _Stopwatch:
-    "Adds up the seconds between its starts and stops, and those that the process computed"
-    def __init__(self):
-        self.seconds = 0.
-        self.cpu_seconds = 0.
-        self._began = None # seconds and those of the process; None: it stands still
-
-    def start(self): self._began = _now(),time.process_time()
-
-    def stop(self):
-        began,cpu_began = self._began
-        self.seconds += _now()-began
-        self.cpu_seconds += time.process_time()-cpu_began
-        self._began = None
-
-    @property
-    def shows(self):
-        "Seconds, with those since the last start if it runs; the GPU may be behind"
-        if self._began is None: return self.seconds
-        return self.seconds + (time.perf_counter()-self._began[0])
-
 # %% ../../nbs/bench/03_compare.ipynb #b7c5ede3
 _old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept',
     'valid_loss','error','lr','annealing','budget'}
 _own_columns = _old_columns | {'compute','selected','constant_loss','constant_error'} # which older files lack
+
+def _now(learn):
+    "Seconds, once the device has finished what it was given"
+    return seconds_now(learn.dls.device or 'cpu')
 
 def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
@@ -127,11 +105,13 @@ class CostLog(Callback):
         self.method,self.seed = method,seed
         self.rows = []
         self.compute = ComputeCount()
-        self._clock = _Stopwatch()
+        self.seconds = 0. # of training
+        self.cpu_seconds = 0. # that the process computed in these
+        self._began = None # both at the start of the training that goes on
         self._trained = 0 # items
         self._selected = 0 # steps
 
-    def before_epoch(self): self._clock.start() # a selection draws and ranks in `before_train`
+    def before_epoch(self): self._began = _now(self.learn),time.process_time() # a selection draws in `before_train`
 
     def after_backward(self):
         self._trained += n_items(self.yb)
@@ -139,17 +119,21 @@ class CostLog(Callback):
 
     def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
 
-    def after_train(self): self._clock.stop()
+    def after_train(self):
+        (began,cpu_began),self._began = self._began,None
+        self.seconds += _now(self.learn)-began
+        self.cpu_seconds += time.process_time()-cpu_began
 
     @property
     def spent(self)->dict:
-        "What the run has cost so far"
-        return dict(seconds=self._clock.shows, items=self._trained, compute=self.compute.spent)
+        "What the run has cost so far; while it trains, the device may be behind"
+        since = time.perf_counter()-self._began[0] if self._began else 0.
+        return dict(seconds=self.seconds+since, items=self._trained, compute=self.compute.spent)
 
     def after_epoch(self):
         loss,error = self.recorder.values[-1][1:3]
         looks,kept = self._looks_and_kept()
-        cost = dict(seconds=self._clock.seconds, cpu_seconds=self._clock.cpu_seconds,
+        cost = dict(seconds=self.seconds, cpu_seconds=self.cpu_seconds,
             forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.compute.spent)
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
@@ -794,13 +778,13 @@ class _Marks(Callback):
 
     def __init__(self, n): self.n,self.at = n,[]
 
-    def before_train(self): self.at.append(_now())
+    def before_train(self): self.at.append(_now(self.learn))
 
     def before_batch(self):
-        if not self.iter: self.at.append(_now())
+        if not self.iter: self.at.append(_now(self.learn))
 
     def after_batch(self):
-        self.at.append(_now())
+        self.at.append(_now(self.learn))
         if self.iter==self.n: raise CancelFitException
 
     def after_train(self): raise CancelFitException
@@ -830,9 +814,9 @@ def pace_of(
 )->Pace:
     "Time a few plain steps"
     marks = _Marks(n)
-    began = _now()
+    began = time.perf_counter()
     learn = get_learner()
-    made = _now()
+    made = time.perf_counter()
     with learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=marks)
     start,first,*ends = marks.at
     step = (ends[-1]-ends[0])/(len(ends)-1) if len(ends)>1 else ends[0]-first
