@@ -156,25 +156,20 @@ def _keep_picture(folder, learn):
     if log.seed==0: plt.imsave(folder/f'{log.method}.png', learned(learn).cpu().numpy())
     return {}
 
-def _titled_pictures(data, methods, runs, folder):
-    "The image, and what each method has learned of it, with their titles"
+def _show_pictures(data, methods, runs, folder):
+    "The image, and what each method has learned of it, as a file"
     import matplotlib.pyplot as plt
     from selback.bench.datasets import get_dls
     from selback.bench.findings import last_epochs
     image = get_dls(data).train_ds
-    yield 'the image',image.colours.reshape(*image.size, 3).cpu().numpy()
-
+    shown = [('the image', image.colours.reshape(*image.size, 3).cpu().numpy())]
     ends = last_epochs(runs[runs.seed==0]).set_index('method').error
     for method in methods:
         file = folder/f'{method}.png'
         if not file.exists(): continue
         name = 'plain training' if method=='none' else method
-        yield f'{name}\n{-10*math.log10(ends[method]):.2f} dB',plt.imread(file)
+        shown.append((f'{name}\n{-10*math.log10(ends[method]):.2f} dB', plt.imread(file)))
 
-def _show_pictures(data, methods, runs, folder):
-    "The image, and what each method has learned of it, as a file"
-    import matplotlib.pyplot as plt
-    shown = list(_titled_pictures(data, methods, runs, folder))
     columns = math.ceil(len(shown)/2)
     fig,axes = plt.subplots(2, columns, figsize=(3.2*columns,4.8), layout='constrained')
     for ax in axes.flat: ax.axis('off')
