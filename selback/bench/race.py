@@ -98,7 +98,7 @@ def field_of(
     print('race: the largest class has at least 3 times the items of the smallest, so balanced_sampling races, too.')
     return (*names, 'balanced_sampling')
 
-min_epochs = 5 # of a round that drops methods: after fewer it is luck who is ahead
+min_epochs = 5 # of a round that drops methods, most of which choose from the second epoch on
 
 def rounds_of(
     n:int, # Methods that are no controls
