@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from selback.all import composer, SelectiveBackpropCallback
 from selback.bench.compare import compare
-from selback.bench.datasets import PadCrop, damage, tensor_dls
+from selback.bench.datasets import PadCrop, tensor_dls
 from selback.bench.findings import last_epochs
 from selback.core.outlook import hardest_tenth
+from studies.data import damage
 from studies.experiments import once, results_folder, scale
 from studies.regimes import cifar_parts, is_vehicle, sgd
 from studies.wrong_labels import digits, smaller

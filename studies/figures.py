@@ -1,4 +1,4 @@
-"Two more pictures of a comparison: quality by items back-propagated, and who is on the front"
+"More of a comparison: quality by items back-propagated, who is on the front, and what plain training would need"
 import numpy as np, pandas as pd
 
 from selback.bench.findings import reach, word_of
@@ -84,3 +84,22 @@ def plot_by_items(
     title = f'mean of {seeds} seeds; band: best to worst' if seeds>1 else None
     fig.legend(loc='outside lower center', frameon=False, title=title)
     return ax
+
+# Under a schedule that ends with the budget, a run shows what it was worth at its end only. So plain training runs on
+# several budgets, each with a schedule of its own; between two of these rungs the logarithm of the cost is interpolated
+def on_ladder(
+    ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it
+    ladder:pd.DataFrame, # The same of plain training on several budgets
+    measure:str='error', # A column: 'valid_loss' or 'error'
+    cost:str='compute', # A column
+)->pd.DataFrame: # `ends`, with 'times less' (NaN below the lowest rung, at most the highest rung's) and 'difference'
+    "What plain training of the same seed needs to be as good as each run, and how good it is at the run's cost"
+    rungs_of = {seed: rungs.sort_values(cost) for seed,rungs in ladder.groupby('seed')}
+    times_less,difference = [],[]
+    for _,run in ends.iterrows():
+        rungs = rungs_of[run.seed]
+        log_costs,best = np.log(rungs[cost]),rungs[measure].cummin()
+        log_needed = np.interp(-run[measure], -best, log_costs, left=np.nan)
+        times_less.append(np.exp(log_needed)/run[cost])
+        difference.append(run[measure] - np.interp(np.log(run[cost]), log_costs, best))
+    return ends.assign(**{'times less': times_less, 'difference': difference})

@@ -6,9 +6,10 @@ import numpy as np, pandas as pd, torch
 from fastai.learner import Learner
 from fastai.metrics import mse
 from fastai.torch_core import default_device
+from sklearn.datasets import load_sample_image
 
 from selback.bench.compare import compare, environment
-from selback.bench.datasets import get_dls, get_model
+from selback.bench.datasets import get_dls, get_model, pixel_dls
 from selback.bench.findings import last_epochs, paired
 from studies.experiments import results, scale, stored
 
@@ -21,8 +22,9 @@ plan = dict(
 plan['paper'] = plan['small']|dict(compute=96*ITEMS, seconds=120)
 
 def learner(image, full_size=True):
-    "Of a photograph, pixel by pixel"
-    return Learner(get_dls(image, 1024, full_size=full_size), get_model('coordinate_net', 3), metrics=mse)
+    "Of a photograph, pixel by pixel, at its own 640x427 or at 192x128"
+    dls = pixel_dls(load_sample_image(f'{image}.jpg'), 1024) if full_size else get_dls(image, 1024)
+    return Learner(dls, get_model('coordinate_net', 3), metrics=mse)
 
 def study(
     folder, # For the files

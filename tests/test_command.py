@@ -105,9 +105,11 @@ PLANS = [
     (dict(seconds=42, methods='none,top_loss', seeds=1, lr='.1,.2'),
         '2 runs (2 methods, 1 seed), 42 seconds each, and before them 2 to find the learning rate. '
         'That is about 3 minutes,', 4*(1+2*21+2*3)),
-    (dict(race=True, compute=1600, seeds=3, lr='.1,.2,.3'),
-        'Like 35 trainings of 8 epochs: 51 runs in 3 rounds, and before them 9 to find the learning rate. ',
-        24*(1+2*21+2*3) + 15*(1+4*21+4*3) + 21*(1+8*21+8*3))]
+    (dict(race=True, compute=4000, seeds=3, lr='.1,.2,.3'),
+        'Like 35 trainings of 20 epochs: 51 runs in 3 rounds, the first of 5 epochs, and before them 9 to find '
+        'the learning rate. ', 24*(1+5*21+5*3) + 15*(1+10*21+10*3) + 21*(1+20*21+20*3)),
+    (dict(race=True, compute=1600, seeds=3),
+        'Like 24 trainings of 8 epochs: 24 runs in 1 round. ', 24*(1+8*21+8*3))]
 
 @pytest.mark.parametrize('kwargs,says,seconds', PLANS)
 def test_how_many_runs_and_how_long_is_said_first(kwargs, says, seconds, trains_not, tmp_path, capsys):
@@ -130,8 +132,8 @@ def test_a_few_steps_are_timed(monkeypatch):
 TOO_SHORT = [
     (dict(compute=200), 'compute: got 200, which is 1 epoch(s), wanted more than 200, or no method chooses anything'),
     (dict(epochs=1), 'epochs: got 1, which is 1 epoch(s), wanted more than 1'),
-    (dict(race=True, compute=300), 'compute: got 300, which is 0.38 epoch(s) in the first round, wanted more than 800, '
-        'or no method chooses anything; each trains on all items for 1 epoch(s) first, so take 1600')]
+    (dict(race=True, compute=150), 'compute: got 150, which is 0.75 epoch(s), wanted more than 200, '
+        'or no method chooses anything; each trains on all items for 1 epoch(s) first, so take 400')]
 
 @pytest.mark.parametrize('kwargs,says', TOO_SHORT)
 def test_a_budget_in_which_no_method_chooses_is_refused(kwargs, says, trains_not, tmp_path, capsys):

@@ -15,7 +15,7 @@ from selback.bench.findings import *
 from selback.bench.compare import *
 from selback.bench.compare import Budget, CostLog
 from selback.bench.command import main
-from selback.bench.datasets import PadCrop, damage, tensor_dls
+from selback.bench.datasets import PadCrop, tensor_dls
 
 # findings by hand
 RANDOM = 'random_subset(keep=.5)'
@@ -703,112 +703,22 @@ def test_each_finished_run_is_a_line_where_there_is_no_terminal(capsys):
     for i,(line,run) in enumerate(zip(lines, runs, strict=True), 1):
         assert re.fullmatch(rf'run {i} of 4: {re.escape(run)}, valid_loss \d\.\d+, \d+:\d\d left', line)
 
-@pytest.mark.parametrize('columns,label', [(140,'random_subset(keep=.5,warmup=0), seed 0: '), (80,'run 2 of 2: ')])
-def test_a_terminal_has_a_bar_that_ends_full_and_stays_one_line(capsys, monkeypatch, columns, label):
+@pytest.mark.parametrize('columns', [140,80])
+def test_a_terminal_has_a_bar_within_each_run_that_stays_one_line(capsys, monkeypatch, columns):
+    "And a line for each finished run"
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
     monkeypatch.setenv('COLUMNS', str(columns))
-    compare(learner_of, ['none','random_subset(keep=.5,warmup=0)'], 1, 1, plot=False)
-    said = capsys.readouterr().out
-    shown = said.strip().split('\r')
-    assert '100.00% [200/200' in shown[-1]
-    assert label in shown[-1]
-    assert said.endswith('\n')
-    assert max(map(len, shown))<=columns
-
-# damage
-OF_LABELS = ['flipped_labels','random_labels']
-OF_PIXELS = ['shuffled_pixels','gaussian_images']
-
-class Damaged:
-    "A quarter of 2,000 images of 10 classes is damaged"
-    def __init__(self, kind, as_bytes):
-        self.kind,self.scale = kind,255 if as_bytes else 1
-        images = torch.rand(2000, 3, 8, 8)*torch.tensor([.2,.5,1.])[:,None,None]
-        self.images = (images*255).byte() if as_bytes else images
-        self.labels = torch.arange(2000)%10
-        self.before = self.images.clone(),self.labels.clone()
-        self.ds,self.where = self.again(seed=1)
-
-    def again(self, seed):
-        ds = TensorItems(self.images, self.labels, 0)
-        return ds,damage(ds, self.kind, .25, seed=seed)
-
-    @property
-    def new(self): return self.ds.images[self.where].float()
-
-    @property
-    def old(self): return self.images[self.where].float()
-
-    @property
-    def share_mislabelled(self): return (self.ds.labels!=self.labels)[self.where].float().mean()
-
-as_bytes = pytest.mark.parametrize('as_bytes', [True, False])
-
-@pytest.mark.parametrize('kind', OF_LABELS+OF_PIXELS)
-@as_bytes
-def test_damage(kind, as_bytes):
-    damaged = Damaged(kind, as_bytes)
-    images,labels = damaged.before
-    assert damaged.where.sum()==500
-    assert torch.equal(damaged.images, images) # what the dataset was made of is as it was
-    assert torch.equal(damaged.labels, labels)
-
-    ds,intact = damaged.ds,~damaged.where
-    assert torch.equal(ds.images[intact], images[intact])
-    assert torch.equal(ds.labels[intact], labels[intact])
-    assert ds.images.dtype==images.dtype
-
-@pytest.mark.parametrize('kind', OF_LABELS+OF_PIXELS)
-@as_bytes
-def test_damage_goes_by_its_seed(kind, as_bytes):
-    damaged = Damaged(kind, as_bytes)
-    again,where = damaged.again(seed=1)
-    assert torch.equal(where, damaged.where)
-    assert torch.equal(again.images, damaged.ds.images)
-    assert torch.equal(again.labels, damaged.ds.labels)
-    _,elsewhere = damaged.again(seed=2)
-    assert not torch.equal(elsewhere, damaged.where)
-
-@pytest.mark.parametrize('kind', OF_LABELS)
-@as_bytes
-def test_damaged_labels(kind, as_bytes):
-    damaged = Damaged(kind, as_bytes)
-    ds,wrong = damaged.ds,damaged.share_mislabelled
-    assert torch.equal(ds.images, damaged.images)
-    assert ds.labels[damaged.where].bincount(minlength=10).min()>25
-    if kind=='flipped_labels': assert wrong==1
-    else: assert abs(wrong-.9)<.05 # one in ten is right by chance
-
-@as_bytes
-def test_shuffled_pixels_are_the_same_in_one_order_for_all(as_bytes):
-    damaged = Damaged('shuffled_pixels', as_bytes)
-    new,old = damaged.new.flatten(2),damaged.old.flatten(2)
-    assert damaged.share_mislabelled==0
-    assert torch.equal(new.sort().values, old.sort().values)
-    assert not torch.equal(new, old)
-    if as_bytes: return # a value may be there twice
-    order = [(old[0,0]==value).nonzero()[0,0] for value in new[0,0]]
-    assert torch.equal(old[:,:,order], new)
-
-@as_bytes
-def test_gaussian_images_have_the_colours_of_all_and_nothing_of_their_own(as_bytes):
-    damaged = Damaged('gaussian_images', as_bytes)
-    new,old,every = damaged.new,damaged.old,damaged.images.float()
-    def means(images): return images.mean((0,2,3))
-    def spreads(images): return images.std((0,2,3))
-    assert damaged.share_mislabelled==0
-    assert ((means(new)-means(every)).abs()<.06*damaged.scale).all()
-    assert (spreads(new)>.6*spreads(every)).all()
-    assert 0<=new.min()
-    assert new.max()<=damaged.scale
-
-    def correlation(images): return torch.corrcoef(torch.stack([images.flatten(), old.flatten()]))[0,1]
-    assert abs(correlation(new)-correlation(new[torch.randperm(500)]))<.05
-
-def test_damage_refuses_what_it_does_not_know():
-    ds = get_dls('digits', bs=8, n_train=20).train_ds
-    with pytest.raises(ValueError, match="kind: got 'noise', wanted one of flipped_labels"): damage(ds, 'noise', .1)
-    with pytest.raises(ValueError, match='share: got 2'): damage(ds, 'random_labels', 2)
+    method = 'random_subset(keep=.5,warmup=0)'
+    compare(learner_of, ['none',method], 2, 1, plot=False)
+    *shown,last = capsys.readouterr().out.split('\r')
+    assert re.fullmatch(rf'run 2 of 2: {re.escape(method)}, seed 0, valid_loss \d\.\d+, 00:00 left\n', last)
+    assert max(len(o.rstrip(' ')) for o in shown)<=columns
+    for i in (1,2):
+        bars = [o for o in shown if o.startswith(f'run {i} of 2 |')]
+        at = [int(re.search(r'(\d+)/100 ', o)[1]) for o in bars]
+        assert at==sorted(set(at))
+        assert at[0]==0 and at[-1]==100 and len(at)>3
+    assert ('random_subset' if columns==80 else f'{method}, seed 0') in bars[-1]
 
 # loaders
 def test_parts_of_the_data_share_nothing_and_are_the_same_each_time():

@@ -1,4 +1,4 @@
-"What a learner of `get_dls` does besides training; networks, Cutout and damage as the papers have them"
+"What a learner of `get_dls` does besides training; data and loaders"
 import json, os, random, re
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from PIL import Image
 from torch import nn
 
 import selback.bench.datasets as d
-from selback.bench.datasets import (Cutout, PadCrop, TensorDL, TensorItems, damage, get_dls, get_model,
-    tensor_dls)
+from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorDL, TensorItems
 from selback.callback.loaders import ChosenBefore, draw
 
 matplotlib.use('Agg')
@@ -201,70 +200,27 @@ def test_svhn_with_its_extra_part(monkeypatch):
     assert len(get_dls('svhn', 8).train_ds)==16
     d.datasets['svhn'].cache_clear()
 
-def test_cutout_hides_a_square_whose_center_is_any_pixel():
-    x = TensorImage(torch.ones(4000,2,6,6))
-    hidden = torch.Tensor(Cutout(4)(x, split_idx=0))==0
-    assert torch.equal(hidden[:,0], hidden[:,1])
-    assert Cutout(4)(x, split_idx=1) is x
+# wrong labels
+@pytest.mark.parametrize('share', [0,.25,1])
+def test_each_of_a_share_gets_the_label_of_another_class(share):
+    "And those that the seed tells; what the dataset was made of is as it was"
+    images,labels = torch.rand(2000, 3, 2, 2),torch.arange(2000)%10
+    def again(seed):
+        ds = TensorItems(images, labels, 0)
+        return flip_labels(ds, share, seed),ds
+    wrong,ds = again(1)
+    assert torch.equal(ds.labels!=labels, wrong)
+    assert wrong.sum()==share*2000
+    assert torch.equal(labels, torch.arange(2000)%10)
+    assert ds.images is images
+    if share: assert ds.labels[wrong].bincount(minlength=10).min()>share*100
 
-    at = torch.arange(6)
-    def around(i): return (at>=i-2) & (at<i+2)
-    squares = torch.stack([around(i)[:,None] & around(j) for i in range(6) for j in range(6)])
-    n = (hidden[:,0,None]==squares).all((2,3)).sum(0)
-    assert n.sum()==4000 # nothing else
-    assert n.min()>60 and n.max()<170 # each of the 36 about 111 times
+    assert torch.equal(again(1)[1].labels, ds.labels)
+    assert torch.equal(again(2)[1].labels, ds.labels)==(share==0)
 
-def test_cutout_comes_after_normalization_and_is_for_training():
-    dls = get_dls('digits', 16, n_train=64, n_valid=16, cutout=16)
-    assert [type(o).__name__ for o in dls.train.after_batch.fs][-2:]==['Normalize','Cutout']
-    x,y = dls.train.one_batch()
-    assert ((x==0).all(1).sum((1,2))>=64).all() # 8x8 at least, in a corner
-    assert not (dls.valid.one_batch()[0]==0).all(1).any()
-    with pytest.raises(ValueError, match="cutout: got 16 with 'china', wanted 0"): get_dls('china', cutout=16)
-    with pytest.raises(ValueError, match='cutout: got -1'): get_dls('digits', cutout=-1)
-
-@pytest.mark.parametrize('as_bytes', [True, False])
-def test_gaussian_images_have_the_mean_and_the_variance_of_the_image_they_replace(as_bytes):
-    means,stds = .5+.2*(torch.rand(40,3,1,1)-.5),.02+.08*torch.rand(40,3,1,1)
-    images = means+stds*torch.randn(40,3,48,48)
-    images = (images*255).clamp(0, 255).byte() if as_bytes else images.clamp(0, 1)
-    ds = TensorItems(images, torch.arange(40)%4, 0)
-    damaged = damage(ds, 'gaussian_images', .5)
-    brightest = 255 if as_bytes else 1
-    new,old = ((o[damaged].float()/brightest).flatten(2) for o in (ds.images, images))
-    assert (new.mean(2)-old.mean(2)).abs().max()<.01
-    assert (new.std(2)/old.std(2)-1).abs().max()<.1
-    assert old.mean((0,2)).std()<.1
-    centered = torch.stack([(o-o.mean(2, keepdim=True)).flatten() for o in (new,old)])
-    assert abs(torch.corrcoef(centered)[0,1])<.02
-    assert damage(TensorItems(images, torch.arange(40)%4, 0), 'gaussian_images', 0).sum()==0
-
-# networks
-@pytest.mark.parametrize('name,n_weights,n,n_out', [
-    ('wide_resnet28_10',36_479_194,25,10),
-    ('wide_resnet28_10',36_536_884,25,100),
-    ('resnet56',853_018,55,10)])
-def test_networks_of_the_papers(name, n_weights, n, n_out):
-    with torch.device('meta'):
-        net = get_model(name, n_out)
-        assert net(torch.zeros(2,3,32,32)).shape==(2,n_out)
-        maps = net[:-3](torch.zeros(2,3,32,32))
-    assert maps.shape[2:]==(8,8)
-    assert sum(p.numel() for p in net.parameters())==n_weights
-    assert sum(isinstance(m, nn.Conv2d) and m.kernel_size==(3,3) for m in net.modules())==n
-
-def test_shortcuts_are_what_the_papers_say():
-    x = torch.rand(2,16,8,8)
-    net,wide = get_model('resnet56', 10),get_model('wide_resnet28_10', 10)[2]
-    first,down = net[3],net[3+9]
-    for m in (first,down): m.layers[-1].weight.data.zero_()
-    assert torch.equal(first(x), x) # no weights
-    assert torch.equal(down(x)[:,:16], x[:,:,::2,::2]) # option A
-    assert not down(x)[:,16:].any()
-
-    wide.layers[-1].weight.data.zero_()
-    x = torch.randn(2,160,4,4)
-    assert torch.equal(wide(x), x) # nothing behind the sum
+def test_a_share_of_labels_is_no_more_than_all():
+    ds = TensorItems(torch.rand(4, 3, 2, 2), torch.arange(4), 0)
+    with pytest.raises(ValueError, match='share: got 2'): flip_labels(ds, 2)
 
 # the manual
 IN_SMALL = {'bs=64': 'bs=8', 'Resize(460)': 'Resize(40)', 'size=224': 'size=32',
@@ -360,8 +316,3 @@ def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
     if not num_workers: assert kinds==[torch.Tensor]
     assert torch.equal(torch.cat([x for x,_ in batches]), ds[wanted][0])
     assert [len(y) for _,y in batches]==[8,8,8,8,1][:len(batches)]
-
-def test_a_photograph_has_its_own_size():
-    ds = get_dls('flower', 4096, full_size=True).train_ds
-    assert (ds.size,len(ds))==((427,640),273_280)
-    with pytest.raises(ValueError, match="full_size: got True with 'digits'"): get_dls('digits', full_size=True)

@@ -179,7 +179,7 @@ def test_what_is_held_is_noticed():
 GIVEN = dict(
     learn={'xb','yb','dl','pred','iter','pct_train'}, # set anew for each batch or epoch
     recorder={'metric_names','log','cancel_train'}, # set anew for each fit or epoch
-    bar={'comment'})
+    bar={'comment','prefix'})
 KINDS = dict(Learner='learn', Recorder='recorder')
 
 def parameters_of(function):

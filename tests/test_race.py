@@ -85,12 +85,20 @@ def test_what_never_selected_goes_on_and_takes_no_place():
 @pytest.mark.parametrize('n', range(1, 20))
 def test_two_are_left_for_the_last_round(n):
     left = n
-    shares = rounds_of(n)
+    shares = rounds_of(n, 1000)
     for _ in shares[1:]: left = max(2, -(-left//2))
     assert left<=2
     assert shares[-1]==1
     assert all(b==2*a for a,b in zip(shares, shares[1:]))
     assert len(shares)==1 or n>2**(len(shares)-1) # no more rounds than are needed
+
+@pytest.mark.parametrize('epochs', [1,4.9,5,9.9,10,19,20,40,1000])
+def test_no_method_is_dropped_after_fewer_than_five_epochs(epochs):
+    "Rounds that would be shorter are left out, and no others"
+    shares = rounds_of(6, epochs)
+    assert shares==[.25,.5,1][-len(shares):]
+    assert len(shares)==1 or shares[0]*epochs>=5
+    assert len(shares)==3 or shares[0]*epochs/2<5
 
 NO_DIFFERENCE = 'At equal compute there is no clear difference'
 PLAIN_IS_LOWEST = 'At equal compute plain training has the lowest error'
@@ -180,7 +188,10 @@ def learner(): # fifty items
     learn.metrics = [lambda pred, y: (pred.argmax(1)!=y).float().mean()]
     return learn
 
-def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
+@pytest.fixture
+def short_rounds(monkeypatch): monkeypatch.setattr('selback.bench.race.min_epochs', 2)
+
+def test_rounds_have_budgets_of_their_own(tmp_path, capsys, short_rounds):
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter','random_subset(keep=.5)']
     runs = race(learner, methods, compute=200, seeds=2, path=tmp_path/'race')
     first,second = runs[runs['round']==1],runs[runs['round']==2]
@@ -195,7 +206,7 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys):
     assert race_verdict(runs) in said
     assert escape(race_verdict(runs)) in in_notebook(runs)
     assert 'without' not in said
-    assert "Round 1 of 2: 5 methods, of which each computes 100 items' worth a run.\n" in said
+    assert "Round 1 of 2: 5 methods, of which each computes 100 items' worth a run (2 epochs).\n" in said
     assert 'Round 2 of 2: 4 methods' in said
 
     def files(): return {f.name: f.read_bytes() for f in (tmp_path/'race').iterdir()}
@@ -262,33 +273,34 @@ def test_a_race_hands_on_what_it_takes():
     assert set(runs.annealing)=={'step'}
     assert set(runs.steps)=={7}
 
-def test_a_missing_control_is_said_once(capsys):
+def test_a_missing_control_is_said_once(capsys, short_rounds):
     race(learner, ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter'], compute=200, seeds=1)
     assert capsys.readouterr().out.count('without random_subset among the methods')==1
 
-def test_six_methods_and_two_controls_take_three_rounds():
+def test_six_methods_and_two_controls_take_two_rounds_by_default():
+    "Of ten epochs; from twenty on, three"
     assert 'none' in field
-    assert len(rounds_of(6))==3
-    assert sizes_of(field)==[(.25,8),(.5,5),(1,4)]
+    assert sizes_of(field, 10)==[(.5,8),(1,5)]
+    assert sizes_of(field, 20)==[(.25,8),(.5,5),(1,4)]
 
 @pytest.mark.parametrize('n', range(1, 12))
 def test_the_rounds_ahead_are_those_that_come(n):
     left = ['none', *(f'm{i}' for i in range(n))]
     cost = 0
-    for share,size in sizes_of(left):
+    for share,size in sizes_of(left, 1000):
         assert len(left)==size
         cost += share*size
         left = better_half(ends_of(**{m: [float(i)] for i,m in enumerate(left)}))
     assert len(left)==1+min(n, 2)
     names = ['none', *map(str, range(n))]
-    assert trainings_of(names, 3)==3*cost
-    assert trainings_of(names, 3, n_rates=2)==3*cost+6
+    assert trainings_of(names, 1000, 3)==3*cost
+    assert trainings_of(names, 1000, 3, n_rates=2)==3*cost+6
 
-def test_a_race_in_whose_first_round_no_method_chooses_is_refused(monkeypatch):
+def test_a_race_in_which_no_method_chooses_is_refused(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', None)
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter']
-    said = r'compute: got 100, which is 1 epoch\(s\) in the first round, wanted more than 100.* so take 200'
-    with pytest.raises(ValueError, match=said): race(learner, methods, compute=100, seeds=1)
+    said = r'compute: got 50, which is 1 epoch\(s\), wanted more than 50.* so take 100'
+    with pytest.raises(ValueError, match=said): race(learner, methods, compute=50, seeds=1)
 
 @pytest.mark.parametrize('n_valid,constant', [(5000,dict(constant_error=.2, constant_loss=2.)),
     (100,dict(constant_error=.9, constant_loss=1.))])

@@ -156,25 +156,20 @@ def _keep_picture(folder, learn):
     if log.seed==0: plt.imsave(folder/f'{log.method}.png', learned(learn).cpu().numpy())
     return {}
 
-def _titled_pictures(data, methods, runs, folder):
-    "The image, and what each method has learned of it, with their titles"
+def _show_pictures(data, methods, runs, folder):
+    "The image, and what each method has learned of it, as a file"
     import matplotlib.pyplot as plt
     from selback.bench.datasets import get_dls
     from selback.bench.findings import last_epochs
     image = get_dls(data).train_ds
-    yield 'the image',image.colours.reshape(*image.size, 3).cpu().numpy()
-
+    shown = [('the image', image.colours.reshape(*image.size, 3).cpu().numpy())]
     ends = last_epochs(runs[runs.seed==0]).set_index('method').error
     for method in methods:
         file = folder/f'{method}.png'
         if not file.exists(): continue
         name = 'plain training' if method=='none' else method
-        yield f'{name}\n{-10*math.log10(ends[method]):.2f} dB',plt.imread(file)
+        shown.append((f'{name}\n{-10*math.log10(ends[method]):.2f} dB', plt.imread(file)))
 
-def _show_pictures(data, methods, runs, folder):
-    "The image, and what each method has learned of it, as a file"
-    import matplotlib.pyplot as plt
-    shown = list(_titled_pictures(data, methods, runs, folder))
     columns = math.ceil(len(shown)/2)
     fig,axes = plt.subplots(2, columns, figsize=(3.2*columns,4.8), layout='constrained')
     for ax in axes.flat: ax.axis('off')
@@ -224,8 +219,9 @@ def run_study(
     # The target, as a multiple of plain training's best error
     # (validation loss, if there are fewer than 2,000 validation items)
     target_error:str='1.2x',
-    # Find out which method suits the data: rounds with a growing budget, up to --compute (ten epochs' worth
-    # if left out), and ever fewer methods; the rounds' runs, and table.md of the last one, are written to --out
+    # Find out which method suits the data: rounds with a growing budget, from five epochs or more up to --compute
+    # (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one,
+    # are written to --out
     race:bool=False,
     # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image;
     # runs that it has are not run again
@@ -303,14 +299,15 @@ def _race_ahead(methods, compute, n_seeds, rates, out, about):
     from selback.bench.race import sizes_of, trainings_of
     epoch = about['n_train']
     compute = compute or 10*epoch
-    rounds = sizes_of(methods)
-    check_budget(methods, 'compute', compute, epoch, rounds[0][0])
+    rounds = sizes_of(methods, compute/epoch)
+    check_budget(methods, 'compute', compute, epoch)
 
     words,n_search = _search_ahead(rates, n_seeds, out)
-    trainings = math.ceil(trainings_of(methods, n_seeds, len(rates)))
+    trainings = math.ceil(trainings_of(methods, compute/epoch, n_seeds, len(rates)))
     n = n_seeds*sum(of_round for _,of_round in rounds)
+    first = f', the first of {rounds[0][0]*compute/epoch:.3g} epochs' if len(rounds)>1 else ''
     said = (f"Like {_counted(trainings, 'training')} of {compute/epoch:.3g} epochs: {_counted(n, 'run')} in "
-        f"{_counted(len(rounds), 'round')}{_less_those(out, 'round_*.csv')}{words}")
+        f"{_counted(len(rounds), 'round')}{first}{_less_those(out, 'round_*.csv')}{words}")
     runs = [(n_seeds*of_round, share*compute) for share,of_round in rounds]
     return _Ahead(said, 'compute', [*runs, (n_search, compute)])
 

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'check_measure',
-           'measure_of', 'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'Pace', 'pace_of', 'in_time',
-           'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown',
-           'verdict']
+           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'measure_of',
+           'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'Pace', 'pace_of', 'in_time', 'TensorItems',
+           'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -20,19 +19,20 @@ from typing import NamedTuple
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
 import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
-from fastai.callback.progress import progress_bar
+from fastai.callback.progress import master_bar, progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
 from fastai.torch_core import find_bs, set_seed, to_detach, to_device
 from fastcore.basics import camel2snake
-from fastprogress.fastprogress import ConsoleProgressBar
+from fastprogress.fastprogress import ConsoleProgressBar, format_time
 from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
+from ..callback.clock import seconds_now
 from .compute import ComputeCount, counted_steps
 from .findings import brief, is_control, is_random, never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
@@ -78,37 +78,14 @@ def methods_by_name(
     if isinstance(methods, dict): return dict(methods)
     return {m: m for m in methods}
 
-# %% ../../nbs/bench/03_compare.ipynb #5c0e91d7
-def _now():
-    "Seconds, once the GPU has finished what it was given"
-    if torch.cuda.is_available(): torch.cuda.synchronize()
-    return time.perf_counter()
-
-class _Stopwatch:
-    "Adds up the seconds between its starts and stops, and those that the process computed"
-    def __init__(self):
-        self.seconds = 0.
-        self.cpu_seconds = 0.
-        self._began = None # seconds and those of the process; None: it stands still
-
-    def start(self): self._began = _now(),time.process_time()
-
-    def stop(self):
-        began,cpu_began = self._began
-        self.seconds += _now()-began
-        self.cpu_seconds += time.process_time()-cpu_began
-        self._began = None
-
-    @property
-    def shows(self):
-        "Seconds, with those since the last start if it runs; the GPU may be behind"
-        if self._began is None: return self.seconds
-        return self.seconds + (time.perf_counter()-self._began[0])
-
 # %% ../../nbs/bench/03_compare.ipynb #b7c5ede3
 _old_columns = {'method','seed','epoch','seconds','cpu_seconds','forwarded','backpropagated','kept',
     'valid_loss','error','lr','annealing','budget'}
 _own_columns = _old_columns | {'compute','selected','constant_loss','constant_error'} # which older files lack
+
+def _now(learn):
+    "Seconds, once the device has finished what it was given"
+    return seconds_now(learn.dls.device or 'cpu')
 
 def _looks(selection, rows):
     "How many items were forwarded besides those that trained"
@@ -128,11 +105,13 @@ class CostLog(Callback):
         self.method,self.seed = method,seed
         self.rows = []
         self.compute = ComputeCount()
-        self._clock = _Stopwatch()
+        self.seconds = 0. # of training
+        self.cpu_seconds = 0. # that the process computed in these
+        self._began = None # both at the start of the training that goes on
         self._trained = 0 # items
         self._selected = 0 # steps
 
-    def before_epoch(self): self._clock.start() # a selection draws and ranks in `before_train`
+    def before_epoch(self): self._began = _now(self.learn),time.process_time() # a selection draws in `before_train`
 
     def after_backward(self):
         self._trained += n_items(self.yb)
@@ -140,17 +119,21 @@ class CostLog(Callback):
 
     def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
 
-    def after_train(self): self._clock.stop()
+    def after_train(self):
+        (began,cpu_began),self._began = self._began,None
+        self.seconds += _now(self.learn)-began
+        self.cpu_seconds += time.process_time()-cpu_began
 
     @property
     def spent(self)->dict:
-        "What the run has cost so far"
-        return dict(seconds=self._clock.shows, items=self._trained, compute=self.compute.spent)
+        "What the run has cost so far; while it trains, the device may be behind"
+        since = time.perf_counter()-self._began[0] if self._began else 0.
+        return dict(seconds=self.seconds+since, items=self._trained, compute=self.compute.spent)
 
     def after_epoch(self):
         loss,error = self.recorder.values[-1][1:3]
         looks,kept = self._looks_and_kept()
-        cost = dict(seconds=self._clock.seconds, cpu_seconds=self._clock.cpu_seconds,
+        cost = dict(seconds=self.seconds, cpu_seconds=self.cpu_seconds,
             forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.compute.spent)
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
@@ -219,20 +202,8 @@ def schedule(
     return known[name]
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
-def _minutes(seconds):
-    "Such as 2:10, or 1:02:10"
-    minutes,seconds = divmod(round(seconds), 60)
-    if minutes<60: return f'{minutes}:{seconds:02}'
-    return f'{minutes//60}:{minutes%60:02}:{seconds:02}'
-
-def _of_one_width(labels, widest):
-    "Labels of which each overwrites the one before it; a line that is too long would not stay one"
-    width = max(map(len, labels))
-    if width>widest: return [f'run {i+1} of {len(labels)}' for i in range(len(labels))]
-    return [o.ljust(width) for o in labels]
-
 class _Progress(Callback):
-    "Where the runs are: a bar, or a line for each finished run where the output is neither a notebook nor a terminal"
+    "A bar within each run, in a notebook beside one of the runs; where it is none, a line for each finished run"
     order = CostLog.order+1
 
     def __init__(self, todo):
@@ -240,42 +211,37 @@ class _Progress(Callback):
         self.done = 0
         self.began = time.monotonic()
         self.in_console = issubclass(progress_bar, ConsoleProgressBar)
-        self.bar = self._new_bar() if not self.in_console or sys.stdout.isatty() else None
+        has_bars = not self.in_console or sys.stdout.isatty()
+        self.runs = master_bar(range(len(todo))) if has_bars else None
 
-    def _new_bar(self):
-        bar = progress_bar(range(100*len(self.labels)))
-        if self.in_console: self.labels = _of_one_width(self.labels, bar.cols-60)
-        bar.on_iter_begin()
-        bar.update(0)
-        return bar
+    def before_fit(self):
+        if self.runs is None: return
+        self.runs.update(self.done)
+        self.bar = progress_bar(range(100), parent=self.runs)
+        self.bar.prefix = f'run {self.done+1} of {len(self.labels)}' # of a console
+        self._tell('')
+        self.bar.update(0)
 
-    def before_fit(self): self.tell()
-    def after_epoch(self): self.tell(f': {self.cost_log.rows[-1]["valid_loss"]:<8.4g}')
+    def _tell(self, loss):
+        told = f'{loss:<8}{self.labels[self.done]}'
+        self.bar.comment = told[:self.bar.cols-54] if self.in_console else told # the rest of the line is the bar
 
     def after_batch(self):
-        if self.bar: self.bar.update(100*self.done + int(100*min(self.learn.pct_train, .99)))
+        if self.runs: self.bar.update(int(100*min(self.learn.pct_train, .99)))
 
-    def tell(self, more=''):
-        if not self.bar: return
-        width = len(self.labels[0])+10 if self.in_console else 0
-        self.bar.comment = (self.labels[self.done]+more).ljust(width)
+    def after_epoch(self):
+        if self.runs: self._tell(f'{self.cost_log.rows[-1]["valid_loss"]:.4g}')
 
     def end_run(self, loss):
         "One more is done"
         self.done += 1
-        if self.bar: self._move_bar()
-        else: self._print_line(loss)
-
-    def _move_bar(self):
-        self.bar.update(100*self.done)
-        if self.done<len(self.labels): return
-        self.bar.on_iter_end()
-        if self.in_console: print()
-
-    def _print_line(self, loss):
         n,label = len(self.labels),self.labels[self.done-1]
+        if self.runs:
+            self.bar.update(100)
+            if self.done==n: self.runs.update(n)
+        if not self.in_console: return
         left = (time.monotonic()-self.began)*(n/self.done-1)
-        print(f'run {self.done} of {n}: {label}, valid_loss {loss:.4g}, {_minutes(left)} left', flush=True)
+        print(f'run {self.done} of {n}: {label}, valid_loss {loss:.4g}, {format_time(left)} left', flush=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #8015d534
 def _processor():
@@ -489,15 +455,13 @@ def check_budget(
     unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
     amount:float, # How many a run has
     epoch:float, # How many an epoch takes
-    share:float=1., # Of the amount, that the first round of a race has
 ): # Raises a `ValueError`
     "Check that a method chooses within the budget; one that a function of one's own makes may at once"
     choosing = [o for name,o in methods.items() if not is_control(name)]
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
-    least = warmup*epoch/share
+    least = warmup*epoch
     if unit=='seconds' or amount>least: return
-    where = ' in the first round' if share<1 else ''
-    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount*share/epoch:.2g} epoch(s){where}',
+    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
         f'more than {least:.0f}, or no method chooses anything',
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
@@ -673,7 +637,7 @@ def compare(
     if watch is not None and not callable(watch):
         raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
     if measure is not None: about = (about or {}) | dict(measure=measure)
-    if isinstance(about, dict) and 'measure' in about: check_measure(about['measure'])
+    if isinstance(about, dict) and 'measure' in about: word_of(about['measure'])
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
 
     runs,counts = study.runs,[]
@@ -742,13 +706,6 @@ def _tell_idle(runs, methods):
         print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
 
 # %% ../../nbs/bench/03_compare.ipynb #4e1e1396
-def check_measure(
-    measure:str, # 'valid_loss' or 'error'
-)->str: # The same; raises a `ValueError` for anything else
-    "Check what runs are to be ranked by"
-    if measure in ('valid_loss','error'): return measure
-    raise ValueError(error_text('measure', repr(measure), "'valid_loss' or 'error', which is the learner's metric"))
-
 def measure_of(
     runs:pd.DataFrame, # As `compare` returns it
 )->str: # As was asked for, else 'error', or 'valid_loss' where a few items would decide, or their number is not told
@@ -815,30 +772,22 @@ class Runs(pd.DataFrame):
         return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
-class _StepTimes(Callback):
-    "Ends a fit after a few steps, and times them and the start of the loader; the first step is not among them"
+class _Marks(Callback):
+    "Ends a fit after a few steps, or an epoch; notes when it began, had its first batch, and ended each step"
     order = CostLog.order+1
 
-    def __init__(self, n):
-        self.n = n
-        self.start,self.steps = None,[] # seconds
-        self._last = None
+    def __init__(self, n): self.n,self.at = n,[]
 
-    def _lap(self):
-        "Seconds since the last call"
-        last,self._last = self._last,_now()
-        return self._last-last if last else 0.
-
-    def before_train(self): self._lap()
+    def before_train(self): self.at.append(_now(self.learn))
 
     def before_batch(self):
-        if self.iter: return # what it waited for belongs to the step
-        waited = self._lap()
-        if self.start is None: self.start = waited
+        if not self.iter: self.at.append(_now(self.learn))
 
     def after_batch(self):
-        self.steps.append(self._lap())
-        if len(self.steps)>self.n: raise CancelFitException
+        self.at.append(_now(self.learn))
+        if self.iter==self.n: raise CancelFitException
+
+    def after_train(self): raise CancelFitException
 
 class Pace(NamedTuple):
     "What plain training takes on some data, in seconds"
@@ -861,15 +810,17 @@ class Pace(NamedTuple):
 
 def pace_of(
     get_learner, # A function without arguments that returns a new `Learner`
-    n:int=3, # Steps to time
+    n:int=3, # Steps to time, behind one that is not
 )->Pace:
     "Time a few plain steps"
-    began = _now()
+    marks = _Marks(n)
+    began = time.perf_counter()
     learn = get_learner()
-    make = _now()-began
-    times = _StepTimes(n)
-    with learn.no_bar(),learn.no_logging(): learn.fit(n+1, cbs=times)
-    return Pace(make, times.start, sorted(times.steps[1:])[n//2], len(learn.dls.train), len(learn.dls.valid))
+    made = time.perf_counter()
+    with learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=marks)
+    start,first,*ends = marks.at
+    step = (ends[-1]-ends[0])/(len(ends)-1) if len(ends)>1 else ends[0]-first
+    return Pace(made-began, first-start, step, len(learn.dls.train), len(learn.dls.valid))
 
 def in_time(
     seconds:float, # How long something takes

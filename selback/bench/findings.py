@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['costs', 'words', 'factors', 'min_seeds', 'reach', 'best_within', 'relative', 'against', 'last_epochs', 'costs_of',
            'never_selected', 'word_of', 'is_random', 'is_control', 'quality_of', 'summarize', 'table', 'interval',
-           'Difference', 'signed', 'over_seeds', 'paired', 'speedup', 'on_ladder', 'pareto', 'parse_method',
-           'options_of', 'in_words', 'differences', 'show_table', 'to_markdown', 'brief', 'standing', 'verdict',
-           'plot_runs']
+           'Difference', 'signed', 'over_seeds', 'paired', 'speedup', 'pareto', 'parse_method', 'options_of',
+           'in_words', 'differences', 'show_table', 'to_markdown', 'brief', 'standing', 'verdict', 'plot_runs']
 
 # %% ../../nbs/bench/02_findings.ipynb #ff8aaeed
 import ast, inspect, re
@@ -301,24 +300,6 @@ def speedup(
         seeds = sorted(ran[method] & ran['none'])
         rows[method] = np.exp(interval(logs.loc[seeds,method], level))
     return pd.DataFrame.from_dict(rows, orient='index', columns=['speedup','low','high']).rename_axis('method')
-
-# %% ../../nbs/bench/02_findings.ipynb #2f32c2dd
-def on_ladder(
-    ends:pd.DataFrame, # The last epoch of each run, as `last_epochs` gives it
-    ladder:pd.DataFrame, # The same of plain training on several budgets
-    measure:str='error', # A column: 'valid_loss' or 'error'
-    cost:str='compute', # A column
-)->pd.DataFrame: # `ends`, with 'times less' (NaN below the lowest rung, at most the highest rung's) and 'difference'
-    "What plain training of the same seed needs to be as good as each run, and how good it is at the run's cost"
-    rungs_of = {seed: rungs.sort_values(cost) for seed,rungs in ladder.groupby('seed')}
-    times_less,difference = [],[]
-    for _,run in ends.iterrows():
-        rungs = rungs_of[run.seed]
-        log_costs,best = np.log(rungs[cost]),rungs[measure].cummin()
-        log_needed = np.interp(-run[measure], -best, log_costs, left=np.nan)
-        times_less.append(np.exp(log_needed)/run[cost])
-        difference.append(run[measure] - np.interp(np.log(run[cost]), log_costs, best))
-    return ends.assign(**{'times less': times_less, 'difference': difference})
 
 # %% ../../nbs/bench/02_findings.ipynb #22da9967
 def pareto(

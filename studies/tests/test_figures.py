@@ -2,7 +2,7 @@
 import matplotlib
 matplotlib.use('agg')
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest
-from studies.figures import cost_to_targets, pareto_share, plot_by_items
+from studies.figures import cost_to_targets, on_ladder, pareto_share, plot_by_items
 
 def made(method, items, error, seed=0):
     epochs = [*range(1, len(items)+1)]
@@ -57,3 +57,12 @@ def test_quality_by_items():
     assert band.get_datalim(ax.transData).y0==pytest.approx(.35)
     assert 'band' in ax.figure.legends[0].get_title().get_text()
     plt.close('all')
+
+def test_a_ladder_tells_what_plain_training_needs():
+    "By the logarithm of its cost; at most the highest rung's, and nothing below the lowest"
+    ladder = pd.DataFrame(dict(seed=0, compute=[100.,200.,400.], error=[.4,.3,.2]))
+    ends = pd.DataFrame(dict(seed=0, compute=[100.,200.,50.], error=[.35,.1,.9]))
+    found = on_ladder(ends, ladder)
+    assert found['times less'].tolist()[:2]==pytest.approx([2**.5,2.])
+    assert np.isnan(found['times less'].iloc[2])
+    assert found['difference'].tolist()[:2]==pytest.approx([-.05,-.2])
