@@ -19,6 +19,7 @@ class Study(NamedTuple):
     given:tuple=() # Methods that got something for free, such as a reference that was there already
     error:str='error' # What the column of that name is, in words
     plain:str='none' # The method that counts as plain training
+    draws:tuple=() # Methods that chose as many items as there are, where the files don't tell that they chose
     rows:dict={} # Which rows of the files are this study's: columns, and their values
 
 def _cifar(epochs, name):
@@ -169,7 +170,8 @@ def _easy(name):
     cell = first[name]
     where = f'{in_words[name]}, {cell.n:,} items, {cell.epochs} epochs'
     rows = cell._asdict() | dict(lr=own_rate(name))
-    return Study(where, 'experiments/easy_data', ('easy_data_plain','easy_data'), rows=rows)
+    files = 'easy_data_plain','easy_data'
+    return Study(where, 'experiments/easy_data', files, draws=('prioritized_sampling',), rows=rows)
 
 _easy_studies = [_easy(name) for name in first if name!='digits'] # too few digits validate it
 
@@ -200,7 +202,7 @@ def _runs_of(study, top):
 
 def _idle_in(study, runs):
     "What chooses by losses and never did"
-    return {m for m in never_selected(runs) if not is_control(m) and m not in study.rivals}
+    return {m for m in never_selected(runs) if not is_control(m) and m not in (*study.rivals,*study.draws)}
 
 def _lookers(ends):
     "What forwarded more than it trained"
