@@ -386,7 +386,8 @@ class Site:
             called=self.calls(),
             inside=self.listed('inside', 'The modules that the others stand on, from the ground up',
                 ['module','what it is']),
-            measured=self.listed('measured', 'The experiments, each with its code and its runs', ['experiment','about']))
+            measured=self.listed('measured', 'The experiments, each with its code and its runs',
+                ['experiment','what it is']))
         for part,(name,title,section) in parts.items():
             folded = toctree([f'/{page}' for page in self.ordered(part)])
             (src/f'{name}.md').write_text(joined([f'# {title}', *texts[part], folded]), encoding='utf-8')
