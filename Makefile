@@ -1,7 +1,7 @@
 # make demo: plain training beside two methods, on a photograph and on digits whose colours mislead; one page.
 # make test: the package and its notebooks, without a network and without data.
 # make test-studies: the studies, at a tiny scale.
-# make test-recipes: the recipes for Lightning, Hugging Face and their like, which it installs.
+# make test-recipes: all recipes, those for Lightning and Hugging Face too, which it installs.
 # make test-release: the wheel, in an empty folder; it needs the package index.
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
@@ -16,6 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports,
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
 STUDIES := experiments
 RECIPES := recipes
+WITH_EXTRAS := lightning|hugging_face
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, without_a_look, where_it_pays, race, \
 	forum, noise_cifar10, shortcuts or pretrained
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
@@ -32,7 +33,8 @@ demo: $(BIN)/.installed
 	$(BIN)/python -m studies.demo
 
 test: $(BIN)/.installed
-	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^($(STUDIES)|$(RECIPES))$$'
+	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^$(STUDIES)$$' \
+		--skip-file-re '^[_.]|^($(WITH_EXTRAS))\.'
 	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
 
 test-studies: $(BIN)/.installed

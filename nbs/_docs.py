@@ -33,8 +33,11 @@ sections = dict(
     api='API',
     project='Project')
 
-# parts of the API, each folded under a page: its name, and its title; that of `selback.all` has all calls
-parts = dict(called=('all','What you call'), inside=('inside','Inside'))
+# pages that others are folded under: name, title and section of each; that of `selback.all` has all calls
+parts = dict(
+    called=('all','What you call','api'),
+    inside=('inside','Inside','api'),
+    measured=('measured','What was measured','experiments'))
 
 floors = 'core','callback','views','methods','bench' # folders of modules, from the ground up
 
@@ -45,8 +48,8 @@ elsewhere = dict(laws='project')
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
-    recipes=['lightning','hugging_face'],
-    experiments=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
+    recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
+    measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
         'race'],
     called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
@@ -57,7 +60,7 @@ words = {
     'what_it_takes': 'requirements, options, supported tasks, loss functions',
     'all': 'signature, cheat sheet, all options',
     'installation': 'installation, GPU, CUDA, CPU',
-    'saving': 'checkpoint, resume, export, save, load',
+    'saving': 'export, save, load',
     'questions': 'FAQ, warnings, error messages, active learning',
     'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning',
@@ -66,11 +69,16 @@ words = {
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',
-    'setups': 'mixed precision, distributed training, gradient accumulation',
-    'targets': 'multi-label, multilabel, segmentation, regression',
-    'multi_label': 'multi-label, multilabel',
+    'setups': 'distributed training, slow loader',
+    'targets': 'regression, points, detection',
     'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch, timm, torchvision, training script',
+    'tables': 'tabular, table, DataFrame',
+    'unet': 'U-Net, segmentation, masks, memory',
+    'several_labels': 'multi-label, multilabel, MultiCategoryBlock',
+    'texts': 'text classification, AWD_LSTM, NLP',
+    'checkpoints': 'checkpoint, resume, SaveModelCallback, SaveSelection',
+    'half_precision': 'mixed precision, fp16, bf16, MixUp, CutMix, gradient accumulation',
     'lightning': 'Lightning, PyTorch Lightning, LightningModule',
     'hugging_face': 'Hugging Face, transformers, Trainer, Accelerate',
     '02_prioritized_sampling': 'prioritized experience replay',
@@ -285,6 +293,7 @@ def folder_of(path):
     folder,name = path.parent.as_posix(),path.stem[3:]
     if path.stem in elsewhere: return elsewhere[path.stem]
     if folder=='methods': return folder if name in cards else 'called'
+    if folder=='experiments': return 'measured'
     if folder in sections: return folder
     return 'called' if name in first['called'] else 'inside'
 
@@ -373,21 +382,25 @@ class Site:
         "The page of all that a user calls"
         return [index_entry('all'), *_calls.page(self.link_to, [Path(page).name for page in self.ordered('methods')])]
 
-    def modules(self):
-        "The page of the modules that a user does not call"
+    def listed(self, part, about, head):
+        "A page that lists others, each with its caption"
         paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()}
-        inside = [(page, paths[page]) for page in self.ordered('inside')]
-        rows = [(f'[{self.title(path)}]({page}.ipynb)', self.caption(path)) for page,path in inside]
-        about = '*The modules that the others stand on, from the ground up*'
-        return [about, table(['module','what it is'], rows, 'modules')]
+        pages = [(page, paths[page]) for page in self.ordered(part)]
+        rows = [(f'[{self.title(path)}]({page}.ipynb)', self.caption(path)) for page,path in pages]
+        return [f'*{about}*', table(head, rows, part)]
 
-    def write_api(self, src):
-        "The pages that the parts of the API are folded under"
-        for part,texts in dict(called=self.calls(), inside=self.modules()).items():
-            name,title = parts[part]
+    def write_parts(self, src):
+        "The pages that others are folded under"
+        texts = dict(
+            called=self.calls(),
+            inside=self.listed('inside', 'The modules that the others stand on, from the ground up',
+                ['module','what it is']),
+            measured=self.listed('measured', 'The experiments, each with its code and its runs',
+                ['experiment','what it is']))
+        for part,(name,title,section) in parts.items():
             folded = toctree([f'/{page}' for page in self.ordered(part)])
-            (src/f'{name}.md').write_text(joined([f'# {title}', *texts, folded]), encoding='utf-8')
-            self.enter('api', name, 'nbs/_calls.py' if part=='called' else 'nbs/_docs.py')
+            (src/f'{name}.md').write_text(joined([f'# {title}', *texts[part], folded]), encoding='utf-8')
+            self.enter(section, name, 'nbs/_calls.py' if part=='called' else 'nbs/_docs.py')
 
     def link(self, cell):
         "Have the links of a cell, and of what it shows, lead to pages"
@@ -409,7 +422,7 @@ def stage(src):
 
     site.enter_notebooks()
     site.write_project(src)
-    site.write_api(src)
+    site.write_parts(src)
     (src/'made_from.json').write_text(json.dumps(site.made_from), encoding='utf-8')
     site.write_notebooks(src)
 

@@ -27,6 +27,7 @@ from .callback.selection import Selection
 from .callback.epoch import EpochSelection, InclusionSelection
 from .callback.batch import BatchSelection, SelectionCallback
 from .callback.watching import *
+from .callback.saving import *
 from .views.views import *
 from .views.pictures import *
 from .views.gradients import *

@@ -110,8 +110,8 @@ def test_pictures_are_visible(tab, name):
         assert picture.evaluate(IS_LARGE)
 
 SEARCHES = [
-    ('checkpoint', 'tutorials/saving'),
-    ('resume', 'tutorials/saving'),
+    ('checkpoint', 'recipes/checkpoints'),
+    ('resume', 'recipes/checkpoints'),
     ('export', 'tutorials/saving'),
     ('stale', 'methods/stale_loss'),
     ('OHEM', 'methods/top_loss'),
@@ -126,8 +126,12 @@ SEARCHES = [
     ('cleanlab', 'tutorials/noisy_labels'),
     ('spurious correlation', 'tutorials/misled'),
     ('JTT', 'methods/early_loss_sampling'),
-    ('multilabel', 'experiments/multi_label'),
-    ('multi-label', 'tutorials/targets'),
+    ('multilabel', 'recipes/several_labels'),
+    ('multi-label', 'recipes/several_labels'),
+    ('tabular', 'recipes/tables'),
+    ('U-Net', 'recipes/unet'),
+    ('text classification', 'recipes/texts'),
+    ('mixed precision', 'recipes/half_precision'),
     ('Lightning', 'recipes/lightning'),
     ('transformers', 'recipes/hugging_face'),
     ('timm', 'tutorials/plain_pytorch'),
@@ -172,7 +176,7 @@ def test_the_api_begins_with_what_is_called(parts):
 
 ON_SIGHT = "[...document.querySelectorAll('.sidebar-tree a')].filter(o => o.offsetHeight).length"
 
-def test_the_api_is_folded(tab): assert tab.go('index.html').evaluate(ON_SIGHT)<55
+def test_the_api_and_the_experiments_are_folded(tab): assert tab.go('index.html').evaluate(ON_SIGHT)<55
 
 def test_methods_come_by_evidence(parts):
     "And what only helps a method is none"

@@ -369,6 +369,13 @@ def test_wide_lines_are_noticed():
     assert wide_lines(f'# %% auto #0\n{names}\nx\n{wide}')==[5]
     assert wide_lines(names)==[1,2]
 
+def test_a_recipe_fits_on_its_page():
+    "Its code at 1280 pixels"
+    found = {place: [line for line in text.splitlines() if len(line)>88]
+        for place,text in code_cells() if place.startswith('nbs/recipes/')}
+    assert len(found)>40
+    assert not {place: lines for place,lines in found.items() if lines}
+
 @pytest.mark.parametrize('where', [*MODULES,'nbs/**/*.ipynb'])
 def test_no_line_is_too_wide(where):
     code = dict(code_cells()) if where.endswith('.ipynb') else code_in(where)

@@ -1,5 +1,5 @@
 "Every method against its paper"
-import math, pickle, random
+import math, pickle, random, warnings
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException
@@ -502,16 +502,16 @@ def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
 
     first = quiet_fit(learner(path=tmp_path), 6, cbs=StopAfter(3))
     first.save('half')
-    state = first.selection.state_dict()
+    first.save_selection('half')
     assert not n_waiting(first.selection)
-    assert not holds_batches(state)
-    torch.save(state, tmp_path/'selection.pth')
+    assert not holds_batches(first.selection.state_dict())
     of_python,of_numpy,of_torch = random.getstate(),np.random.get_state(),torch.get_rng_state()
     of_loader = first.dls.train.rng.getstate()
 
     then = learner(path=tmp_path)
-    then.load('half')
-    then.selection.load_state_dict(torch.load(tmp_path/'selection.pth', weights_only=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning) # that a setting is another one
+        then.load('half').load_selection('half')
     random.setstate(of_python)
     np.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)

@@ -6,6 +6,7 @@
 __all__ = ['Gradients', 'StepSoFar', 'SelectionParts', 'AskedSelection', 'SelectionEpochs', 'FirstBatch', 'Selection']
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2004
+import inspect
 from functools import partial
 
 import torch
@@ -13,13 +14,13 @@ from fastai.callback.mixup import MixHandler
 from torch import Tensor
 
 from ..core.batches import Items, as_tensors, check_rows, n_items, take, tensors_in
-from ..core.checks import error_text
+from ..core.checks import error_text, saved_settings, warn_of_settings
 from ..core.policies import Draws
 from ..core.schedules import Window, value_at
 from ..core.labels import LabelReader
 from ..core.outlook import outlook
 from ..core.losses import item_losses, preserved
-from ..core.scoring import ItemLosses, detached
+from ..core.scoring import ItemLosses, Scorer, detached
 from ..core.untouched import guarded
 from .loaders import ChosenBefore, CurrentItems, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
@@ -132,6 +133,21 @@ class SelectionParts(AttachedCallback):
     @property
     def parts(self): return dict(draws=self.draws) | (dict(tracker=self.tracker) if self.tracker.is_on else {})
 
+    @property
+    def options(self)->dict: # Values by name
+        "The options that it has, as they are now"
+        scorer,tracker = vars(self).get('scorer'),self.tracker
+        holders = [self, self.losses, self.window, self.clock, self.draws]
+        if scorer: holders += [scorer, scorer.scoring]
+        others = dict(window=vars(self).get('width'), ema=tracker.ema if tracker.is_smooth else None)
+        held,found = [*map(vars, holders), others],{}
+        for name in inspect.signature(type(self)).parameters:
+            values = [o[name] for o in held if name in o and not isinstance(o[name], (Window,Scorer))]
+            if values and values[0] is not None: found[name] = values[0] # of the first that has one of that name
+        return found
+
+    def state_dict(self): return super().state_dict() | dict(settings=saved_settings(self.options))
+
     def load_state_dict(self, state):
         parts = state.get('parts', {}) if isinstance(state, dict) else {}
         memory = parts.get('tracker', {}).get('memory')
@@ -141,6 +157,7 @@ class SelectionParts(AttachedCallback):
                 raise ValueError(error_text('load_state_dict', f'a state of {got} items',
                     f'{wanted}, as in the training set'))
         super().load_state_dict(state)
+        warn_of_settings(type(self).__name__, state.get('settings', {}), saved_settings(self.options))
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2009
 class AskedSelection(SelectionParts):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .checks import check_range, error_text
+from .checks import check_range, error_text, saved_settings, warn_of_settings
 from .batches import Gather, Items, Read, Replace, batch_of, chosen_steps
 from .batches import lowest_of_all, map_tensors, tensors_in
 from .policies import (Chosen, Draws, History, at_least_two, cdf_power, check_chosen, importance_sample,
@@ -44,6 +44,12 @@ def get_policy(
     raise ValueError(error_text('policy', repr(policy), wanted))
 
 # %% ../../nbs/core/12_chosen.ipynb #3a885fec
+def _settings(policy):
+    "What a policy, and policies within it, were given"
+    found = dict(policy=policy.func)
+    for name,o in policy.keywords.items(): found |= _settings(o) if isinstance(o, partial) else {name: o}
+    return found
+
 class DrawingPolicy:
     "A policy that has random draws of its own, if it draws"
     def __init__(self,
@@ -54,6 +60,11 @@ class DrawingPolicy:
         self.policy = get_policy(policy, **kwargs)
         self.draws = Draws(seed)
         self._draws_at_random = 'generator' in signature(self.policy.func).parameters
+
+    @property
+    def settings(self)->dict:
+        "What it was made with, as it is saved"
+        return saved_settings(_settings(self.policy))
 
     def drawn(self,
         scores:Tensor, # Shape (n,)
@@ -91,15 +102,19 @@ class BatchMethod(DrawingPolicy):
     @property
     def parts(self)->dict: return dict(draws=self.draws)
 
+    @property
+    def settings(self): return super().settings | dict(gather=self.gather, presample=self.presample)
+
     def state_dict(self):
         "What to save"
-        return {name: part.state_dict() for name,part in self.parts.items()}
+        return {name: part.state_dict() for name,part in self.parts.items()} | dict(settings=self.settings)
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
     ):
         "Go on with saved draws"
         for name,part in self.parts.items(): part.load_state_dict(state[name])
+        warn_of_settings('BatchMethod', state.get('settings', {}), self.settings)
 
 class _SelectiveBackprop(BatchMethod):
     "Goes by the losses of recent batches"

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
-from .checks import error_text
+from .checks import error_text, warn_of_settings
 from .batches import ItemPool, Items, as_tensors, join, n_items, take
 from .losses import item_losses, separable_losses, unreduced, weigh_grads
 from .scores import entropy_score, get_score, grad_bound_score, margin_score
@@ -143,7 +143,8 @@ class MemorySampler(Sampler):
         order = None if self.generator is None else self.generator.get_state()
         draws = self._choice.draws
         draws.on(self.memory.loss.device) # else there is nothing to save before the first draw
-        return dict(memory=self.memory.state_dict(), draws=draws.state_dict(), order=order)
+        settings = self._choice.settings
+        return dict(memory=self.memory.state_dict(), draws=draws.state_dict(), order=order, settings=settings)
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
@@ -157,5 +158,6 @@ class MemorySampler(Sampler):
 
         self.memory.load_state_dict(state['memory'])
         self._choice.draws.load_state_dict(state['draws'])
+        warn_of_settings('MemorySampler', state.get('settings', {}), self._choice.settings)
         if self.generator is not None: self.generator.set_state(state['order'])
         self._epoch = None

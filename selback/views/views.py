@@ -16,8 +16,6 @@ from fastcore.meta import delegates
 from torch import Tensor
 
 from ..core.checks import check_range, error_text
-from ..core.schedules import Window
-from ..core.scoring import Scorer
 from ..callback.selection import Selection
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
@@ -149,30 +147,16 @@ def _option(o):
     is_named = callable(o) or hasattr(o, 'of_batch') or ' object at 0x' in repr(o)
     return getattr(o, '__name__', type(o).__name__) if is_named else repr(o)
 
-def _held(cb):
-    "The attributes of a selection and of its parts, which hold its options"
-    holders = [cb, cb.losses, cb.window, cb.clock, cb.draws]
-    scorer,tracker = vars(cb).get('scorer'),cb.tracker
-    if scorer: holders += [scorer, scorer.scoring]
-    ema = tracker.ema if tracker.is_smooth else None
-    others = dict(window=vars(cb).get('width'), ema=ema)
-    return [*map(vars, holders), others]
-
-def _options(cb):
+def _said_options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
     code = vars(type(cb)).get('__init__', type(cb).__init__).__code__
     own = code.co_varnames[:code.co_argcount]
-    held,found = _held(cb),{}
-    for name,parameter in inspect.signature(type(cb)).parameters.items():
-        values = [o[name] for o in held if name in o and not isinstance(o[name], (Window,Scorer))]
-        value = values[0] if values else None # of the first holder that has an attribute of that name
-        if value is None: continue
-        if name in own or _option(value)!=_option(parameter.default): found[name] = value
-    return found
+    defaults = {name: _option(p.default) for name,p in inspect.signature(type(cb)).parameters.items()}
+    return {name: o for name,o in cb.options.items() if name in own or _option(o)!=defaults[name]}
 
 @patch
 def __repr__(self:Selection):
-    options = ', '.join(f'{name}={_option(o)}' for name,o in _options(self).items())
+    options = ', '.join(f'{name}={_option(o)}' for name,o in _said_options(self).items())
     return f'{type(self).__name__}({options})'
 
 # %% ../../nbs/views/00_views.ipynb #5b1e9d27

@@ -1,0 +1,177 @@
+"The state of a selection lies beside each model that is saved, and is of the same moment"
+import random, warnings
+
+import numpy as np, pytest, torch
+from fastai.callback.schedule import lr_find # which a learner has then
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from helpers import *
+from selback.functional import MemorySampler, favor_hard, selective_backprop, top_loss
+
+def learner(path, **kwargs): return short_learner(path=path).favor_hard(seed=0, **kwargs)
+
+def files(path): return sorted(file.name for file in (path/'models').iterdir())
+
+def epochs_in(path, name):
+    "How many epochs a saved selection has done"
+    state = torch.load(path/f'models/{name}.selection.pth', weights_only=True)
+    return state['counters']['epochs_done']
+
+class Ends(Callback):
+    "Has a validation end with given losses"
+    order = SaveModelCallback.order-1
+
+    def __init__(self, *losses): self.losses = losses
+
+    def after_epoch(self): self.learn.recorder.values[-1][1] = self.losses[self.epoch]
+
+def test_each_saved_model_has_its_selection(tmp_path):
+    quiet_fit(learner(tmp_path), 3, cbs=[SaveSelection(), SaveModelCallback(every_epoch=True)])
+    assert files(tmp_path)==[f'model_{i}{end}.pth' for i in range(3) for end in ('','.selection')]
+    assert [epochs_in(tmp_path, f'model_{i}') for i in range(3)]==[1,2,3]
+
+def test_every_other_epoch(tmp_path):
+    quiet_fit(learner(tmp_path), 4, cbs=[SaveModelCallback(every_epoch=2), SaveSelection()])
+    assert [epochs_in(tmp_path, f'model_{i}') for i in (0, 2)]==[1,3]
+    assert len(files(tmp_path))==4
+
+def test_the_selection_of_the_best_epoch(tmp_path):
+    "Each improvement has the same name; one that stops early saves first"
+    cbs = [SaveModelCallback(), SaveSelection(), EarlyStoppingCallback(patience=1), Ends(3., 1., 2., .5)]
+    quiet_fit(learner(tmp_path), 4, cbs=cbs)
+    assert files(tmp_path)==['model.pth','model.selection.pth']
+    assert epochs_in(tmp_path, 'model')==2
+
+def test_two_callbacks_that_save(tmp_path):
+    "And a path with a folder and a dot in it"
+    of_best = SaveModelCallback(fname='best/of.5')
+    (tmp_path/'models/best').mkdir(parents=True)
+    at_end = SaveModelCallback(fname='last', at_end=True)
+    quiet_fit(learner(tmp_path), 3, cbs=[of_best, at_end, SaveSelection(), Ends(1., .5, 2.)])
+    assert epochs_in(tmp_path, 'best/of.5')==2
+    assert epochs_in(tmp_path, 'last')==3
+
+def test_a_second_fit_saves_what_it_saves_itself(tmp_path):
+    "Callbacks that stay on the learner, and one that comes for a fit"
+    learn = learner(tmp_path).add_cbs([SaveModelCallback(every_epoch=2), SaveSelection()])
+    quiet_fit(learn, 2)
+    assert epochs_in(tmp_path, 'model_0')==1
+    file = tmp_path/'models/model_0.selection.pth'
+    file.unlink()
+    with learn.no_bar(),learn.no_logging():
+        learn.get_preds()
+        learn.lr_find(num_it=4, show_plot=False)
+    assert not file.exists()
+    quiet_fit(learn, 1)
+    assert epochs_in(tmp_path, 'model_0')==3
+
+def test_a_stopped_training_goes_on_from_its_files(tmp_path):
+    "With the items, and to the weights, of one that was not"
+    class Stop(Callback):
+        def before_epoch(self):
+            if self.epoch==2: raise KeyboardInterrupt
+    class Seeds(Callback):
+        "Each epoch has random states of its own, so that a later one begins as it would have"
+        def before_epoch(self):
+            set_seed(self.epoch)
+            self.learn.dls.train.rng = random.Random(self.epoch)
+    def made(): return short_learner(path=tmp_path).prioritized_sampling(seed=0).add_cb(Diary())
+    def seeded(learn, *cbs, **kwargs):
+        saves = SaveModelCallback(every_epoch=True, with_opt=True),SaveSelection()
+        return quiet_fit(learn, 4, cbs=[Seeds(), *saves, *cbs], **kwargs)
+
+    whole = seeded(made())
+    with pytest.raises(KeyboardInterrupt): seeded(made(), Stop())
+    again = seeded(made().load('model_1').load_selection('model_1'), start_epoch=2)
+    assert again.diary.epochs[-2:]==whole.diary.epochs[-2:]
+    assert same(weights(again), weights(whole))
+
+def test_a_file_that_is_half_written_leaves_the_older_one(tmp_path, monkeypatch):
+    learn = quiet_fit(learner(tmp_path), 1)
+    learn.save_selection('model')
+    write = torch.save
+    def interrupted(state, file):
+        write(state, file)
+        file.write_bytes(file.read_bytes()[:100])
+        raise KeyboardInterrupt
+    quiet_fit(learn, 1)
+    monkeypatch.setattr(torch, 'save', interrupted)
+    with pytest.raises(KeyboardInterrupt): learn.save_selection('model')
+    monkeypatch.undo()
+    assert learner(tmp_path).load_selection('model').selection.epochs_done==1
+    learn.save_selection('model')
+    assert files(tmp_path)==['model.selection.pth']
+    assert epochs_in(tmp_path, 'model')==2
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    learn = quiet_fit(learner(tmp_path), 1)
+    monkeypatch.setenv('RANK', '1')
+    path = learn.save_selection('model')
+    assert not path.exists()
+    monkeypatch.setenv('RANK', '0')
+    assert learn.save_selection('model')==path
+    assert path.exists()
+
+def test_what_saves_nothing_is_refused(tmp_path):
+    saves = SaveModelCallback(every_epoch=True)
+    cases = (short_learner(path=tmp_path), [saves], 'a fit without a selection, wanted one with both'), \
+        (learner(tmp_path), [], 'a fit without a SaveModelCallback'), \
+        (short_learner(path=tmp_path), [], 'without a selection and a SaveModelCallback')
+    for learn,cbs,message in cases:
+        with pytest.raises(ValueError, match=message): quiet_fit(learn, 1, cbs=[*cbs, SaveSelection()])
+    for name in 'save_selection','load_selection':
+        with pytest.raises(AttributeError, match='got a learner without a selection'):
+            getattr(short_learner(path=tmp_path), name)('model')
+
+# Settings
+SAID = 'got a state that was saved with {}, wanted {}. It was loaded'
+
+def loaded(first, then):
+    "What is warned of when one loads the state of another"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        then.load_state_dict(first.state_dict())
+    return [str(o.message) for o in seen]
+
+def one_warning(first, then, got, wanted):
+    text, = loaded(first, then)
+    return SAID.format(got, wanted) in text
+
+def selection(**kwargs): return short_learner().favor_hard(**kwargs).selection
+
+def test_other_settings_are_told():
+    assert one_warning(selection(beta=1), selection(beta=2), 'beta=1', 'beta=2')
+    assert one_warning(selection(end=.8), selection(seed=3), 'end=0.8', 'end=1.0')
+    def falling(pct): return 2-pct
+    assert one_warning(selection(beta=falling), selection(), "beta='falling'", 'beta=1.0')
+    assert one_warning(selection(beta=1, warmup=2), selection(beta=2), 'beta=1, warmup=2', 'beta=2, warmup=1')
+
+def test_the_same_settings_are_not_told():
+    assert not loaded(selection(beta=1), selection(beta=1.))
+    assert not loaded(selection(beta=np.float64(2)), selection(beta=2))
+
+def test_a_state_with_other_settings_is_loaded():
+    first = quiet_fit(short_learner().favor_hard(beta=1), 2).selection
+    then = selection(beta=2)
+    loaded(first, then)
+    assert then.epochs_done==2
+    assert then.beta==2
+    assert torch.equal(then.memory.loss, first.memory.loss)
+
+def test_states_without_settings_load():
+    "Older ones have none"
+    state = quiet_fit(short_learner().favor_hard(beta=1), 1).selection.state_dict()
+    del state['settings']
+    then = selection(beta=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        then.load_state_dict(state)
+    assert then.epochs_done==1
+
+def sampler(policy): return MemorySampler(ItemMemory(8), policy)
+
+def test_a_plain_loop_is_told_too():
+    assert one_warning(selective_backprop(beta=1), selective_backprop(beta=2), 'beta=1', 'beta=2')
+    assert one_warning(top_loss(keep=.5), top_loss(keep=.25), 'keep=0.5', 'keep=0.25')
+    assert one_warning(sampler(favor_hard(beta=1)), sampler(favor_hard(beta=2)), 'beta=1', 'beta=2')
+    assert not loaded(selective_backprop(beta=1), selective_backprop(beta=1, seed=3))
+    assert not loaded(sampler(favor_hard()), sampler(favor_hard()))
