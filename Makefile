@@ -1,4 +1,5 @@
-# make demo: plain training beside two methods, on a photograph and on digits whose colours mislead; one page.
+# make demo: wrong labels found, and plain training beside two methods, on digits whose colours mislead and on a
+#   photograph; one page.
 # make test: the package and its notebooks, without a network and without data.
 # make test-studies: the studies, at a tiny scale.
 # make test-recipes: the recipes for Lightning, Hugging Face and their like, which it installs.
