@@ -61,8 +61,8 @@ def found_in_words(
     "What a look at as many suspects as there are wrong labels comes to"
     n_wrong = int(found[-1])
     return (f'Of the first {n_wrong} suspects among {len(found):,} labels {found[n_wrong-1]} are wrong; '
-        f'{n_wrong} are in all. The training is the one that you do anyway: watching adds no pass and leaves nothing out '
-        '(nbs/tutorials/noisy_labels.ipynb goes on from here).')
+        f'{n_wrong} are in all. The training is the one that you do anyway: watching adds no pass and leaves nothing '
+        'out (nbs/tutorials/noisy_labels.ipynb goes on from here).')
 
 # Methods beside plain training
 
