@@ -1,4 +1,5 @@
-# make demo: plain training beside two methods, on a photograph and on digits whose colours mislead; one page.
+# make demo: wrong labels found, and plain training beside two methods, on digits whose colours mislead and on a
+#   photograph; one page.
 # make test: the package and its notebooks, without a network and without data.
 # make test-studies: the studies, at a tiny scale.
 # make test-recipes: all recipes, those for Lightning and Hugging Face too, which it installs.
@@ -74,11 +75,17 @@ readme: $(BIN)/.installed
 clean:
 	rm -rf .venv runs _proc _docs build *.egg-info
 
+# PyTorch for the GPU that is there, or without one 200 MB in place of 6 GB, from an index of its own; where nothing
+# reaches that, PyTorch as the package index has it
+TORCH_INDEX = https://download.pytorch.org/whl/
+TORCH = `$(BIN)/python -c "from urllib.request import urlopen; urlopen('$(TORCH_INDEX)', timeout=5)" 2>/dev/null \
+	&& echo --torch-backend=auto`
+
 # The folders of the checkout on the path of its Python, for the studies and what notebooks read,
 # and `_offline` where a process asks for it
 $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' \
+	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(TORCH) -e '.[dev]' \
 		|| $(BIN)/pip install --quiet -e '.[dev]'
 	printf '%s\n' '$(CURDIR)' '$(CURDIR)/nbs' 'import os; os.environ.get("SELBACK_OFFLINE") and __import__("_offline")' \
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth

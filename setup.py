@@ -8,6 +8,7 @@ top = Path(__file__).parent
 cfg = ConfigParser(interpolation=None, delimiters='=')
 cfg.read(top/'settings.ini', encoding='utf-8')
 cfg = cfg['DEFAULT']
+pythons = cfg['pythons'].split() # the oldest first
 repo = re.search(r'^Repository = "(.+)"$', (top/'pyproject.toml').read_text(encoding='utf-8'), re.M)[1]
 
 def absolute(md):
@@ -22,11 +23,13 @@ setup(
     keywords=cfg['keywords'].split(),
     author=cfg['author'],
     license_expression=cfg['license'],
-    python_requires=f">={cfg['min_python']}",
+    python_requires=f'>={pythons[0]}',
     long_description=absolute((top/'README.md').read_text(encoding='utf-8')),
     long_description_content_type='text/markdown',
-    classifiers=[f"Development Status :: {cfg['status']}", 'Programming Language :: Python :: 3',
-        'Intended Audience :: Science/Research', 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
+    classifiers=[f"Development Status :: {cfg['status']}", 'Intended Audience :: Science/Research',
+        'Operating System :: OS Independent', 'Programming Language :: Python :: 3',
+        *(f'Programming Language :: Python :: {version}' for version in pythons),
+        'Topic :: Scientific/Engineering :: Artificial Intelligence', 'Typing :: Typed'],
     install_requires=cfg['requirements'].split(),
     extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'recipes', 'studies')},
 )

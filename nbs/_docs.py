@@ -402,6 +402,16 @@ class Site:
             (src/f'{name}.md').write_text(joined([f'# {title}', *texts[part], folded]), encoding='utf-8')
             self.enter(section, name, 'nbs/_calls.py' if part=='called' else 'nbs/_docs.py')
 
+    def llms_txt(self):
+        "Each page in a line, by section, as language models read it (llmstxt.org)"
+        paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()}
+        def line(page): return f'- [{self.title(paths[page])}]({page}.html): {self.caption(paths[page])}'
+        blocks = [f"# {cfg.lib_name}", f"> {self.caption(Path('index.ipynb'))}"]
+        for folder,name in sections.items():
+            pages = [page for part in (parts if folder=='api' else [folder]) for page in self.ordered(part)]
+            blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in paths)]
+        return joined(blocks)+'\n'
+
     def link(self, cell):
         "Have the links of a cell, and of what it shows, lead to pages"
         if cell.cell_type=='markdown': cell.source = self.linked(cell.source)
@@ -415,7 +425,7 @@ class Site:
             write_nb(nb, src/path.parent/f'{name}.ipynb')
 
 def stage(src):
-    "Write what Sphinx reads"
+    "Write what Sphinx reads, and return the `Site`"
     site = Site(proc_nbs(n_workers=0, force=True))
     shutil.rmtree(src, ignore_errors=True)
     shutil.copytree(top/'results', src/'results', ignore=shutil.ignore_patterns('*.csv'))
@@ -425,13 +435,15 @@ def stage(src):
     site.write_parts(src)
     (src/'made_from.json').write_text(json.dumps(site.made_from), encoding='utf-8')
     site.write_notebooks(src)
+    return site
 
 def main():
     shutil.rmtree(out, ignore_errors=True)
     src = top/'build/docs'
-    stage(src)
+    site = stage(src)
     options = ['-W', '--keep-going', '-q', '-b', 'html', '-c', nbs, '-d', top/'build/doctrees']
     failed = sphinx(list(map(str, [*options, src, out])))
+    (out/'llms.txt').write_text(site.llms_txt(), encoding='utf-8')
     shutil.rmtree(top/'jupyter_execute', ignore_errors=True) # MyST-NB puts the pictures there on their way
     return failed
 

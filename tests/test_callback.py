@@ -276,13 +276,15 @@ def test_clean_items_are_chosen_then_mixed(mixer, ours_first):
     quiet_fit(learn, 2)
     assert learn.loss_func is loss_func
     assert len(seen)==len(mixed)==10
+    changed = []
     for (x,y,scores),(mixed_x,mixed_y,swapped_by) in zip(seen, mixed):
         if len(x)<8: continue
         rows = scores.topk(4).indices.sort().values
         assert swapped_by is mixer
         assert torch.equal(mixed_y, y[rows])
         assert mixed_x.shape==x[rows].shape
-        assert not torch.equal(mixed_x, x[rows])
+        changed.append(not torch.equal(mixed_x, x[rows]))
+    assert sum(changed)>len(changed)/2 # what CutMix draws may be an empty box
 
     x,y,scores = seen[0]
     fresh = image_learner().model.eval()

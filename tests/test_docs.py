@@ -95,6 +95,15 @@ def test_every_page_is_reached_from_home(tab):
     reached = {url.removeprefix(tab.address).partition('#')[0] for url in seen}
     assert set(pages)-reached<={'index.html','search.html','genindex.html'}
 
+@pytest.mark.usefixtures('address')
+def test_llms_txt_has_a_line_for_each_notebook():
+    text = (site/'llms.txt').read_text(encoding='utf-8')
+    assert re.match(r'# selback\n\n> .+\n\n## Start here\n\n- \[Installation\]', text)
+    listed = re.findall(r'^- \[.+\]\((.+\.html)\): \w.+$', text, re.M)
+    assert len(listed)==len(set(listed))==text.count('\n- ')
+    made_otherwise = {'all','inside','index','search','project/changelog','project/contributing'}
+    assert set(pages)-set(listed)=={f'{name}.html' for name in made_otherwise}
+
 IS_LARGE = 'o => o.complete && o.naturalWidth>200 && o.getBoundingClientRect().width>150'
 
 @some

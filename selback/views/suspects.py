@@ -73,7 +73,7 @@ def _several_each(items, labels, names):
     def said(i, has_it): return None if has_it is None else names(i) if has_it else f'no {names(i)}'
     told['label'] = [said(*o) for o in zip(at, has)]
     told['likely'] = [None if other<0 else said(i, not has_it) for i,has_it,other in zip(at, has, told.most_other)]
-    return items[[c for c in items if c not in told]].join(told.set_index(idx))
+    return items[[c for c in items if c not in told]].join(told.set_index(pd.Index(idx, name=items.index.name)))
 
 def _of_labels(selection, items):
     labels,names = selection.tracker.labels,class_names(check_loader(selection.dls.train))
