@@ -282,7 +282,7 @@ def linked(md, names, labels):
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
     md = md.replace('](../results/', '](results/')
-    md = re.sub(r'\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
+    md = re.sub(r'\]\((?:\.\./)*(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
 

@@ -188,11 +188,11 @@ def _done(run):
 class PassAhead:
     "Predicts batches before it is their turn: by a copy of the model, in a thread"
     def __init__(self,
-        scoring:ScoringPass, # The pass. What scores is its `ModelCopy`, a copy of its smaller model, or a `ModelCopy()`
+        scoring:ScoringPass, # The pass. What scores is its `ModelCopy`, or a copy that is made, and follows at every third step
     ):
         scorer = scoring.scorer
         self._is_own = not isinstance(scorer, ModelCopy) # or is the copy the user's?
-        self.copy = ModelCopy() if self._is_own else scorer
+        self.copy = ModelCopy(every=3) if self._is_own else scorer # an older one chooses worse, and is no faster
         self._small = scorer if self._is_own else None # what is copied in the model's place, if anything
         self._pass = _CopyPass(scoring.scale_factor, scoring.precision)
         self._worker = Worker()
