@@ -188,7 +188,7 @@ def _done(run):
 class PassAhead:
     "Predicts batches before it is their turn: by a copy of the model, in a thread"
     def __init__(self,
-        scoring:ScoringPass, # The pass. What scores is its `ModelCopy`, or a copy that is made, and follows at every third step
+        scoring:ScoringPass, # The pass, by its `ModelCopy`, or by a copy that follows at every third step
     ):
         scorer = scoring.scorer
         self._is_own = not isinstance(scorer, ModelCopy) # or is the copy the user's?
