@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import composer, SelectiveBackpropCallback
+from selback.all import composer, ModelCopy, SelectiveBackpropCallback
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, tensor_dls
 from selback.bench.findings import last_epochs
@@ -236,18 +236,20 @@ def in_equal_seconds(cell, method, seed, lr):
 
 # Ahead of time: choices by losses of a copy, up to so many steps old
 
-def ahead_of(seed):
-    "The ends of a run that chooses ahead of time and of one that does not, unless they are stored"
+rarely = 'ahead=6, by a copy that follows at every tenth step'
+ahead_kinds = 'selective_backprop','selective_backprop(ahead=6)',rarely
+
+def ahead_of(method, seed):
+    "The end of a run that chooses ahead of time, or of one that does not, unless it is stored"
     cell = first['mnist_14']
-    def make():
-        kinds = 'selective_backprop','selective_backprop(ahead=6)'
-        return pd.concat([run(cell, kind, seed, best_rate(cell.data)).tail(1) for kind in kinds])
-    return once(ahead_path, dict(cell._asdict(), seed=seed), make, '%.5g')
+    def make(): return run(cell, method, seed, best_rate(cell.data)).tail(1)
+    return once(ahead_path, dict(cell._asdict(), method=method, seed=seed), make, '%.5g').iloc[-1]
 
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
 claimed = 'none',*scored,'favor_hard',random,'composer'
 presets = dict(composer=lambda: SelectiveBackpropCallback(**composer, auto=False))
+presets[rarely] = lambda: SelectiveBackpropCallback(ahead=6, scorer=ModelCopy(every=10))
 protocol = 16 # epochs
 shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
 
@@ -290,7 +292,8 @@ def main(
         elif name=='seconds':
             for cell,method,seed in told: in_equal_seconds(cell, method, seed, best_rate(cell.data))
         elif name=='ahead':
-            for seed in range(5): print(ahead_of(seed)[['method','seed','error']].to_string(), flush=True)
+            for seed in range(5):
+                for method in ahead_kinds: print(method, seed, ahead_of(method, seed).error, flush=True)
         elif name=='claims':
             for data,method,seed,epochs in claims(): claim_once(data, method, seed, claim_rate, epochs)
         else:
