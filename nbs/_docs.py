@@ -61,16 +61,17 @@ words = {
     'all': 'signature, cheat sheet, all options',
     'installation': 'installation, GPU, CUDA, CPU',
     'saving': 'export, save, load',
-    'questions': 'FAQ, warnings, error messages, active learning',
+    'questions': 'FAQ, warnings, error messages, active learning, learning rate finder',
     'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
-    'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning',
+    'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
+        'relabel, mislabelled, find mislabeled images, fix labels, outliers, top_losses',
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, shortcut, background, bias, group robustness',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',
     'setups': 'distributed training, slow loader',
-    'targets': 'regression, points, detection',
+    'targets': 'regression, points, object detection, bounding boxes, custom loss, item_loss',
     'equation': 'physics-informed neural network, PINN, collocation points, partial differential equation',
     'plain_pytorch': 'PyTorch, timm, torchvision, training script',
     'tables': 'tabular, table, DataFrame',
@@ -82,17 +83,17 @@ words = {
     'lightning': 'Lightning, PyTorch Lightning, LightningModule',
     'hugging_face': 'Hugging Face, transformers, Trainer, Accelerate',
     '02_prioritized_sampling': 'prioritized experience replay',
-    '03_info_batch': 'InfoBatch, data pruning',
+    '03_info_batch': 'InfoBatch, data pruning, coreset',
     '04_seta': 'curriculum, curriculum learning',
     '05_selective_backprop': 'selective backpropagation, biggest losers',
     '07_stale_loss': 'stale, stale losses',
-    '08_top_loss': 'OHEM, hard example mining, random subset',
+    '08_top_loss': 'OHEM, hard example mining, hard negative mining, random subset',
     '09_importance_sampling': 'importance sampling',
     '10_reducible_loss': 'RHO-LOSS',
     '11_proxy': 'proxy model',
     '14_early_loss_sampling': 'Just Train Twice, JTT',
     '15_balanced_sampling': 'class imbalance, imbalanced, imbalanced classes, long tail, rare classes, oversample, '
-        'oversampling, WeightedRandomSampler'}
+        'oversampling, WeightedRandomSampler, unbalanced, class weights'}
 lookup = NbdevLookup()
 
 def enter_one_liners():
@@ -408,7 +409,8 @@ class Site:
         def line(page): return f'- [{self.title(paths[page])}]({page}.html): {self.caption(paths[page])}'
         blocks = [f"# {cfg.lib_name}", f"> {self.caption(Path('index.ipynb'))}"]
         for folder,name in sections.items():
-            pages = [page for part in (parts if folder=='api' else [folder]) for page in self.ordered(part)]
+            folded = [part for part,(_,_,section) in parts.items() if section==folder]
+            pages = [page for part in (folder, *folded) for page in self.ordered(part)]
             blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in paths)]
         return joined(blocks)+'\n'
 

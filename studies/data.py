@@ -6,16 +6,11 @@ from fastai.vision.core import TensorImage
 from torch import nn
 from torch.nn import functional as F
 
-from selback.bench.datasets import networks, TensorItems
+from selback.bench.datasets import flip_labels, networks, TensorItems
 from selback.core.checks import check_range, error_text
 
 # Damage: labels of another class (Jiang et al. 2019, section 4.5); labels at random, pixels of all images shuffled
 # alike, or normal noise with the mean and the variance of an image, channel by channel (Hu et al. 2021)
-
-def _flipped(images, labels, n_classes, generator):
-    "Each label another one"
-    steps = torch.randint(1, n_classes, labels.shape, generator=generator).to(labels.device)
-    return images,(labels+steps)%n_classes
 
 def _randomized(images, labels, n_classes, generator):
     "Each label any one"
@@ -34,7 +29,7 @@ def _gaussian(images, labels, n_classes, generator):
     brightest = 1 if images.is_floating_point() else 255
     return noise.clamp(0, brightest).to(images.dtype),labels
 
-damages = dict(flipped_labels=_flipped, random_labels=_randomized, shuffled_pixels=_shuffled, gaussian_images=_gaussian)
+damages = dict(random_labels=_randomized, shuffled_pixels=_shuffled, gaussian_images=_gaussian)
 
 def damage(
     ds:TensorItems, # What to damage, such as `dls.train_ds`
@@ -43,7 +38,8 @@ def damage(
     seed:int=0, # Of the random choice
 )->torch.Tensor: # Which items are damaged, a mask of shape (n,)
     "Damage a share of the items of a dataset"
-    if kind not in damages: raise ValueError(error_text('kind', repr(kind), f"one of {', '.join(damages)}"))
+    if kind=='flipped_labels': return flip_labels(ds, share, seed)
+    if kind not in damages: raise ValueError(error_text('kind', repr(kind), f"one of {', '.join(('flipped_labels', *damages))}"))
     check_range('share', share, 0, 1)
     n = len(ds)
     generator = torch.Generator().manual_seed(seed)

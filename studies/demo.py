@@ -15,7 +15,7 @@ from fastcore.script import call_parse
 
 from selback.all import EarlyLossSamplingCallback, RandomSubsetCallback
 from selback.bench.compare import compare, describe
-from selback.bench.datasets import coloured_digits, damage, get_dls, learned, small_convnet
+from selback.bench.datasets import coloured_digits, flip_labels, get_dls, learned, small_convnet
 from selback.bench.findings import last_epochs, relative, signed
 from selback.views.views import tidy
 from studies import photographs
@@ -41,7 +41,7 @@ def watched_digits(
     "Train on digits, and watch"
     set_seed(0, reproducible=True)
     dls = get_dls('digits', n_train=200 if scale()=='tiny' else None)
-    is_wrong = damage(dls.train_ds, 'flipped_labels', share)
+    is_wrong = flip_labels(dls.train_ds, share)
     learn = Learner(dls, small_convnet(10, .5), CrossEntropyLossFlat(), metrics=error_rate).watch_items()
     with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(4, .01)
     return Searched(learn, is_wrong)

@@ -703,7 +703,7 @@ def test_an_exported_learner_needs_no_selback(tmp_path):
         name = one_liner(cls)
         learn = Learner(items.dataloaders(bs=16, num_workers=0), mlp(), CrossEntropyLossFlat(), path=tmp_path)
         quiet_fit(learn.add_cbs([cls(warmup=0), ScaleLR()]), 2)
-        before = learn.selection
+        before = learn.add_cb(SaveSelection()).selection
         learn.export(f'{name}.pkl')
         assert learn.selection is before
         names.append(tmp_path/f'{name}.pkl')

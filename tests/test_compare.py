@@ -717,7 +717,7 @@ def test_a_terminal_has_a_bar_within_each_run_that_stays_one_line(capsys, monkey
         bars = [o for o in shown if o.startswith(f'run {i} of 2 |')]
         at = [int(re.search(r'(\d+)/100 ', o)[1]) for o in bars]
         assert at==sorted(set(at))
-        assert at[0]==0 and at[-1]==100 and len(at)>3
+        assert at[0]==0 and at[-1]==100 and len(at)>2 # as often as time allows
     assert ('random_subset' if columns==80 else f'{method}, seed 0') in bars[-1]
 
 # loaders

@@ -101,7 +101,10 @@ def test_llms_txt_has_a_line_for_each_notebook():
     assert re.match(r'# selback\n\n> .+\n\n## Start here\n\n- \[Installation\]', text)
     listed = re.findall(r'^- \[.+\]\((.+\.html)\): \w.+$', text, re.M)
     assert len(listed)==len(set(listed))==text.count('\n- ')
-    made_otherwise = {'all','inside','index','search','project/changelog','project/contributing'}
+    sections = dict(re.findall(r'^## (.+)\n\n((?:- .+\n)*)', text, re.M))
+    assert 'experiments/easy_data.html' in sections['Experiments']
+    assert 'experiments/' not in sections['API']
+    made_otherwise = {'all','inside','measured','index','search','project/changelog','project/contributing'}
     assert set(pages)-set(listed)=={f'{name}.html' for name in made_otherwise}
 
 IS_LARGE = 'o => o.complete && o.naturalWidth>200 && o.getBoundingClientRect().width>150'

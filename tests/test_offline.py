@@ -69,7 +69,7 @@ def test_a_process_that_is_not_asked_is_left_alone():
 def test_the_commands_ask_for_it(target):
     "Each line that runs Python, and so do these tests when one of them runs them"
     make = (root/'Makefile').read_text(encoding='utf-8')
-    lines = re.search(rf'^{target}:.*\n((?:\t.*\n)+)', make, re.M)[1].splitlines()
+    lines = re.search(rf'^{target}:.*\n((?:\t.*\n)+)', make, re.M)[1].replace('\\\n', '').splitlines()
     assert lines
     assert all(line.startswith('\t$(TESTING) $(BIN)/') for line in lines)
     assert re.search(r'^TESTING := SELBACK_OFFLINE=1\b', make, re.M)

@@ -118,6 +118,9 @@ def test_what_saves_nothing_is_refused(tmp_path):
         (short_learner(path=tmp_path), [], 'without a selection and a SaveModelCallback')
     for learn,cbs,message in cases:
         with pytest.raises(ValueError, match=message): quiet_fit(learn, 1, cbs=[*cbs, SaveSelection()])
+    class Late(SaveModelCallback): order = SaveSelection.order
+    with pytest.raises(ValueError, match='got a Late of order 62, wanted one below 62'):
+        quiet_fit(learner(tmp_path), 1, cbs=[Late(every_epoch=True), SaveSelection()])
     for name in 'save_selection','load_selection':
         with pytest.raises(AttributeError, match='got a learner without a selection'):
             getattr(short_learner(path=tmp_path), name)('model')
@@ -148,6 +151,20 @@ def test_other_settings_are_told():
 def test_the_same_settings_are_not_told():
     assert not loaded(selection(beta=1), selection(beta=1.))
     assert not loaded(selection(beta=np.float64(2)), selection(beta=2))
+    assert not loaded(selection(seed=1), selection(seed=2)) # the state's draws go on
+
+def test_an_option_that_was_set_goes_to_another_learner_unsaid():
+    cb = selection(beta=1)
+    cb.beta = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        short_learner().add_cb(cb)
+
+def test_names_that_are_numbers_or_texts_are_saved_as_their_kind():
+    class Twice(float): pass
+    learn = short_learner().favor_hard()
+    learn.selection.beta = Twice(2)
+    assert type(learn.selection.state_dict()['settings']['beta']) is str
 
 def test_a_state_with_other_settings_is_loaded():
     first = quiet_fit(short_learner().favor_hard(beta=1), 2).selection

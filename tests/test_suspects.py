@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib, numpy as np, pandas as pd, pytest
-from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
+from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock, TransformBlock
 from fastai.data.core import Datasets, TfmdLists
-from fastai.data.transforms import Categorize, ColReader, ColSplitter
+from fastai.data.transforms import Categorize, ColReader, ColSplitter, IndexSplitter
 from fastai.losses import BCEWithLogitsLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.vision.augment import Resize
@@ -329,6 +329,37 @@ def test_a_table_by_hand_is_read_back(learn, tmp_path):
     assert files[file_of(learn, int(c))]==labels[int(c)]
     assert len(frame)==35
     assert frame.was.notna().sum()==1
+
+def test_gaps_and_digits_in_a_table_are_no_other_items(tmp_path):
+    csv,n = tmp_path/'suspects.csv',60
+    df = pd.DataFrame(dict(x=np.arange(n)/n, y=np.arange(n)%2, code=[f'{i:04}' for i in range(n)],
+        note=[None if i%3 else 'seen' for i in range(n)], size=[np.nan if i%4 else 1. for i in range(n)]))
+    def fitted(df):
+        block = DataBlock((TransformBlock,CategoryBlock), get_x=lambda row: torch.tensor([row.x]).float(),
+            get_y=ColReader('y'), splitter=IndexSplitter(range(50, n)))
+        return quiet_fit(Learner(block.dataloaders(df, bs=16), nn.Linear(1, 2)).watch_items(), 2)
+    def others(rows): return rows.assign(label=rows.label.map(lambda label: type(label)(1-int(label))))
+    first = fitted(df).selection
+    table = others(first.suspects().head(5))
+    table.to_csv(csv)
+    for source in (csv,table):
+        frame = first.corrected(source)
+        assert frame.was.notna().sum()==5
+
+    again = fitted(frame).selection # whose table has a mostly empty `was`
+    twice = again.corrected(others(again.suspects().head(1)))
+    assert twice.was.notna().sum() in (5,6)
+
+def test_a_training_that_suspects_nothing_says_so(learn, capsys):
+    selection = learn.selection
+    selection.suspects()
+    assert 'no other class was likelier' not in capsys.readouterr().out
+    y = torch.arange(76)%2
+    dls = dls_of(4*y[:,None]-2.+torch.zeros(76, 4), y)
+    learned = quiet_fit(Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items(), 6).selection
+    learned.suspects()
+    learned.suspects()
+    assert capsys.readouterr().out.count('no other class was likelier than a label on the average')==1
 
 def test_numbers_are_read_back_as_labels(tmp_path):
     learn,csv = quiet_fit(learner_of_table().watch_items(), 6),tmp_path/'suspects.csv'

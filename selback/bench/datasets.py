@@ -10,7 +10,7 @@ __all__ = ['datasets', 'folders', 'pictures', 'networks', 'TensorItems', 'Tensor
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import hashlib, tempfile, warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -333,12 +333,14 @@ class Pixels:
             '`learned(learn)` is the image as the network knows it'))
 
 def pixel_dls(
-    image, # Of Pillow, or an array of bytes, shape (height, width, 3)
+    image, # Of Pillow, or an array of bytes as it takes them
     bs:int=64, # Batch size
 )->DataLoaders:
     "`DataLoaders` of the pixels of an image"
+    from PIL import Image
     device = default_device()
-    ds = Pixels(torch.tensor(np.array(image), device=device).float()/255)
+    if not isinstance(image, Image.Image): image = Image.fromarray(image)
+    ds = Pixels(torch.tensor(np.array(image.convert('RGB')), device=device).float()/255)
     return DataLoaders.from_dsets(ds, ds, bs=bs, num_workers=0, device=device, dl_type=TensorDL)
 
 def _sample_image(name):
@@ -499,12 +501,14 @@ def example_folder(
     is_wrong = torch.randperm(len(labels), generator=g)<round(share*len(labels))
     filed = (labels+is_wrong*torch.randint(1, 10, labels.shape, generator=g))%10
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = Path(tempfile.mkdtemp(dir=path.parent)) # an interrupt leaves no part of it under the name
-    for i,(image,digit,folder) in enumerate(zip(images, labels, filed)):
-        file = whole/str(int(folder))/f'{int(digit)}_{i:04}.png'
-        file.parent.mkdir(exist_ok=True)
-        PILImage.create((255*image).byte().permute(1,2,0).numpy()).save(file)
-    return whole.rename(path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder: # an interrupt leaves no part of it under the name
+        whole = Path(folder)/'whole'
+        for i,(image,digit,filed_as) in enumerate(zip(images, labels, filed)):
+            file = whole/str(int(filed_as))/f'{int(digit)}_{i:04}.png'
+            file.parent.mkdir(parents=True, exist_ok=True)
+            PILImage.create((255*image).byte().permute(1,2,0).numpy()).save(file)
+        with suppress(OSError): whole.rename(path) # or another process was first
+    return path
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c
 def flip_labels(

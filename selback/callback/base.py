@@ -61,7 +61,7 @@ def _check_state(selection, state):
     got = list(state) if isinstance(state, dict) else type(state).__name__
     if not is_state: raise ValueError(error_text('load_state_dict', got, f'what state_dict() of {method} returned'))
     if state['method']!=method: raise ValueError(error_text('load_state_dict', f"the state of {state['method']}",
-        method))
+        method, 'attach the method that was saved first'))
     if selection.learn is None: raise ValueError(f'load_state_dict: {method} has no learner yet; attach it first.')
 
 class SavedCallback(TrainingOnly):
@@ -250,7 +250,7 @@ class AttachedCallback(RestingCallback):
         last = self._last_learn
         if last is None: self._as_made = self.state_dict()
         elif last() is not learn:
-            self.load_state_dict(self._as_made)
+            self.load_state_dict(self._as_made | dict(settings={})) # an option may have been set since
             self.report = SelectionReport()
         self._last_learn = weakref.ref(learn)
 
@@ -276,7 +276,8 @@ def set_selection(
 )->Learner: # `learn`
     "Attach a selection in place of an older one"
     old = [cb for cb in learn.cbs if isinstance(cb, RestingCallback)]
-    if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}.")
+    forgets = ', and what it remembered of items is gone' if any(getattr(cb, 'memory', None) for cb in old) else ''
+    if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}{forgets}.")
     return learn.full_batches().add_cb(selection)
 
 @patch

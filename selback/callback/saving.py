@@ -7,13 +7,13 @@ __all__ = ['SaveSelection']
 
 # %% ../../nbs/callback/12_saving.ipynb #047c80e2
 import torch
-from fastai.callback.core import Callback
 from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import Learner, join_path_file
 from fastai.torch_core import distrib_barrier, rank_distrib
 from fastcore.basics import patch
 
 from ..core.checks import error_text
+from .report import TrainingOnly
 import selback.callback.base # which gives learners their selection
 
 # %% ../../nbs/callback/12_saving.ipynb #ade882fe
@@ -41,21 +41,30 @@ def load_selection(self:Learner,
     return self
 
 # %% ../../nbs/callback/12_saving.ipynb #3e48a4cf
-class SaveSelection(Callback):
+class SaveSelection(TrainingOnly):
     "Beside each model that a `SaveModelCallback` saves, save the state of the selection"
     order,remove_on_fetch = SaveModelCallback.order+1,True
     name = 'selection_saver' # that of its class would hide `learn.save_selection`
 
+    def __init__(self): self.seen = [] # what was saved before
+
+    @property
+    def savers(self)->list: return [cb for cb in self.learn.cbs if isinstance(cb, SaveModelCallback)]
+
     @property
     def saved(self)->list:
         "What each `SaveModelCallback` has saved last"
-        return [cb.last_saved_path for cb in self.learn.cbs if isinstance(cb, SaveModelCallback)]
+        return [cb.last_saved_path for cb in self.savers]
 
-    def before_fit(self): self.seen = self.saved
+    def before_fit(self):
+        self.seen = self.saved
+        late = [cb for cb in self.savers if cb.order>=self.order]
+        if late: raise ValueError(error_text('SaveSelection', f'a {type(late[0]).__name__} of order {late[0].order}',
+            f'one below {self.order}, which has saved its model before', 'give it a lower order'))
 
     def before_train(self):
         if hasattr(self, 'lr_finder'): return
-        wanted = {'a selection': self.learn.selection, 'a SaveModelCallback': self.saved}
+        wanted = {'a selection': self.learn.selection, 'a SaveModelCallback': self.savers}
         missing = [what for what,found in wanted.items() if not found]
         if not missing: return
         raise ValueError(error_text('SaveSelection', f"a fit without {' and '.join(missing)}", 'one with both',

@@ -134,11 +134,11 @@ class SelectionParts(AttachedCallback):
     def parts(self): return dict(draws=self.draws) | (dict(tracker=self.tracker) if self.tracker.is_on else {})
 
     @property
-    def options(self)->dict: # Values by name
+    def own_options(self)->dict: # Values by name
         "The options that it has, as they are now"
         scorer,tracker = vars(self).get('scorer'),self.tracker
         holders = [self, self.losses, self.window, self.clock, self.draws]
-        if scorer: holders += [scorer, scorer.scoring]
+        if isinstance(scorer, Scorer): holders += [scorer, scorer.scoring]
         others = dict(window=vars(self).get('width'), ema=tracker.ema if tracker.is_smooth else None)
         held,found = [*map(vars, holders), others],{}
         for name in inspect.signature(type(self)).parameters:
@@ -146,7 +146,7 @@ class SelectionParts(AttachedCallback):
             if values and values[0] is not None: found[name] = values[0] # of the first that has one of that name
         return found
 
-    def state_dict(self): return super().state_dict() | dict(settings=saved_settings(self.options))
+    def state_dict(self): return super().state_dict() | dict(settings=saved_settings(self.own_options))
 
     def load_state_dict(self, state):
         parts = state.get('parts', {}) if isinstance(state, dict) else {}
@@ -157,7 +157,7 @@ class SelectionParts(AttachedCallback):
                 raise ValueError(error_text('load_state_dict', f'a state of {got} items',
                     f'{wanted}, as in the training set'))
         super().load_state_dict(state)
-        warn_of_settings(type(self).__name__, state.get('settings', {}), saved_settings(self.options))
+        warn_of_settings(type(self).__name__, state.get('settings', {}), saved_settings(self.own_options))
 
 # %% ../../nbs/callback/07_selection.ipynb #5b7e2009
 class AskedSelection(SelectionParts):
@@ -332,7 +332,9 @@ class SelectionEpochs(AskedSelection):
     @property
     def why_idle(self)->str:
         "What to tell of a fit that trained on all items"
-        return f'this fit trained on all items. It selects at the earliest {self.window}.'
+        was_warmup = self.window.start==0 and 0<self.window.warmup==self.epochs_done
+        then = 'It was the warm-up; the next fit selects' if was_warmup else f'It selects at the earliest {self.window}'
+        return f'this fit trained on all items. {then}.'
 
 # %% ../../nbs/callback/07_selection.ipynb #53f8dba2
 class FirstBatch(SelectionEpochs):

@@ -60,7 +60,7 @@ def unknown_option(
 def _as_saved(o):
     "A number, a text, or the name of what is neither"
     if getattr(o, 'ndim', None)==0: o = o.item() # of NumPy or PyTorch
-    return o if isinstance(o, (bool,int,float,str)) else getattr(o, '__name__', type(o).__name__)
+    return o if type(o) in (bool,int,float,str) else getattr(o, '__name__', type(o).__name__) # no subclass of these
 
 def saved_settings(
     options:dict, # By name; those that are None don't count
@@ -75,7 +75,9 @@ def warn_of_settings(
 ):
     "Warn of a state that was saved with other settings, as far as both are known"
     def listed(settings): return ', '.join(f'{name}={settings[name]!r}' for name in other)
-    other = [name for name in saved if name in own and saved[name]!=own[name]]
+    def is_same(a, b): return a==b or (a!=a and b!=b) # NaN is itself
+    known = (saved.keys() & own.keys())-{'seed'} # draws go on by the state, whatever began them
+    other = [name for name in saved if name in known and not is_same(saved[name], own[name])]
     if not other: return
     warnings.warn(f'{where}: got a state that was saved with {listed(saved)}, wanted {listed(own)}. '
         'It was loaded, and goes on with the latter.')

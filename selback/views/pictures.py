@@ -113,13 +113,19 @@ def _as_labels(learn, pred, b, n_inp):
     predicted = (*b[:n_inp],retain_type(decoded, old=b[n_inp]))
     return [label_of(o[n_inp]) for o in dl.decode_batch(predicted, max_n=len(decoded))]
 
-def _of_now(learn, b, n_inp):
+def _losses_now(selection, pred, yb):
+    "The losses of predictions, where the loss function is the one that trained, and goes by predictions as they are"
+    told,loss_func = selection.losses,base_loss(selection.learn)
+    if not told.is_held or told.calls.takes_derivatives or told.loss_func is not loss_func: return []
+    try: return item_losses(told.function(loss_func), pred, *yb).tolist()
+    except (ValueError,TypeError): return [] # a callback unpacks what the model returns
+
+def _of_now(selection, b, n_inp):
     "What the network predicts for the items of a batch, and its losses; nothing of either where there is none"
-    xb,yb,told = as_tensors(b[:n_inp]),as_tensors(b[n_inp:]),learn.selection.losses
+    xb,yb,learn = as_tensors(b[:n_inp]),as_tensors(b[n_inp:]),selection.learn
     with fixed_random():
         pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
-        if told.calls.takes_derivatives: losses = [] # of a model that does not predict for its loss
-        else: losses = item_losses(told.function(base_loss(learn)), pred, *yb).tolist()
+        losses = _losses_now(selection, pred, yb)
     return _as_labels(learn, pred, b, n_inp),losses
 
 # %% ../../nbs/views/01_pictures.ipynb #c3fabc1e
@@ -127,13 +133,13 @@ def _fact(**kwargs):
     "What is known of one item, of what may be"
     return _Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in kwargs.items() if o is not None})
 
-def _facts(learn, b, n_inp, idxs, facts, predicts):
+def _facts(learn, b, n_inp, idxs, facts, predicts_for):
     "What is known of items, one `_Facts` for each: target, prediction, and more"
     ds = check_loader(learn.dls.train).dataset
     with unaugmented(ds):
         target = target_of(ds)
         targets = [label_of(target(i)) for i in idxs]
-    told = _of_now(learn, b, n_inp) if predicts else ([],[])
+    told = _of_now(predicts_for, b, n_inp) if predicts_for else ([],[])
     predicted,losses = (o or [None]*len(idxs) for o in told)
     of_each = zip(targets, predicted, losses, facts, idxs)
     return [_fact(target=t, predicted=p, loss=loss, **fact, item=i) for t,p,loss,fact,i in of_each]
@@ -164,7 +170,7 @@ def show_items(
     asked:str, # What was called, for a message
     idxs:list, # Dataset indices
     facts:list, # What more there is to say of each: words and numbers by name
-    predicts:bool=False, # Show what the network predicts now, too, and its loss?
+    predicts_for=None, # A selection, to show what its network predicts now, too, and the loss of that; None: neither
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` for items that can't be shown
     "Show training items, with what is known of them"
@@ -174,7 +180,7 @@ def show_items(
         dl = loader_of(learn.dls.train, idxs, bs=n, num_workers=0)
         b = learn._set_device(dl.one_batch())
         x,y,samples = dl.show_batch(b, max_n=n, show=False)
-        facts = _facts(learn, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, facts, predicts)
+        facts = _facts(learn, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, facts, predicts_for)
 
     if samples is not None: samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
     is_image = samples is not None and isinstance(x, TensorImage)
@@ -195,7 +201,7 @@ def _show_by_loss(selection, asked, n, ascending, **kwargs):
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
     facts = [dict(remembered=float(losses[i])) for i in idxs]
-    show_items(selection.learn, asked, idxs, facts, predicts=True, **kwargs)
+    show_items(selection.learn, asked, idxs, facts, predicts_for=selection, **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch

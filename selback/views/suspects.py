@@ -80,6 +80,9 @@ def _of_labels(selection, items):
     return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
 # %% ../../nbs/views/04_suspects.ipynb #f999d196
+_unsuspected = ('no other class was likelier than a label on the average: the labels are right, or the network has learned '
+    'them by heart. Look at the validation error; augmentation and fewer epochs help.')
+
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
     "All labels of the training set, those first that are most likely wrong; all items by mean loss, where none has one"
@@ -93,6 +96,7 @@ def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueE
         rows = _of_labels(self, items).iloc[labels.suspects().cpu().numpy()]
         first = ['label','likely','margin','probability','times_other','looks']
     first = [c for c in first if c in rows]
+    if 'margin' in rows and not (rows.margin<0).any(): self.tell_once('unsuspected', _unsuspected)
     left_out = {*first,*self.memory.fields,'mean_loss','logit_margin','spread','last_other','most_other'}
     return rows[first+[c for c in rows if c not in left_out]]
 
@@ -204,11 +208,12 @@ def _of_cleaner(cleaner):
     labels = [chosen(*o) for o in zip(cleaner.suspects.label, cleaner.values())]
     return pd.DataFrame(dict(label=pd.Series(labels, index=cleaner.suspects.index, dtype=object)))
 
-def _table_of(found):
+def _table_of(found, sources):
     "What was found as a table with `label` by `idx`; raises a `ValueError` if it is none"
     if hasattr(found, 'set_fns'): return _of_cleaner(found)
-    if isinstance(found, (str,Path)): # a class may be called None or NA
-        found = pd.read_csv(found, dtype=dict(label=str), keep_default_na=False, na_values=[''])
+    if isinstance(found, (str,Path)): # a class may be called None or NA, and a text be made of digits
+        texts = {name: str for name in sources if is_string_dtype(sources[name])}
+        found = pd.read_csv(found, dtype=texts | dict(label=str), keep_default_na=False, na_values=[''])
     wanted = 'a table of suspects(), its CSV file, or what clean_suspects returned'
     if not isinstance(found, pd.DataFrame):
         raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
@@ -230,10 +235,10 @@ def _named(label, known):
 def _check_same(found, sources):
     "Raise a `ValueError` if what was found is of other items, as after another random split"
     for name in set(found) & set(sources)-{'label'}:
-        there,here = (df[name].loc[found.index].astype(str) for df in (found,sources))
+        there,here = (df[name].loc[found.index].astype(str).fillna('') for df in (found,sources)) # a gap is itself
         if is_string_dtype(there) and (there!=here).any():
             at = (there!=here).idxmax()
-            remedy = 'make the loaders as they were, with the same seed'
+            remedy = 'make the loaders as they were, with the same seed and path'
             raise ValueError(error_text('corrected', f'{name} {there[at]} as item {at}', here[at], remedy))
 
 def _found_labels(found, known, n):
@@ -272,17 +277,20 @@ def corrected(self:Selection,
     found, # What `clean_suspects` returned, or a table with `label` by dataset index, or its CSV file; empty: left out
 )->pd.DataFrame: # What items are made from, `label`, `is_valid`, and `was`, the label of an item that got another one
     "All items of both sets with corrected labels"
-    ds,found = check_loader(self.dls.train).dataset,_table_of(found)
+    ds = check_loader(self.dls.train).dataset
+    sources = sources_of(ds)
+    found = _table_of(found, sources)
     if hasattr(ds, 'y_names'):
-        remedy = 'correct your own: suspects() has its index in the column row'
+        remedy = 'correct your own: df.loc[found.row, ...] = found.label.values'
         raise ValueError(error_text('corrected', 'a table that was processed', 'files', remedy))
     train,*valid = _parts(self.dls)
     _check_one_each(self, 'corrected', train.label.notna().any())
     new = _found_labels(found, {str(o): o for o in train.label}, len(train))
-    _check_same(found, sources_of(ds))
+    _check_same(found, sources)
     was = train.label.loc[new.index]
     train.loc[new.index,'label'] = new
-    train['was'] = was[was!=new]
+    before = train['was'] if 'was' in train else pd.Series(index=train.index, dtype=object)
+    train['was'] = was[was!=new].combine_first(before)
     df = pd.concat([train[train.label.notna()], *valid], ignore_index=True)
     own = _label_column(ds)
     return df if own is None else df.assign(**{own: df.label})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..callback.selection import Selection
+from ..callback.watching import WatchItemsCallback
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
 def kept_share(
@@ -152,7 +153,7 @@ def _said_options(cb):
     code = vars(type(cb)).get('__init__', type(cb).__init__).__code__
     own = code.co_varnames[:code.co_argcount]
     defaults = {name: _option(p.default) for name,p in inspect.signature(type(cb)).parameters.items()}
-    return {name: o for name,o in cb.options.items() if name in own or _option(o)!=defaults[name]}
+    return {name: o for name,o in cb.own_options.items() if name in own or _option(o)!=defaults[name]}
 
 @patch
 def __repr__(self:Selection):
@@ -186,6 +187,7 @@ def card(self:Selection):
         f'kept: {_kept_in_words(self)}',
         f'selects: after {window.warmup} epoch(s) of warm-up, {part} of a fit{window.also}',
         f'time: {self.clock.in_words}.{aside}{passes}']
+    if isinstance(self, WatchItemsCallback): lines = [lines[0],'chooses nothing: all items train',lines[2]]
     n_ahead = vars(self).get('ahead')
     if n_ahead: lines.insert(2, f'ahead: {n_ahead} batches, which a copy of the model predicts and memory holds')
     if self.report.advice: lines.append(f'note: {self.report.advice}')

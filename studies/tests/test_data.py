@@ -3,7 +3,7 @@ import pytest, torch
 from fastai.vision.core import TensorImage
 from torch import nn
 
-from selback.bench.datasets import flip_labels, get_dls, get_model, TensorItems
+from selback.bench.datasets import get_dls, get_model, TensorItems
 from studies.data import Cutout, damage
 from studies.photographs import learner
 
@@ -99,12 +99,6 @@ def test_gaussian_images_have_the_colours_of_all_and_nothing_of_their_own(as_byt
 
     def correlation(images): return torch.corrcoef(torch.stack([images.flatten(), old.flatten()]))[0,1]
     assert abs(correlation(new)-correlation(new[torch.randperm(500)]))<.05
-
-def test_flipped_labels_are_those_of_the_package():
-    damaged = Damaged('flipped_labels', False)
-    ds = TensorItems(damaged.images, damaged.labels, 0)
-    assert torch.equal(flip_labels(ds, .25, seed=1), damaged.where)
-    assert torch.equal(ds.labels, damaged.ds.labels)
 
 def test_damage_refuses_what_it_does_not_know():
     ds = get_dls('digits', bs=8, n_train=20).train_ds
