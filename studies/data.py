@@ -38,8 +38,9 @@ def damage(
     seed:int=0, # Of the random choice
 )->torch.Tensor: # Which items are damaged, a mask of shape (n,)
     "Damage a share of the items of a dataset"
+    known = 'flipped_labels',*damages
+    if kind not in known: raise ValueError(error_text('kind', repr(kind), f"one of {', '.join(known)}"))
     if kind=='flipped_labels': return flip_labels(ds, share, seed)
-    if kind not in damages: raise ValueError(error_text('kind', repr(kind), f"one of {', '.join(('flipped_labels', *damages))}"))
     check_range('share', share, 0, 1)
     n = len(ds)
     generator = torch.Generator().manual_seed(seed)

@@ -356,7 +356,8 @@ def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     assert 'no other class was likelier' not in capsys.readouterr().out
     y = torch.arange(76)%2
     dls = dls_of(4*y[:,None]-2.+torch.zeros(76, 4), y)
-    learned = quiet_fit(Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items(), 6).selection
+    learn = Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items()
+    learned = quiet_fit(learn, 6).selection
     learned.suspects()
     learned.suspects()
     assert capsys.readouterr().out.count('no other class was likelier than a label on the average')==1

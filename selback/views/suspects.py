@@ -80,8 +80,8 @@ def _of_labels(selection, items):
     return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
 # %% ../../nbs/views/04_suspects.ipynb #f999d196
-_unsuspected = ('no other class was likelier than a label on the average: the labels are right, or the network has learned '
-    'them by heart. Look at the validation error; augmentation and fewer epochs help.')
+_unsuspected = ('no other class was likelier than a label on the average: the labels are right, or the network has '
+    'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
 
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
