@@ -332,8 +332,10 @@ class SelectionEpochs(AskedSelection):
     @property
     def why_idle(self)->str:
         "What to tell of a fit that trained on all items"
-        was_warmup = self.window.start==0 and 0<self.window.warmup==self.epochs_done
-        then = 'It was the warm-up; the next fit selects' if was_warmup else f'It selects at the earliest {self.window}'
+        warmup = self.window.warmup
+        is_warmup = self.window.start==0 and self.epochs_done<=warmup
+        then = f'It belongs to the warm-up, warmup={warmup} epoch(s) over fits; a fit after it selects' if is_warmup \
+            else f'It selects at the earliest {self.window}'
         return f'this fit trained on all items. {then}.'
 
 # %% ../../nbs/callback/07_selection.ipynb #53f8dba2
