@@ -83,13 +83,13 @@ def test_pictures_and_links_of_the_readme_show_on_the_package_index(wheel):
 def quick_start():
     "The code of the README that trains"
     readme = (root/'README.md').read_text(encoding='utf-8')
-    return next(code for code in re.findall(r'```python\n(.*?)```', readme, re.S) if 'get_dls' in code)
+    return next(code for code in re.findall(r'```python\n(.*?)```', readme, re.S) if '.fit' in code)
 
 def test_it_works_where_nothing_else_is_installed(python, tmp_path):
     script = tmp_path/'quick_start.py'
     is_installed = f'import selback\nassert {str(root)!r} not in selback.__file__'
     script.write_text(f'{is_installed}\n{quick_start()}\nprint(learn.selection.card)\n', encoding='utf-8')
-    assert 'FavorHardCallback' in run(python, '-W', 'ignore', script, cwd=tmp_path)
+    assert 'WatchItemsCallback' in run(python, '-W', 'ignore', script, cwd=tmp_path)
     assert '--methods' in run(python.parent/'selback-compare', '--help', cwd=tmp_path)
 
 IMPORTED = '''

@@ -332,11 +332,10 @@ class SelectionEpochs(AskedSelection):
     @property
     def why_idle(self)->str:
         "What to tell of a fit that trained on all items"
-        warmup = self.window.warmup
-        is_warmup = self.window.start==0 and self.epochs_done<=warmup
-        then = f'It belongs to the warm-up, warmup={warmup} epoch(s) over fits; a fit after it selects' if is_warmup \
-            else f'It selects at the earliest {self.window}'
-        return f'this fit trained on all items. {then}.'
+        window,said = self.window,'this fit trained on all items.'
+        is_warmup = window.start==0 and not window.also and self.epochs_done<=window.warmup
+        if not is_warmup: return f'{said} It selects at the earliest {window}.'
+        return f'{said} It belongs to the warm-up, warmup={window.warmup} epoch(s) over fits; a fit after it selects.'
 
 # %% ../../nbs/callback/07_selection.ipynb #53f8dba2
 class FirstBatch(SelectionEpochs):
