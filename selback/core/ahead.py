@@ -25,50 +25,39 @@ from .scoring import ModelCopy, ScoringPass
 
 # %% ../../nbs/core/10_ahead.ipynb #b97f8e3e
 class Worker:
-    "Runs functions one after the other in a thread, which ends when there are none"
+    "Runs functions one after the other, each in a thread that ends with it; without a lock, which an interrupt may keep"
     def __init__(self):
-        self._lock = threading.Lock()
-        self._jobs = deque() # pairs: what will come of it, and the function
-        self._thread = None # that runs; None: there is nothing to run
+        self._jobs = deque() # what will come of what was submitted
+        self._last = None # the thread that runs last; None: there was none
 
     def submit(self,
         run, # A function without arguments
     )->Future: # Its result, or the error that it raised
         "Have a function run after those that were submitted before"
+        while self._jobs and self._jobs[0].done(): self._jobs.popleft()
         job = Future()
-        with self._lock:
-            self._jobs.append((job, run))
-            if self._runs: return job
-            self._thread = threading.Thread(target=self._work, name='selback', daemon=True)
-            self._thread.start()
+        thread = threading.Thread(target=self._work, args=(self._last, job, run), name='selback', daemon=True)
+        thread.start()
+        self._jobs.append(job)
+        self._last = thread
         return job
 
-    def _next(self):
-        with self._lock:
-            if self._jobs: return self._jobs.popleft()
-            self._thread = None
-
-    def _work(self):
-        while (job := self._next()) is not None:
-            future,run = job
-            try: future.set_result(run())
-            except BaseException as e: future.set_exception(e)
-            del job,future,run # they may be large
-
-    @property
-    def _runs(self): # an interrupt may come before the thread starts
-        return self._thread is not None and self._thread.is_alive()
+    @staticmethod
+    def _work(before, job, run):
+        if before is not None: before.join()
+        if not job.set_running_or_notify_cancel(): return
+        try: job.set_result(run())
+        except BaseException as e: job.set_exception(e)
 
     def wait(self):
         "Until nothing runs"
-        thread = self._thread
-        if thread is not None and thread.is_alive(): thread.join()
+        if self._last is not None: self._last.join()
+        self._last = None
 
     def drop(self):
         "Forget what has not begun, and wait for what has"
-        with self._lock:
-            for future,_ in self._jobs: future.cancel()
-            self._jobs.clear()
+        for job in self._jobs: job.cancel()
+        self._jobs.clear()
         self.wait()
 
 # %% ../../nbs/core/10_ahead.ipynb #b1078415
