@@ -25,7 +25,7 @@ from .scoring import ModelCopy, ScoringPass
 
 # %% ../../nbs/core/10_ahead.ipynb #b97f8e3e
 class Worker:
-    "Runs functions one after the other, each in a thread that ends with it; without a lock, which an interrupt may keep"
+    "Runs functions in turn, each in a thread that ends with it; without a lock, which an interrupt might keep"
     def __init__(self):
         self._jobs = deque() # what will come of what was submitted
         self._last = None # the thread that runs last; None: there was none
