@@ -326,6 +326,7 @@ class Site:
         paths = [fn.relative_to(proc) for fn in sorted(proc.rglob('*.ipynb')) if fn.stem!='00_all']
         self.pages = {path: page(proc/path, path) for path in paths} # each with its notebook and its name
         self.names = {path.stem: name for path,(_,name) in self.pages.items()}
+        self.paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()} # by page
         texts = [cell.source for nb,_ in self.pages.values() for cell in nb.cells]
         self.labels = {label for text in texts for label in re.findall(r'^\((\S+)\)=$', text, re.M)}
 
@@ -340,9 +341,9 @@ class Site:
         if folder: self.inside[folder].append(at)
 
     def enter_notebooks(self):
-        for path,(_,name) in self.pages.items():
-            folder = None if name=='index' else folder_of(path)
-            self.enter(folder, (path.parent/name).as_posix(), f'nbs/{path.as_posix()}')
+        for page,path in self.paths.items():
+            folder = None if path.stem=='index' else folder_of(path)
+            self.enter(folder, page, f'nbs/{path.as_posix()}')
 
     def write_project(self, src):
         "The pages on the project itself"
@@ -374,10 +375,9 @@ class Site:
     def link_to(self, call):
         "A link to where a call is explained"
         at = call.module.removeprefix('selback.').replace('.', '/')
-        path = next(path for path,(_,name) in self.pages.items() if (path.parent/name).as_posix()==at)
         label = anchor(call.name)
         target = f'#{label}' if label in self.labels else f'{at}.ipynb'
-        return f'[{self.title(path)}]({target})'
+        return f'[{self.title(self.paths[at])}]({target})'
 
     def calls(self):
         "The page of all that a user calls"
@@ -385,8 +385,7 @@ class Site:
 
     def listed(self, part, about, head):
         "A page that lists others, each with its caption"
-        paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()}
-        pages = [(page, paths[page]) for page in self.ordered(part)]
+        pages = [(page, self.paths[page]) for page in self.ordered(part)]
         rows = [(f'[{self.title(path)}]({page}.ipynb)', self.caption(path)) for page,path in pages]
         return [f'*{about}*', table(head, rows, part)]
 
@@ -405,13 +404,12 @@ class Site:
 
     def llms_txt(self):
         "Each page in a line, by section, as language models read it (llmstxt.org)"
-        paths = {(path.parent/name).as_posix(): path for path,(_,name) in self.pages.items()}
-        def line(page): return f'- [{self.title(paths[page])}]({page}.html): {self.caption(paths[page])}'
+        def line(page): return f'- [{self.title(self.paths[page])}]({page}.html): {self.caption(self.paths[page])}'
         blocks = [f"# {cfg.lib_name}", f"> {self.caption(Path('index.ipynb'))}"]
         for folder,name in sections.items():
             folded = [part for part,(_,_,section) in parts.items() if section==folder]
             pages = [page for part in (folder, *folded) for page in self.ordered(part)]
-            blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in paths)]
+            blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in self.paths)]
         return joined(blocks)+'\n'
 
     def link(self, cell):

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..callback.selection import Selection
-from ..callback.watching import WatchItemsCallback
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
 def kept_share(
@@ -180,14 +179,15 @@ def card(self:Selection):
     part = f'from {window.start:.0%} to {window.end:.0%}'
     aside = ' It stands aside now.' if self.clock.is_aside else ''
     passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
-    lines = [
-        f'{self!r}{_counters_in_words(self)}',
+    name,loss = f'{self!r}{_counters_in_words(self)}',losses.ways.get(losses.how, 'not asked for yet')
+    watches = type(self).why_idle is None # it never selects
+    lines = [name, 'chooses nothing: all items train', f'loss of an item: {loss}'] if watches else [
+        name,
         f'score: {score}',
-        f"loss of an item: {losses.ways.get(losses.how, 'not asked for yet')}",
+        f'loss of an item: {loss}',
         f'kept: {_kept_in_words(self)}',
         f'selects: after {window.warmup} epoch(s) of warm-up, {part} of a fit{window.also}',
         f'time: {self.clock.in_words}.{aside}{passes}']
-    if isinstance(self, WatchItemsCallback): lines = [lines[0],'chooses nothing: all items train',lines[2]]
     n_ahead = vars(self).get('ahead')
     if n_ahead: lines.insert(2, f'ahead: {n_ahead} batches, which a copy of the model predicts and memory holds')
     if self.report.advice: lines.append(f'note: {self.report.advice}')
