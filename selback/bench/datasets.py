@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['datasets', 'folders', 'pictures', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'coloured_digits',
            'Pixels', 'pixel_dls', 'parts_of', 'UnreadableImage', 'NamedImage', 'folder_fingerprint', 'folder_in_words',
-           'get_dls', 'example_folder', 'flip_labels', 'small_resnet', 'cifar_resnet18', 'small_convnet',
+           'get_dls', 'flip_labels', 'example_folder', 'small_resnet', 'cifar_resnet18', 'small_convnet',
            'CoordinateNet', 'learned', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
@@ -488,28 +488,6 @@ def get_dls(
         raise ValueError(error_text('data', got, wanted, 'a smaller bs may do'))
     return dls
 
-# %% ../../nbs/bench/00_datasets.ipynb #94bc2c37
-def example_folder(
-    wrong:float=.1, # Share of the images that lie in the folder of another class
-)->Path: # In fastai's data folder; written the first time
-    "1,797 digits as files, a folder for each class; a file's name begins with the digit that it is"
-    share = check_range('wrong', wrong, 0, 1)
-    path = fastai_path('data')/f'selback_digits_{share:g}'
-    if path.exists(): return path
-    images,labels = map(torch.cat, zip(*_digits()[:2]))
-    g = torch.Generator().manual_seed(0)
-    is_wrong = torch.randperm(len(labels), generator=g)<round(share*len(labels))
-    filed = (labels+is_wrong*torch.randint(1, 10, labels.shape, generator=g))%10
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder: # an interrupt leaves no part of it under the name
-        whole = Path(folder)/'whole'
-        for i,(image,digit,filed_as) in enumerate(zip(images, labels, filed)):
-            file = whole/str(int(filed_as))/f'{int(digit)}_{i:04}.png'
-            file.parent.mkdir(parents=True, exist_ok=True)
-            PILImage.create((255*image).byte().permute(1,2,0).numpy()).save(file)
-        with suppress(OSError): whole.rename(path) # or another process was first
-    return path
-
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c
 def flip_labels(
     ds:TensorItems, # Whose labels are to be wrong, such as `dls.train_ds`
@@ -525,6 +503,27 @@ def flip_labels(
     ds.labels = ds.labels.clone() # the data itself stays as it is
     ds.labels[wrong] = (ds.labels[wrong]+steps)%ds.n_classes
     return wrong
+
+# %% ../../nbs/bench/00_datasets.ipynb #94bc2c37
+def example_folder(
+    wrong:float=.1, # Share of the images that lie in the folder of another class
+)->Path: # In fastai's data folder; written the first time
+    "1,797 digits as files, a folder for each class; a file's name begins with the digit that it is"
+    share = check_range('wrong', wrong, 0, 1)
+    path = fastai_path('data')/f'selback_digits_{share:g}'
+    if path.exists(): return path
+    images,labels = map(torch.cat, zip(*_digits()[:2]))
+    filed = TensorItems(images, labels, 1)
+    flip_labels(filed, share)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder: # an interrupt leaves no part of it under the name
+        whole = Path(folder)/'whole'
+        for i,(image,digit,filed_as) in enumerate(zip(images, labels, filed.labels)):
+            file = whole/str(int(filed_as))/f'{int(digit)}_{i:04}.png'
+            file.parent.mkdir(parents=True, exist_ok=True)
+            PILImage.create((255*image).byte().permute(1,2,0).numpy()).save(file)
+        with suppress(OSError): whole.rename(path) # or another process was first
+    return path
 
 # %% ../../nbs/bench/00_datasets.ipynb #b61a82b5
 def small_resnet(

@@ -82,7 +82,7 @@ class Clock:
         "What a selecting epoch takes, in a sentence; it stands aside if that saves nothing and it should"
         plain = mean(self.compared)
         ratio = self.ranks.first(mean(self.selecting)/plain)
-        bound = 'at most ' if plain<min(self.plain)*(1-1e-9) else ''
+        bound = 'at most ' if plain<min(self.plain) else ''
         said = f'a selecting epoch took {ratio:.2f} of the plain one of {bound}{plain:.3g} s.'
         if ratio<1 or self.auto is not True: return said
         self.is_aside = True

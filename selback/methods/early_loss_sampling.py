@@ -276,4 +276,4 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
         idxs,losses,n_row = _most_drawn(self, check_range('n', n, 1, whole=True), classes)
         if n_row and not {'nrows','ncols'} & kwargs.keys(): kwargs['ncols'] = n_row
         facts = [{'early loss': loss} for loss in losses]
-        show_items(self.learn, 'show_early', idxs, facts, predicts_for=self, **kwargs)
+        show_items(self, 'show_early', idxs, facts, predicts=True, **kwargs)

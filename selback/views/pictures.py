@@ -133,13 +133,13 @@ def _fact(**kwargs):
     "What is known of one item, of what may be"
     return _Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in kwargs.items() if o is not None})
 
-def _facts(learn, b, n_inp, idxs, facts, predicts_for):
+def _facts(selection, b, n_inp, idxs, facts, predicts):
     "What is known of items, one `_Facts` for each: target, prediction, and more"
-    ds = check_loader(learn.dls.train).dataset
+    ds = check_loader(selection.learn.dls.train).dataset
     with unaugmented(ds):
         target = target_of(ds)
         targets = [label_of(target(i)) for i in idxs]
-    told = _of_now(predicts_for, b, n_inp) if predicts_for else ([],[])
+    told = _of_now(selection, b, n_inp) if predicts else ([],[])
     predicted,losses = (o or [None]*len(idxs) for o in told)
     of_each = zip(targets, predicted, losses, facts, idxs)
     return [_fact(target=t, predicted=p, loss=loss, **fact, item=i) for t,p,loss,fact,i in of_each]
@@ -166,21 +166,21 @@ def _grid(n, n_lines, **kwargs):
     return dict(figsize=(across,height*rows)) | kwargs
 
 def show_items(
-    learn, # Whose training items
+    selection, # Of whose learner the training items are
     asked:str, # What was called, for a message
     idxs:list, # Dataset indices
     facts:list, # What more there is to say of each: words and numbers by name
-    predicts_for=None, # A selection, to show what its network predicts now, too, and the loss of that; None: neither
+    predicts:bool=False, # Show what the network predicts now, too, and its loss?
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` for items that can't be shown
     "Show training items, with what is known of them"
     import matplotlib.pyplot as plt
-    n = len(idxs)
+    learn,n = selection.learn,len(idxs)
     with unaugmented(learn.dls.train_ds):
         dl = loader_of(learn.dls.train, idxs, bs=n, num_workers=0)
         b = learn._set_device(dl.one_batch())
         x,y,samples = dl.show_batch(b, max_n=n, show=False)
-        facts = _facts(learn, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, facts, predicts_for)
+        facts = _facts(selection, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, facts, predicts)
 
     if samples is not None: samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
     is_image = samples is not None and isinstance(x, TensorImage)
@@ -201,7 +201,7 @@ def _show_by_loss(selection, asked, n, ascending, **kwargs):
     idxs = idxs[~losses[idxs].isnan()][:n].tolist()
     if not idxs: raise ValueError(f'{asked}: no loss is known yet; train an epoch first.')
     facts = [dict(remembered=float(losses[i])) for i in idxs]
-    show_items(selection.learn, asked, idxs, facts, predicts_for=selection, **kwargs)
+    show_items(selection, asked, idxs, facts, predicts=True, **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch
@@ -258,7 +258,7 @@ def show_picked(self:Selection,
 
     rows = items[~items.index.duplicated()].loc[idxs]
     facts = [dict(picked=f'{p} of {s}') for p,s in zip(rows.picked, rows.seen)]
-    show_items(self.learn, 'show_picked', idxs, facts, nrows=len(idxs)//(2*n), **kwargs)
+    show_items(self, 'show_picked', idxs, facts, nrows=len(idxs)//(2*n), **kwargs)
 
 # %% ../../nbs/views/01_pictures.ipynb #947ec027
 def _spread_by_loss(selection, n=6):

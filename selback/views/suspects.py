@@ -120,7 +120,7 @@ def show_suspects(self:Selection,
     columns = [c for c in ('likely','margin','mean_loss') if c in rows]
     if self.tracker.labels is not None and self.tracker.labels.n_labels>1: columns = ['label',*columns]
     facts = rows[columns]
-    show_items(self.learn, 'show_suspects', rows.index.tolist(), facts.to_dict('records'), **kwargs)
+    show_items(self, 'show_suspects', rows.index.tolist(), facts.to_dict('records'), **kwargs)
 
 # %% ../../nbs/views/04_suspects.ipynb #5507f7ea
 def _plot_map(ax, rows, title):
