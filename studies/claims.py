@@ -1,10 +1,10 @@
 "What was claimed, under its own protocol, and beside plain training whose schedule ends at the same cost"
 import numpy as np, pandas as pd
 
-from selback.bench.findings import Difference, last_epochs, over_seeds, reach, relative
+from selback.bench.findings import Difference, last_epochs, over_seeds, relative
 from studies.easy_data import claims_path, protocol
 from studies.experiments import results_folder, rows_with
-from studies.figures import on_ladder
+from studies.figures import on_ladder, reach
 
 def runs_of(
     data:str, # As `Cell` has it

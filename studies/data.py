@@ -1,13 +1,32 @@
-"Damage to data, Cutout and networks as the papers have them; `get_model` knows these once this is imported"
-import torch
+"""SVHN, damage to data, Cutout and networks as the papers have them; `get_dls` and `get_model` know them once this is
+imported"""
+from functools import lru_cache, partial
+
+import numpy as np, torch
+from fastai.data.external import fastai_path
 from fastai.data.transforms import Normalize
 from fastai.vision.augment import RandTransform
 from fastai.vision.core import TensorImage
 from torch import nn
 from torch.nn import functional as F
 
-from selback.bench.datasets import flip_labels, networks, TensorItems
+from selback.bench.datasets import PadCrop, TensorItems, datasets, flip_labels, networks
 from selback.core.checks import check_range, error_text
+
+def _moved(): return [PadCrop()] # not mirrored, as digits are not
+
+@lru_cache
+def _svhn(*more):
+    from torchvision.datasets import SVHN
+    def part(*splits):
+        parts = [SVHN(fastai_path('data')/'svhn', split=split, download=True) for split in splits]
+        images = np.concatenate([p.data for p in parts])
+        labels = np.concatenate([p.labels for p in parts])
+        return torch.from_numpy(images),torch.from_numpy(labels)
+
+    return part('train', *more),part('test'),_moved,[str(i) for i in range(10)]
+
+datasets |= dict(svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # with 531,131 easier images
 
 # Damage: labels of another class (Jiang et al. 2019, section 4.5); labels at random, pixels of all images shuffled
 # alike, or normal noise with the mean and the variance of an image, channel by channel (Hu et al. 2021)

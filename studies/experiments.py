@@ -7,8 +7,7 @@ import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 
-from selback.bench.compare import comparable, measure_of
-from selback.bench.findings import Difference, differences, last_epochs, options_of, summarize
+from selback.bench.findings import Difference, differences, last_epochs, measure_of, options_of, summarize
 from selback.callback.batch import SelectionCallback
 from selback.callback.clock import seconds_now as clock
 from selback.core.checks import error_text
@@ -104,7 +103,7 @@ def end_table(
     by_method = last_epochs(runs).groupby('method', sort=False)
     seeds = by_method.size().rename('seeds')
 
-    found = differences(summarize(runs, measure, equal=comparable(runs))).reindex(seeds.index)
+    found = differences(summarize(runs, measure)).reindex(seeds.index)
     spent = by_method[['epoch','forwarded','backpropagated','kept','seconds']].mean()
     spent = spent.assign(deviation=by_method.error.std(), options=[options_of(method) for method in seeds.index])
     return pd.concat([by_method[[measure]].mean(), found, by_method[[other]].mean(), seeds, spent], axis=1)

@@ -1,8 +1,31 @@
 "More of a comparison: quality by items back-propagated, who is on the front, and what plain training would need"
 import numpy as np, pandas as pd
 
-from selback.bench.findings import reach, word_of
+from selback.bench.findings import word_of
 from selback.core.checks import check_range, error_text
+
+def reach(
+    run:pd.DataFrame, # The epochs of one run
+    target:float, # The most that `measure` may be
+    cost:str, # A column: 'seconds', 'compute', 'forwarded' or 'backpropagated'
+    measure:str='valid_loss', # A column: 'valid_loss' or 'error'
+)->float: # NaN if the run never gets there
+    "What a run had cost when it first was as good as `target`"
+    there = run[run[measure]<=target]
+    return there[cost].iloc[0] if len(there) else float('nan')
+
+def times_less(
+    runs:pd.DataFrame, # As `compare` returns it
+    cost:str='seconds', # A column: 'seconds', 'compute', 'forwarded' or 'backpropagated'
+    measure:str='error', # A column: 'error' or 'valid_loss'
+    factor:float=1.2, # The target, as a multiple of plain training's best with the same seed
+)->pd.Series: # For each method the geometric mean over the seeds that both ran; NaN if one of these never gets there
+    "How many times less than plain training a method needs"
+    best = runs[runs.method=='none'].groupby('seed')[measure].min()
+    by_run = runs[runs.seed.isin(best.index)].groupby(['method','seed'], sort=False)
+    needs = pd.Series({(m,s): reach(run, factor*best[s], cost, measure) for (m,s),run in by_run})
+    logs = np.log(needs.index.get_level_values(1).map(needs['none'])/needs)
+    return np.exp(logs.groupby(level=0, sort=False).agg(lambda o: o.mean(skipna=False)))
 
 def _evenly(runs, measure, n):
     "So many targets, from the worst first epoch to the best of all"

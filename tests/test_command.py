@@ -28,7 +28,7 @@ def test_help_lists_every_method_with_its_own_options():
 
 def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
-    assert defaults==['digits','3','64','128','0.001','1.2x','runs']
+    assert defaults==['digits','3','64','128','0.001','one_cycle','runs']
 
     examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
     args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
@@ -176,9 +176,10 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path
     assert lines[0]==f'{data}: 3 classes; {LAYOUTS[parts]}.'
     assert lines[1].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
     assert lines[2].startswith('Its folder test is left out')==('test' in parts)
-    assert lines[-1].startswith('15 runs (5 methods, 3 seeds), 16 epochs each')
 
     dls = get_dls(**args)
+    ten_epochs = f'compute of {10*len(dls.train_ds)} items each'
+    assert lines[-1].startswith(f'15 runs (5 methods, 3 seeds), {ten_epochs}')
     assert f'{len(dls.train_ds)} images to train on, {len(dls.valid_ds)} to validate on' in lines[0]
     files = [*dls.train_ds.items, *dls.valid_ds.items]
     assert len(set(files))==len(files)

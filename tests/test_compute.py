@@ -14,7 +14,7 @@ from selback.methods.reducible_loss import reducible_loss
 from selback.methods.proxy import train_proxy
 from selback.bench.compute import ComputeCount, FlopCount, count_flops, counted_steps
 from selback.bench.findings import *
-from selback.bench.compare import Budget, CostLog, comparable, compare
+from selback.bench.compare import Budget, CostLog, compare
 from selback.bench.command import main
 from torch.nn import functional as F
 
@@ -473,7 +473,7 @@ def test_a_budget_needs_the_count():
 def test_a_budget_is_one_and_above_zero():
     with pytest.raises(ValueError, match='compute: got 0'): study(['none'], compute=0)
     for more in (dict(seconds=1.), dict(items=5), dict(seconds=1., items=5)):
-        with pytest.raises(ValueError, match='budget: got .* and compute, wanted one of them'):
+        with pytest.raises(ValueError, match='budget: got .* and compute, wanted one of'):
             study(['none'], compute=5, **more)
 
 def test_what_is_not_counted_is_said_once(capsys):
@@ -518,16 +518,16 @@ def test_who_selected_is_told_by_steps():
 def test_who_never_selected_is_said_and_takes_no_part(capsys):
     late,weighs = 'top_loss(keep=.5,warmup=9)','prioritized_sampling(warmup=0,uniform=.5)'
     others = [weighs, 'top_loss(keep=1.,warmup=0)', 'stale_loss(warmup=1)']
-    runs = study(['none', late, *others], epochs=2)
+    runs = study(['none', late, *others], compute=3*96, lr=.02)
     said = capsys.readouterr().out
     assert never_selected(runs)==[late]
     assert said.count('never selected')==1
     assert f'{late} never selected' in said
 
-    chosen = verdict(summarize(runs))
+    chosen = verdict(runs)
     assert 'warmup=9' not in chosen
     assert any(m in chosen for m in (*others,'plain'))
-    def verdict_of(*methods): return verdict(summarize(runs[runs.method.isin(methods)]))
+    def verdict_of(*methods): return verdict(runs[runs.method.isin(methods)])
     assert 'No method selected' in verdict_of('none', late)
     assert 'No method selected' not in verdict_of('none', weighs)
 
@@ -563,28 +563,18 @@ def test_a_file_from_before_is_added_to(tmp_path, capsys):
     runs = study(['none','top_loss(keep=.5,warmup=0)'], epochs=2, path=path)
     assert runs.compute.isna().tolist()==runs.selected.isna().tolist()==[True]*2+[False]*2
     assert 'never selected' not in capsys.readouterr().out
-    assert set(costs_of(runs))=={'seconds','backpropagated'}
     assert set(pd.read_csv(path).columns)>={'compute','selected'}
-    assert verdict(summarize(runs)).endswith('.')
-    assert len(show_table(summarize(runs)))
+    assert verdict(runs).endswith('.')
+    assert len(show_table(runs))
 
 @pytest.mark.parametrize('name', ['cifar10/items','cifar10/time'])
 def test_runs_without_counted_compute_are_read(name):
     runs = pd.read_csv(f'results/{name}.csv')
-    summary = summarize(runs, equal=comparable(runs))
+    summary = summarize(runs)
     assert never_selected(runs)==[]
     assert 'compute' not in summary
-    assert verdict(summary).endswith('.')
+    assert verdict(runs).endswith('.')
     assert len(table(summary))
-
-@pytest.mark.parametrize('budget,annealing,at', [
-    ('16 epochs', 'constant', ('time','items')),
-    ('9 compute', 'constant', ('compute','time','items')),
-    ('16 epochs', 'one_cycle', ()),
-    ('9 compute', 'one_cycle', ('compute',)),
-    ('9 items', 'constant', ('items','time'))])
-def test_what_runs_can_be_compared_at(budget, annealing, at):
-    assert comparable(pd.DataFrame(dict(budget=[budget], annealing=annealing)))==at
 
 # the command
 def test_the_command_takes_a_budget_of_compute(tmp_path, capsys):
@@ -601,4 +591,4 @@ def test_the_command_takes_a_budget_of_compute(tmp_path, capsys):
     assert 'Nothing was learned' in said
     assert 'equal time' not in said
     with pytest.raises(SystemExit): main(compute=9, items=9, **cut)
-    assert 'selback-compare: error: budget: got items and compute, wanted one of them.' in capsys.readouterr().err
+    assert 'selback-compare: error: budget: got items and compute, wanted one of ' in capsys.readouterr().err

@@ -2,7 +2,7 @@
 import json, os, random, re
 from pathlib import Path
 
-import matplotlib, matplotlib.pyplot as plt, numpy as np, pytest, torch, torchvision
+import matplotlib, matplotlib.pyplot as plt, numpy as np, pytest, torch
 from fastai.callback.data import WeightedDL
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import TfmdDL
@@ -181,24 +181,6 @@ def test_pixels_are_predicted_by_place_and_not_shown(tmp_path):
         learn.export('pixels.pkl')
         loaded = load_learner(tmp_path/'pixels.pkl')
         with loaded.no_bar(): assert torch.equal(loaded.predict(place)[2], p)
-
-# data
-def test_svhn_with_its_extra_part(monkeypatch):
-    class SVHN:
-        def __init__(self, root, split, download):
-            n,of = dict(train=(16,1), test=(8,2), extra=(30,3))[split]
-            self.data = np.full((n,3,32,32), of, dtype=np.uint8)
-            self.labels = (np.arange(n)+of)%10
-    monkeypatch.setattr(torchvision.datasets, 'SVHN', SVHN)
-    d.datasets['svhn'].cache_clear()
-    dls = get_dls('svhn_extra', 8)
-    def labels(n, of): return [(i+of)%10 for i in range(n)]
-    assert dls.train_ds.images[:,0,0,0].tolist()==[1]*16+[3]*30
-    assert dls.train_ds.labels.tolist()==labels(16, 1)+labels(30, 3)
-    assert dls.valid_ds.labels.tolist()==labels(8, 2)
-    assert dls.c==10
-    assert len(get_dls('svhn', 8).train_ds)==16
-    d.datasets['svhn'].cache_clear()
 
 # wrong labels
 @pytest.mark.parametrize('share', [0,.25,1])

@@ -8,53 +8,33 @@ from selback.bench.findings import *
 def run(method, seed, losses, seconds, **more):
     n = len(losses)
     costs = dict(seconds=seconds, cpu_seconds=seconds, forwarded=1, backpropagated=[100*s for s in seconds], kept=.5)
-    study = dict(n_valid=9, budget='4 epochs', annealing='constant')
+    study = dict(n_valid=9, budget='4 seconds')
     rows = dict(method=method, seed=seed, epoch=range(1, n+1)) | costs | dict(valid_loss=losses, error=losses) | study
     return pd.DataFrame(rows | more)
 
 @pytest.mark.law(11)
 def test_all_differences_are_of_one_moment():
-    "When the cheapest run ended, whatever two runs are compared"
-    ran = dict(none=([1.,.8,.6,.4], [2.,4,6,8]), top_loss=([.9,.5,.3,.2], [1.5,3,4.5,6]),
-        random_subset=([.9,.8,.7,.6], [1.,2,3,4]))
-    runs = pd.concat([run(m, s, losses, seconds) for s in (0,1) for m,(losses,seconds) in ran.items()])
-    ends = summarize(runs, equal=('time',)).set_index(['method','seed']).xs(0, level='seed')
-    at = dict(none=.8, top_loss=.5-.2*2/3, random_subset=.6) # at 4 seconds
-    assert ends['validation loss (best so far)'].to_dict()==pytest.approx(at)
+    "The end, whatever two runs are compared, and however good one of them was on its way"
+    ran = dict(none=([1.,.8,.3,.5], [1.,2,3,4]), top_loss=([.9,.2,.4], [1.5,3,4.1]), random_subset=([.9,.45], [2.,4]))
+    runs = pd.concat([run(m, s, losses, seconds) for s in (0,1,2) for m,(losses,seconds) in ran.items()])
+    ends = summarize(runs).set_index(['method','seed']).xs(0, level='seed')
+    at = dict(none=.5, top_loss=.4, random_subset=.45)
+    assert ends['validation loss'].to_dict()==at
+    assert ends['best loss'].to_dict()==dict(none=.3, top_loss=.2, random_subset=.45)
     for m in ('top_loss','random_subset'):
         assert ends.loc[m,'vs plain, equal time']==pytest.approx(at[m]/at['none']-1)
     assert ends.loc['top_loss','vs random, equal time']==pytest.approx(at['top_loss']/at['random_subset']-1)
-
-def test_at_the_end_of_equal_budgets_only_the_last_epochs_count():
-    study = dict(annealing='one_cycle', budget='3 seconds')
-    plain = [run('none', s, [1.,.3,.5], [1.,2,3], **study) for s in range(3)]
-    chosen = [run('top_loss', s, [1.,.2,.4], [1.,2,3.1], **study) for s in range(3)]
-    summary = summarize(pd.concat(plain+chosen), equal=('time',))
-    assert summary['validation loss'].tolist()==[.5]*3+[.4]*3
-    said = verdict(summary)
-    assert said.startswith('At equal seconds top_loss won: its validation loss is 20.0% lower')
-    assert 'reached' not in said # half-way proves nothing
+    assert verdict(runs).startswith('At equal seconds top_loss won: its validation loss is 20.0% lower')
 
 def test_the_pieces_of_a_difference_agree():
     "The verdict, the tables and `paired` say the same of the same runs"
     losses = dict(none=[.5,.52,.49], top_loss=[.4,.43,.41], random_subset=[.45,.52,.44])
-    study = dict(annealing='one_cycle', budget='1 seconds', kept=.5)
+    study = dict(budget='1 seconds', kept=.5)
     runs = pd.concat([run(m, s, [l], [1.], **study) for m,ls in losses.items() for s,l in enumerate(ls)])
     d = paired(last_epochs(runs), 'top_loss', 'none', 'valid_loss')
-    summary = summarize(runs, equal=('time',))
-    assert differences(summary).loc['top_loss','vs plain, equal time']==pytest.approx(d)
-    assert f'{d.size} than with plain training ({d.sure})' in verdict(summary)
-    assert show_table(summary).loc['vs plain, equal time','top_loss']==d.brief==signed(d.mean)
-
-    first = runs[runs.seed==0]
-    assert against(first[first.method=='top_loss'], first[first.method=='none'], 'seconds')==pytest.approx(-.2)
-
-def test_on_the_way_the_best_so_far_is_compared_and_called_so():
-    "The last epoch is worse than the best one, and is not what the verdict is about"
-    ran = dict(none=[.5,.6], top_loss=[.4,.9])
-    runs = pd.concat([run(m, s, losses, [1.,2.]) for s in range(3) for m,losses in ran.items()])
-    said = verdict(summarize(runs, equal=('time',)))
-    assert said.startswith('At equal seconds top_loss won: its validation loss (best so far) is 20.0% lower')
+    assert differences(summarize(runs)).loc['top_loss','vs plain, equal time']==pytest.approx(d)
+    assert f'{d.size} than with plain training ({d.sure})' in verdict(runs)
+    assert show_table(runs).loc['vs plain, equal time','top_loss']==d.brief==signed(d.mean)
 
 @pytest.mark.parametrize('n', [1,2])
 def test_one_seed_or_two_prove_little(n):
@@ -74,20 +54,21 @@ def test_negative_losses_keep_their_order():
 def test_a_method_that_never_selected_gets_a_dash():
     ran = [('none',.5,0), ('top_loss',.4,3), ('stale_loss(warmup=9)',.3,0)]
     runs = pd.concat([run(m, s, [1.,l-.01*s], [1.,2.], selected=n) for s in (0,1) for m,l,n in ran])
-    summary = summarize(runs)
-    shown = show_table(summary)
-    rows = [r for r in shown.index if r.startswith(('vs','times less'))]
+    shown = show_table(runs)
+    rows = [r for r in shown.index if r.startswith('vs')]
     assert rows
     assert (shown.loc[rows,'stale_loss(warmup=9)']=='-').all()
     assert (shown.loc[rows,'top_loss']!='-').any()
+    summary = summarize(runs)
     assert summary[summary.method=='stale_loss(warmup=9)'].filter(regex='^vs').isna().all(axis=None)
-    assert 'stale_loss' not in verdict(summary)
+    assert 'stale_loss' not in verdict(runs)
 
 def test_tables_lead_with_the_measure_and_the_difference_and_show_options():
     ran = [('none',.5), ('selective_backprop(1)',.4), ('by hand',.3)]
     runs = pd.concat([run(m, s, [1.,l], [1.,2.], error=[.5,.1]) for s in (0,1) for m,l in ran])
-    shown = show_table(summarize(runs))
-    assert shown.index[:2].tolist()==['validation loss (best so far), equal time','vs plain, equal time']
+    shown = show_table(runs)
+    assert shown.index[:2].tolist()==['validation loss, equal time','vs plain, equal time']
+    assert show_table(runs.assign(budget='2 epochs')).index[0]=='validation loss'
     assert shown.loc['options'].tolist()==['-','beta=1, hist_size=1024, gather=True','-']
 
 def test_options_are_those_that_run():
@@ -100,8 +81,8 @@ def test_options_are_those_that_run():
 
 def test_a_measure_of_which_more_is_better_is_refused():
     runs = run('none', 0, [1.], [1.])
-    calls = [lambda: summarize(runs, 'accuracy'), lambda: verdict(summarize(runs), 'accuracy'),
-        lambda: plot_runs(runs, measure='accuracy'), lambda: standing(runs, 'accuracy')]
+    calls = [lambda: summarize(runs, 'accuracy'), lambda: verdict(runs, 'accuracy'),
+        lambda: show_table(runs, 'accuracy'), lambda: plot_runs(runs, measure='accuracy'), lambda: standing(runs, 'accuracy')]
     said = "measure: got 'accuracy', wanted 'valid_loss' or 'error', of which less is better"
     for call in calls:
         with pytest.raises(ValueError, match=said): call()
@@ -120,25 +101,10 @@ def test_numbers_are_written_for_readers(text, said): assert in_words(text)==sai
 
 @pytest.mark.parametrize('name', ['digits/runs','an_image/china_full','cifar10/time','label_noise/as_it_is'])
 def test_stored_runs_are_read(name):
-    from selback.bench.compare import comparable, measure_of
     runs = pd.read_csv(f'results/{name}.csv')
     if 'n_valid' not in runs: runs['n_valid'] = 360
-    summary = summarize(runs, measure_of(runs), equal=comparable(runs))
-    assert verdict(summary, measure_of(runs)).startswith('At equal ')
-    assert len(show_table(summary))
-
-def test_the_stored_summary_is_read():
-    summary = pd.read_csv('results/digits/summary.csv')
-    assert verdict(summary).startswith('At equal compute favor_hard ')
-    assert show_table(summary).index[:2].tolist()==['vs plain, equal compute','vs random, equal compute']
-
-def test_a_speedup_is_of_the_seeds_that_both_ran():
-    "A seed that missed the target stays a gap"
-    times = dict(none=[8.,8.,8.], fewer=[4.,4.], missed=[4.,4.,float('nan')])
-    rows = [{'method': m, 'seed': s, 'time to 1.2x': t} for m,ts in times.items() for s,t in enumerate(ts)]
-    found = speedup(pd.DataFrame(rows)).speedup
-    assert found['fewer']==pytest.approx(2)
-    assert pd.isna(found['missed'])
+    assert verdict(runs).startswith('At equal ')
+    assert len(show_table(runs))
 
 def test_a_method_that_needs_an_object_has_no_options_of_its_own():
     assert options_of('replay_choices')==''
@@ -150,9 +116,9 @@ def test_a_terminal_shows_eight_rows():
     def row(method, error, seed):
         quality = dict(valid_loss=error+.01*seed, error=2*error)
         return dict(method=method, seed=seed, epoch=1, **costs, selected=int(method!='none'), kept=.5,
-            annealing='one_cycle', **quality)
+            budget='100 compute', **quality)
     rows = [row(method, error, seed) for method,error in methods.items() for seed in range(3)]
-    table = brief(show_table(summarize(pd.DataFrame(rows), equal=('compute',))))
+    table = brief(show_table(pd.DataFrame(rows)))
     assert table.index.tolist()==['validation loss, equal compute','vs plain, equal compute','vs random, equal compute',
         'options','seconds','items','share kept','best on the way']
     assert table.loc['items'].tolist()==['80']*3

@@ -6,7 +6,8 @@ from fastai.callback.tracker import SaveModelCallback
 from fastai.data.core import TfmdDL
 from fastai.metrics import error_rate
 from helpers import *
-from selback.bench.compare import compare, measure_of
+from selback.bench.compare import compare
+from selback.bench.findings import measure_of
 from selback.bench.race import by_group, race
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset

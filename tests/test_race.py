@@ -230,7 +230,7 @@ def test_the_command(tmp_path, capsys, tiny_network):
     assert all(m in table for m in ('none',*methods))
     assert table.splitlines()[-1] in said.splitlines()
     with pytest.raises(SystemExit): main(**args|dict(seconds=3.))
-    assert 'race: got --epochs, --seconds,' in capsys.readouterr().err
+    assert 'race: got --epochs, --seconds or --items, wanted --compute' in capsys.readouterr().err
 
 @pytest.mark.parametrize('epochs,short', [(1.9,True),(2,False)])
 def test_a_race_too_short_to_choose_says_so_first(epochs, short, capsys):

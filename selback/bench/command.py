@@ -67,14 +67,6 @@ def help_parser(
     return parser
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca5
-def _factor(target):
-    "The number in '1.2x'"
-    from selback.core.checks import check_range, error_text
-    try: return check_range('target_error', float(str(target).removesuffix('x')), 1)
-    except ValueError as e:
-        wanted = "a multiple of plain training's best, at least 1, such as 1.2x"
-        raise ValueError(error_text('target_error', repr(target), wanted)) from e
-
 def _rates(lr):
     "The numbers in '0.001,0.01'"
     from selback.core.checks import error_text
@@ -178,13 +170,12 @@ def _show_pictures(data, methods, runs, folder):
         ax.set_title(title, fontsize=9)
     fig.savefig(folder.with_suffix('.png'), dpi=110)
 
-def _report(runs, summary, measure, target, title, out):
+def _report(runs, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
-    from selback.bench.compare import nothing_learned
-    from selback.bench.findings import brief, plot_runs, show_table, to_markdown, verdict
-    summary.to_csv(out/'summary.csv', index=False, float_format='%.6g')
-    shown = show_table(summary, target)
-    said = nothing_learned(runs, measure) or verdict(summary, measure, target)
+    from selback.bench.findings import brief, measure_of, plot_runs, show_table, summarize, to_markdown, verdict
+    measure = measure_of(runs)
+    summarize(runs).to_csv(out/'summary.csv', index=False, float_format='%.6g')
+    shown,said = show_table(runs),verdict(runs)
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
     fig = plot_runs(runs, title, measure)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)
@@ -193,17 +184,19 @@ def _report(runs, summary, measure, target, title, out):
 
 # %% ../../nbs/bench/05_command.ipynb #86c537e0
 def run_study(
-    # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, svhn, imagenette or
-    # imagewoof (which are downloaded once), or a folder of class folders, which may lie in its train and valid;
+    # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, imagenette or imagewoof
+    # (which are downloaded once), or a folder of class folders, which may lie in its train and valid;
     # its folder test is left out
     data:str='digits',
     # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)";
     # none is plain training; five of those below, or a race's field, if left out
     methods:str=None,
-    epochs:int=None, # Epochs of each run; 16, if no other budget is given
-    seconds:float=None, # Train each run for so many seconds instead
-    items:int=None, # Train each run until so many items are back-propagated instead
-    compute:int=None, # Train each run until as much is computed as so many items take to train instead
+    # The budget of each run: as much compute as so many items take to train;
+    # as ten epochs take, if no other budget is given
+    compute:int=None,
+    seconds:float=None, # So many seconds of training instead
+    items:int=None, # So many items back-propagated instead
+    epochs:int=None, # So many epochs, which cost differently: without a verdict
     seeds:int=3, # Runs of each method
     # small_resnet, coordinate_net, or a network of torchvision or timm such as resnet18;
     # one that suits the data if left out
@@ -215,10 +208,7 @@ def run_study(
     # The highest learning rate, or several with commas between them, of which the one is taken
     # at which plain training ends best
     lr:str='0.001',
-    annealing:str=None, # constant, one_cycle or step; constant for epochs, one_cycle for a budget if left out
-    # The target, as a multiple of plain training's best error
-    # (validation loss, if there are fewer than 2,000 validation items)
-    target_error:str='1.2x',
+    annealing:str='one_cycle', # one_cycle, step or constant
     # Find out which method suits the data: rounds with a growing budget, from five epochs or more up to --compute
     # (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one,
     # are written to --out
@@ -229,34 +219,33 @@ def run_study(
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out)
-    plan = dict(epochs=epochs, seeds=seeds, seconds=seconds, items=items, compute=compute, annealing=annealing)
     with _refused():
-        factor = _factor(target_error)
         get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
         if told: _check_outside(out, data)
         from selback.bench.compare import check_study, split_methods
         from selback.bench.race import best_rate, check_race, check_rates
-        if race and (epochs or seconds or items or annealing): raise ValueError(_not_in_a_race())
+        from selback.core.checks import error_text
+        others = dict(epochs=epochs, seconds=seconds, items=items)
+        if race and any(o is not None for o in others.values()):
+            raise ValueError(error_text('race', '--epochs, --seconds or --items', '--compute, of the last round'))
+        if epochs is seconds is items is compute is None: compute = 10*about['n_train']
+        plan = dict(compute=compute, seeds=seeds, annealing=annealing)
         names = list(dict.fromkeys(split_methods(methods or _default)))
         if race and not methods: names = None # the race's own field
         rates = check_rates(_rates(lr))
-        if race: ahead = _race_ahead(check_race(names, compute, seeds, rates), compute, seeds, rates, out, about)
-        else: ahead = _study_ahead(names, plan, rates, out, about)
+        if race: ahead = _race_ahead(check_race(names, lr=rates, **plan), compute, seeds, rates, out, about)
+        else:
+            plan |= others
+            ahead = _study_ahead(names, plan, rates, out, about)
         _make_writable(out)
     if told: print(told)
     with stopped(out):
         _tell_ahead(get_learner, ahead, about)
-        if race: return _race(get_learner, names, compute, seeds, rates, out, about)
+        if race: return _race(get_learner, names, out, lr=rates, about=about, **plan)
         rate = best_rate(get_learner, rates, out, about=about, **plan)
         plan |= dict(lr=rate, path=out/'runs.csv')
         with _refused(): check_study(names, **plan, about=about) # and the runs that are there
-        _study(data, names, get_learner, plan, factor, about)
-
-def _not_in_a_race():
-    "What to say of other budgets than compute"
-    from selback.core.checks import error_text
-    return error_text('race', '--epochs, --seconds, --items or --annealing', '--compute alone',
-        'a race has a learning rate that ends with each round')
+        _study(data, names, get_learner, plan, about)
 
 # %% ../../nbs/bench/05_command.ipynb #5c1e77e1
 class _Ahead(NamedTuple):
@@ -298,7 +287,6 @@ def _race_ahead(methods, compute, n_seeds, rates, out, about):
     from selback.bench.compare import check_budget
     from selback.bench.race import sizes_of, trainings_of
     epoch = about['n_train']
-    compute = compute or 10*epoch
     rounds = sizes_of(methods, compute/epoch)
     check_budget(methods, 'compute', compute, epoch)
 
@@ -322,23 +310,21 @@ def _tell_ahead(get_learner, ahead, about):
 
 
 # %% ../../nbs/bench/05_command.ipynb #96037a56
-def _race(get_learner, methods, compute, seeds, lr, out, about):
+def _race(get_learner, methods, out, **plan):
     "A race, whose rounds, last table and verdict go to a folder"
-    from selback.bench.compare import comparable, measure_of
-    from selback.bench.findings import show_table, summarize, to_markdown
-    from selback.bench.race import race, race_verdict
-    runs = race(get_learner, methods, compute, seeds, lr, out, about)
+    from selback.bench.findings import show_table, to_markdown
+    from selback.bench.race import race
+    runs = race(get_learner, methods, path=out, **plan)
     n = runs['round'].max()
-    last = runs[runs['round']==n]
-    shown = show_table(summarize(last, measure_of(last), equal=comparable(last)))
-    (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{race_verdict(runs)}\n', encoding='utf-8')
+    shown = to_markdown(show_table(runs.compared))
+    (out/'table.md').write_text(f'{shown}\n\n{runs.verdict}\n', encoding='utf-8')
     print(f"Wrote {n} round{'s' if n>1 else ''}, and table.md of the last one, to {out}/.")
 
-def _study(data, names, get_learner, plan, factor, about):
+def _study(data, names, get_learner, plan, about):
     "All runs, and what they amount to"
-    from selback.bench.compare import comparable, compare, measure_of
+    from selback.bench.compare import compare
     from selback.bench.datasets import pictures
-    from selback.bench.findings import in_words, summarize
+    from selback.bench.findings import in_words
     out = plan['path'].parent
     folder = out/'learned' if data in pictures else None
     if folder: folder.mkdir(exist_ok=True)
@@ -346,10 +332,8 @@ def _study(data, names, get_learner, plan, factor, about):
     runs = compare(get_learner, names, plot=False, watch=watch, about=about, **plan)
     if folder: _show_pictures(data, names, runs, folder)
 
-    measure = measure_of(runs)
-    summary = summarize(runs, measure, factor, comparable(runs))
     title = in_words('{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]))
-    shown,said = _report(runs, summary, measure, factor, title, out)
+    shown,said = _report(runs, title, out)
     more = ', compare.svg and what was learned (learned.png)' if folder else ' and compare.svg'
     wrote = f'Wrote runs.csv, summary.csv, table.md, compare.png{more} to {out}/.'
     print(f'\n{shown}\n\n{wrote}\n\n{said}')

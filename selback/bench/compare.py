@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'measure_of',
-           'comparable', 'nothing_learned', 'verdict_of', 'Runs', 'Pace', 'pace_of', 'in_time', 'TensorItems',
-           'get_dls', 'get_model', 'small_resnet', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'Runs', 'Pace',
+           'pace_of', 'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs',
+           'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -34,11 +34,11 @@ from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
 from .compute import ComputeCount, counted_steps
-from .findings import brief, is_control, is_random, never_selected, parse_method, word_of
+from .findings import brief, is_control, is_random, measure_of, never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
-    'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+    'measure_of', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #1c1de6dd
 def _needs_an_object(cls):
@@ -361,10 +361,11 @@ def _seeds(seeds):
     return seeds
 
 def _unit_and_amount(**budgets):
-    "The one budget that is given; else 16 epochs"
+    "The one budget that is given"
     given = [(unit,amount) for unit,amount in budgets.items() if amount is not None]
-    if len(given)>1: raise ValueError(error_text('budget', ' and '.join(unit for unit,_ in given), 'one of them'))
-    return given[0] if given else ('epochs',16)
+    if len(given)==1: return given[0]
+    got = ' and '.join(unit for unit,_ in given) or 'none'
+    raise ValueError(error_text('budget', got, f"one of {', '.join(budgets)}"))
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
 class _Study(NamedTuple):
@@ -385,10 +386,10 @@ def check_study(
     epochs:int|None=None, # Epochs of each run
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
-    seconds:float|None=None, # A budget, of which there is one at most
+    seconds:float|None=None, # A budget, of which there is one
     items:int|None=None, # The same
     compute:float|None=None, # The same
-    annealing:str|None=None, # As `schedule` takes it
+    annealing:str='one_cycle', # As `schedule` takes it
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
 )->tuple: # Makers of callbacks, epochs, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
@@ -407,7 +408,6 @@ def check_study(
     if unit=='epochs': epochs,budget = check_range('epochs', amount, 1, whole=True),None
     else: epochs,budget = None,(unit,amount)
     if budget: Budget(*budget) # checks it
-    annealing = annealing or ('one_cycle' if budget else 'constant')
     lr_at = schedule(annealing, lr)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
@@ -425,8 +425,9 @@ def _check_metric(metric):
         'an error, of which less is better: error_rate in place of accuracy, '
         f'else a function that returns 1-{metric.name}(pred, targ)'))
 
-def _check_learner(learn):
-    "Can it be compared?"
+def _checked_learner(get_learner):
+    "A learner that can be compared"
+    learn = get_learner()
     if not isinstance(learn, Learner): raise TypeError(error_text('get_learner', type(learn).__name__, 'a Learner'))
     if learn.selection:
         raise ValueError(error_text('get_learner', f'a learner with {type(learn.selection).__name__}',
@@ -440,6 +441,7 @@ def _check_learner(learn):
 
     for name,dl in zip(('training','validation'), learn.dls.loaders):
         if not len(dl): raise ValueError(error_text('get_learner', f'a {name} set without a batch', 'one at least'))
+    return learn
 
 # %% ../../nbs/bench/03_compare.ipynb #96573305
 def describe(
@@ -615,13 +617,14 @@ def _judge_constant(learn, of_batches):
 def compare(
     get_learner, # A function without arguments that returns a new `Learner` with one metric, an error
     methods, # A list of what `get_method` takes; or a dict: names with that, or with functions that return a callback
-    epochs:int|None=None, # Epochs of each run; None: 16, if there is no other budget
+    epochs:int|None=None, # Epochs of each run, in place of a budget; there is no verdict on such runs
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
-    seconds:float|None=None, # Train for so many seconds in place of epochs
-    items:int|None=None, # Train until so many items are back-propagated, in place of epochs
-    compute:float|None=None, # Train until as much is computed as training so many items takes, in place of epochs
-    annealing:str|None=None, # As `schedule` takes it; None: 'constant' with `epochs`, else 'one_cycle'
+    seconds:float|None=None, # The budget of each run, in seconds of training
+    items:int|None=None, # Or in items back-propagated
+    # Or in compute, as training so many items takes; None: as ten epochs take, if no other budget is given
+    compute:float|None=None,
+    annealing:str='one_cycle', # As `schedule` takes it
     path=None, # A CSV file for the runs; those that it has are not run again
     plot:bool=True, # Draw them in the end?
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
@@ -638,13 +641,13 @@ def compare(
         raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
     if measure is not None: about = (about or {}) | dict(measure=measure)
     if isinstance(about, dict) and 'measure' in about: word_of(about['measure'])
+    if epochs is seconds is items is compute is None: compute = 10*len(_checked_learner(get_learner).dls.train_ds)
     study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
 
     runs,counts = study.runs,[]
     todo = study.todo
     if todo:
-        learn = get_learner()
-        _check_learner(learn)
+        learn = _checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
         _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
@@ -705,48 +708,6 @@ def _tell_idle(runs, methods):
         if method in plain: continue
         print(f'{method} never selected: its warm-up, its late start or its preparation takes the whole run.')
 
-# %% ../../nbs/bench/03_compare.ipynb #4e1e1396
-def measure_of(
-    runs:pd.DataFrame, # As `compare` returns it
-)->str: # As was asked for, else 'error', or 'valid_loss' where a few items would decide, or their number is not told
-    "What runs are compared by"
-    if 'measure' in runs: return runs.measure.iloc[0]
-    if 'n_valid' not in runs: return 'valid_loss'
-    return 'error' if runs.n_valid.iloc[0]>=2000 else 'valid_loss'
-
-def comparable(
-    runs:pd.DataFrame, # As `compare` returns it
-)->tuple: # Of 'time', 'items' and 'compute'
-    "What runs can be compared at: on the way at a constant learning rate, else only at the end of equal budgets"
-    unit = runs.budget.iloc[0].split()[1]
-    given = dict(seconds=('time',), items=('items',), compute=('compute',)).get(unit, ())
-    if runs.annealing.iloc[0]!='constant': return given
-    return tuple(dict.fromkeys((*given,'time','items')))
-
-# %% ../../nbs/bench/03_compare.ipynb #5c1e77b1
-_constants = dict(error='constant_error', valid_loss='constant_loss')
-
-def nothing_learned(
-    runs:pd.DataFrame, # As `compare` returns it
-    measure:str='valid_loss', # What is compared: 'valid_loss' or 'error'; if a constant's error is unknown, the loss
-)->str: # A sentence; empty if a run is better, or if nothing is known of a constant
-    "What to say where no run is better than a constant prediction"
-    for name in (measure,'valid_loss'):
-        if _constants[name] not in runs or runs[_constants[name]].isna().any(): continue
-        if (runs[name]<runs[_constants[name]]).any(): return ''
-        return (f'Nothing was learned: no run is better than a constant prediction, whose {word_of(name)} is '
-            f'{runs[_constants[name]].mean():.4g}. It takes more compute, or another learning rate.')
-    return ''
-
-def verdict_of(
-    runs:pd.DataFrame, # As `compare` returns it
-    target:float=1.2, # The target, as a multiple of plain training's best
-)->str: # A few sentences
-    "The verdict on some runs: which method is best at equal cost, by how much, and how sure is that?"
-    measure = measure_of(runs)
-    summary = summarize(runs, measure, target, comparable(runs))
-    return nothing_learned(runs, measure) or verdict(summary, measure, target)
-
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77b3
 class Runs(pd.DataFrame):
     "A row for each epoch of each run; a notebook shows the verdict and a table of means. Parts of it are plain"
@@ -756,7 +717,7 @@ class Runs(pd.DataFrame):
     @property
     def verdict(self)->str:
         "Which method is best, by how much, and how sure that is"
-        return verdict_of(self)
+        return verdict(self)
 
     @property
     def compared(self)->pd.DataFrame:
@@ -766,8 +727,7 @@ class Runs(pd.DataFrame):
     def _repr_html_(self):
         if not len(self) or not _old_columns<=set(self): return super()._repr_html_() # no runs any more
         runs = self.compared
-        measure = measure_of(runs)
-        shown = brief(show_table(summarize(runs, measure, equal=comparable(runs))), measure)
+        shown = brief(show_table(runs), measure_of(runs))
         rows = f'{len(self):,} rows, one for each epoch of each run: a DataFrame, such as <code>runs.tail()</code>.'
         return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
 

@@ -215,7 +215,6 @@ class PadCrop(RandTransform):
 
 def _shifted(): return [PadCrop(2)]
 def _turned_and_lit(): return aug_transforms(do_flip=False, max_rotate=10., max_zoom=1.1, max_warp=0.)
-def _moved(): return [PadCrop()]
 def _moved_and_mirrored(): return [PadCrop(),Flip()]
 
 # %% ../../nbs/bench/00_datasets.ipynb #f0c675ed
@@ -247,17 +246,6 @@ def _cifar(url):
     *train,names = _decoded(path/'train')
     *valid,_ = _decoded(path/'test')
     return tuple(train),tuple(valid),_moved_and_mirrored,names
-
-@lru_cache
-def _svhn(*more):
-    from torchvision.datasets import SVHN
-    def part(*splits):
-        parts = [SVHN(fastai_path('data')/'svhn', split=split, download=True) for split in splits]
-        images = np.concatenate([p.data for p in parts])
-        labels = np.concatenate([p.labels for p in parts])
-        return torch.from_numpy(images),torch.from_numpy(labels)
-
-    return part('train', *more),part('test'),_moved,_ten
 
 # %% ../../nbs/bench/00_datasets.ipynb #c0d1e502
 _hues = torch.tensor([
@@ -435,8 +423,7 @@ def folder_in_words(
     return '\n'.join(lines)
 
 datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
-    cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100),
-    svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # kept in memory
+    cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100)) # kept in memory
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 pictures = 'china','flower' # learned pixel by pixel
 
@@ -467,8 +454,7 @@ def _check_data(data, n_train, n_valid, part, size):
             f"they cut {', '.join(datasets)} only"))
 
 def get_dls(
-    # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'svhn',
-    # 'svhn_extra' (with 531,131 easier images), 'imagenette', 'imagewoof',
+    # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'imagenette', 'imagewoof',
     # 'china' or 'flower' (an image), or a folder of class folders
     data:str,
     bs:int=64, # Batch size

@@ -14,11 +14,12 @@ import pandas as pd
 from fastcore.basics import listify
 
 from ..core.checks import check_range, error_text
-from .findings import is_control, last_epochs, never_selected, standing, table, word_of, words
+from .findings import is_control, last_epochs, measure_of, never_selected, nothing_learned, standing
+from .findings import table, word_of, words
 from ..views.groups import WorstGroup
 from ..callback.classes import item_classes
 from .compare import Runs, check_budget, check_maker, check_study, compare, describe
-from .compare import measure_of, methods_by_name, nothing_learned, refuse_option
+from .compare import methods_by_name, refuse_option
 
 # %% ../../nbs/bench/04_race.ipynb #fda49332
 def check_rates(
@@ -155,7 +156,7 @@ def check_race(
     seeds=3, # Runs of each method in each round, or their seeds
     lr=1e-3, # The highest learning rate, or several
     about:dict|None=None, # Columns of the files
-    annealing:str|None=None, # As `compare` takes it
+    annealing:str='one_cycle', # As `compare` takes it
 )->dict: # The methods by name; raises a `ValueError` or a `TypeError`
     "Check what `race` gets, before the first run"
     methods = {'none': 'none'} | methods_by_name(field if methods is None else methods)
@@ -201,7 +202,7 @@ def race(
     lr=1e-3, # The highest learning rate, or several, of which `best_rate` takes one
     path=None, # A folder for the runs, one file for each round and rate; those that it has are not run again
     about:dict|None=None, # What else tells this study from others: columns of the files
-    annealing:str|None=None, # As `compare` takes it
+    annealing:str='one_cycle', # As `compare` takes it
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     # What methods are ranked by, 'valid_loss' or 'error'; None: the error if it is `WorstGroup`, else as `measure_of`
     measure:str|None=None,

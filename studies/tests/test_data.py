@@ -1,14 +1,32 @@
-"Damage, Cutout and networks as the papers have them; photographs at their own size"
-import pytest, torch
+"SVHN, damage, Cutout and networks as the papers have them; photographs at their own size"
+import numpy as np, pytest, torch, torchvision
 from fastai.vision.core import TensorImage
 from torch import nn
 
-from selback.bench.datasets import get_dls, get_model, TensorItems
+from selback.bench.datasets import datasets, get_dls, get_model, TensorItems
 from studies.data import Cutout, damage
 from studies.photographs import learner
 
 @pytest.fixture(autouse=True)
 def afresh(): torch.manual_seed(0)
+
+# SVHN
+def test_svhn_with_its_extra_part(monkeypatch):
+    class SVHN:
+        def __init__(self, root, split, download):
+            n,of = dict(train=(16,1), test=(8,2), extra=(30,3))[split]
+            self.data = np.full((n,3,32,32), of, dtype=np.uint8)
+            self.labels = (np.arange(n)+of)%10
+    monkeypatch.setattr(torchvision.datasets, 'SVHN', SVHN)
+    datasets['svhn'].cache_clear()
+    dls = get_dls('svhn_extra', 8)
+    def labels(n, of): return [(i+of)%10 for i in range(n)]
+    assert dls.train_ds.images[:,0,0,0].tolist()==[1]*16+[3]*30
+    assert dls.train_ds.labels.tolist()==labels(16, 1)+labels(30, 3)
+    assert dls.valid_ds.labels.tolist()==labels(8, 2)
+    assert dls.c==10
+    assert len(get_dls('svhn', 8).train_ds)==16
+    datasets['svhn'].cache_clear()
 
 # damage
 OF_LABELS = ['flipped_labels','random_labels']

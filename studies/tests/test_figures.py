@@ -2,7 +2,7 @@
 import matplotlib
 matplotlib.use('agg')
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest
-from studies.figures import cost_to_targets, on_ladder, pareto_share, plot_by_items
+from studies.figures import cost_to_targets, on_ladder, pareto_share, plot_by_items, times_less
 
 def made(method, items, error, seed=0):
     epochs = [*range(1, len(items)+1)]
@@ -17,6 +17,17 @@ def test_costs_are_those_of_the_first_epoch_that_is_as_good():
     assert costs.slow.tolist()[:3]==[10,20,30]
     assert costs.up.tolist()[:3]==[2,2,4]
     assert costs.loc[.05].isna().all()
+
+def test_times_less_are_geometric_means_over_the_seeds_that_both_ran():
+    "The target is a multiple of plain training's best, on its way or not; a seed that misses it is a gap"
+    plain = [made('none', [8,16], [.10,.20], s) for s in (0,1)]
+    fewer = [made('fewer', [2,4], [.50,.12], 0), made('fewer', [1,2], [.50,.11], 1), made('fewer', [1], [.1], 7)]
+    missed = [made('missed', [4], [.12]), made('missed', [4], [.13], 1)]
+    found = times_less(pd.concat([*plain, *fewer, *missed]), 'seconds')
+    assert found['none']==1
+    assert found['fewer']==pytest.approx((2*4)**.5)
+    assert np.isnan(found['missed'])
+    assert times_less(pd.concat([*plain, *fewer]), 'backpropagated', factor=6.)['fewer']==pytest.approx((4*8)**.5)
 
 def test_a_method_that_misses_a_target_with_one_seed_misses_it():
     runs = pd.concat([FAST, made('fast', [6,9], [.45,.41], seed=1), SLOW])
