@@ -82,7 +82,8 @@ def test_options_are_those_that_run():
 def test_a_measure_of_which_more_is_better_is_refused():
     runs = run('none', 0, [1.], [1.])
     calls = [lambda: summarize(runs, 'accuracy'), lambda: verdict(runs, 'accuracy'),
-        lambda: show_table(runs, 'accuracy'), lambda: plot_runs(runs, measure='accuracy'), lambda: standing(runs, 'accuracy')]
+        lambda: show_table(runs, 'accuracy'), lambda: plot_runs(runs, measure='accuracy'),
+        lambda: standing(runs, 'accuracy')]
     said = "measure: got 'accuracy', wanted 'valid_loss' or 'error', of which less is better"
     for call in calls:
         with pytest.raises(ValueError, match=said): call()
