@@ -58,6 +58,23 @@ def test_weights_of_a_method_scale_the_gradient():
     def first_grad(cb): return quiet_fit(table_learner(cbs=[cb, Grad()]), 1).grad.seen[0]
     torch.testing.assert_close(first_grad(BothTails(warmup=0))*2, first_grad(Unweighted(warmup=0)))
 
+@pytest.mark.parametrize('method', ['favor_hard','top_loss','watch_items'])
+def test_a_fit_without_a_batch_says_so(method, capsys):
+    "It is no warm-up"
+    learn = Learner(dls_of(*class_data(40), bs=64, drop_last=True), mlp(), CrossEntropyLossFlat())
+    quiet_fit(getattr(learn, method)(), 2)
+    said = capsys.readouterr().out
+    assert said.count('the training loader gave no batch, so that nothing was trained.')==1
+    assert 'warm-up' not in said
+
+def test_who_replaces_what_watched_says_how_to_watch_on(capsys):
+    learn = table_learner().watch_items()
+    remedy = 'With track_items=True it remembers what was predicted, too.'
+    assert remedy in (learn.favor_hard(), capsys.readouterr().out)[1]
+    for again in (lambda: learn.top_loss(), lambda: learn.watch_items(), lambda: learn.favor_hard(track_items=True)):
+        again()
+        assert remedy not in capsys.readouterr().out
+
 # One-liners
 def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))
 

@@ -362,6 +362,37 @@ def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     learned.suspects()
     assert capsys.readouterr().out.count('no other class was likelier than a label on the average')==1
 
+def test_pixels_are_no_labels_of_which_some_must_be_wrong(folder, capsys):
+    "Of right masks nothing is said"
+    def mask(row): return np.full((12, 12), list(COLOURS).index(right_label(Path(row.file).name)), dtype=np.uint8)
+    dls = from_block(folder, partial(MaskBlock, codes=list(COLOURS)), mask)
+    learn = Learner(dls, nn.Conv2d(3, 3, 1), loss_func=CrossEntropyLossFlat(axis=1), lr=.1)
+    assert (quiet_fit(learn.watch_items(), 8).selection.suspects().margin>0).all()
+    assert capsys.readouterr().out==''
+
+@pytest.mark.parametrize('wrong', [0,3])
+def test_a_network_that_validates_worse_than_a_guess_says_so(wrong, capsys):
+    "Whose labels of the validation set are others than those that it learns"
+    y = torch.arange(76)%2
+    x = 4*y[:,None]-2.+torch.zeros(76, 4)
+    x[:32] *= -1
+    y[76-wrong:] = 1-y[76-wrong:]
+    dls = dls_of(x, y, n_valid=32)
+    dls.c = 2
+    learn = quiet_fit(Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items(), 6)
+    loss = learn.recorder.values[-1][1]
+    learn.selection.suspects()
+    said = f'the last validation loss, {loss:.2f}, is above that of a guess, 0.69: '
+    assert loss>.7
+    assert (said in capsys.readouterr().out)==(wrong>0) # else nothing is suspected at all
+
+def test_files_of_a_folder_that_was_named_from_here_are_found_again(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    learn = quiet_fit(learner_of(from_folder(Path(folder.name))).watch_items(), 1)
+    frame = learn.selection.corrected(learn.selection.suspects().head(1))
+    dls = ImageDataLoaders.from_df(frame, '/', valid_col='is_valid', **HOW)
+    assert len(dls.train_ds)==30 and dls.one_batch()[0].shape[1:]==(3,12,12)
+
 def test_numbers_are_read_back_as_labels(tmp_path):
     learn,csv = quiet_fit(learner_of_table().watch_items(), 6),tmp_path/'suspects.csv'
     table = learn.selection.suspects().head(3)

@@ -277,7 +277,9 @@ def set_selection(
     "Attach a selection in place of an older one"
     old = [cb for cb in learn.cbs if isinstance(cb, RestingCallback)]
     forgets = ', and what it remembered of items is gone' if any(getattr(cb, 'memory', None) for cb in old) else ''
-    if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}{forgets}.")
+    watched = any(getattr(cb, 'track_items', False) for cb in old) and not getattr(selection, 'track_items', False)
+    remedy = ' With track_items=True it remembers what was predicted, too.' if watched else ''
+    if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}{forgets}.{remedy}")
     return learn.full_batches().add_cb(selection)
 
 @patch

@@ -301,7 +301,10 @@ class SelectionEpochs(AskedSelection):
         if self.tracker.is_on and is_done: self.look_ahead()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
-        if is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
+        if not is_trained and is_done:
+            self.tell_once('empty', 'the training loader gave no batch, so that nothing was trained. Where its batch size '
+                'is above the number of items, drop_last drops the only batch: take a smaller one.')
+        elif is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
 
     def look_ahead(self):
         "A quarter into a first fit that has chosen, say whether choosing by the losses that are remembered may pay"

@@ -6,6 +6,7 @@
 __all__ = ['class_names']
 
 # %% ../../nbs/views/04_suspects.ipynb #eda3d640
+import math
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,8 +81,17 @@ def _of_labels(selection, items):
     return (_one_each if labels.n_labels==1 else _several_each)(items, labels, names)
 
 # %% ../../nbs/views/04_suspects.ipynb #f999d196
-_unsuspected = ('no other class was likelier than a label on the average: the labels are right, or the network has '
-    'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
+def _worth(learn, rows):
+    "What to tell of a list that may say little; None of any other"
+    if not (rows.margin<0).any():
+        return ('no other class was likelier than a label on the average: the labels are right, or the network has '
+            'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
+    names,n_classes = list(learn.recorder.metric_names),getattr(learn.dls, 'c', 0)
+    if 'valid_loss' not in names or not learn.recorder.values or n_classes<2: return None
+    loss,guess = learn.recorder.values[-1][names.index('valid_loss')-1],math.log(n_classes)
+    if loss<=guess: return None
+    return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has learned '
+        'does not hold for other items, and the list may say little. Augmentation, more data or another rate help.')
 
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
@@ -96,7 +106,7 @@ def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueE
         rows = _of_labels(self, items).iloc[labels.suspects().cpu().numpy()]
         first = ['label','likely','margin','probability','times_other','looks']
     first = [c for c in first if c in rows]
-    if 'margin' in rows and not (rows.margin<0).any(): self.tell_once('unsuspected', _unsuspected)
+    if 'label' in rows and 'margin' in rows: self.tell_once('worth', _worth(self.learn, rows)) # not of pixels
     left_out = {*first,*self.memory.fields,'mean_loss','logit_margin','spread','last_other','most_other'}
     return rows[first+[c for c in rows if c not in left_out]]
 
@@ -255,7 +265,7 @@ def _part(ds, is_valid):
     "The items of a training or validation set with their files and labels; a table keeps its own columns and index"
     df = sources_of(ds)
     files = [_file_of(ds, i) for i in range(len(ds))]
-    if None not in files: df = df.assign(item=files)
+    if None not in files: df = df.assign(item=[file.absolute() for file in files])
     return df.assign(label=labels_of(ds), is_valid=is_valid)
 
 def _parts(dls):
