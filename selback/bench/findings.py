@@ -275,21 +275,11 @@ def differences(
 
 # %% ../../nbs/bench/02_findings.ipynb #1f8b2d7c
 def _cell(value):
-    "A mean, for reading"
+    "A mean or a difference, for reading"
+    if isinstance(value, Difference): return value.brief
     if pd.isna(value): return '-'
     return f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
 
-def _means_shown(means):
-    "Means as strings, a column for each method"
-    return pd.DataFrame({m: {name: _cell(value) for name,value in row.items()} for m,row in means.iterrows()})
-
-def _differences_shown(found):
-    "Differences as strings, and each method's options; a column for each method"
-    shown = {}
-    for method,row in found.iterrows():
-        said = {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()}
-        shown[method] = said | dict(options=options_of(method))
-    return pd.DataFrame(shown)
 
 # %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def show_table(
@@ -300,11 +290,12 @@ def show_table(
     word = word_of(measure or measure_of(runs))
     summary = summarize(runs, measure)
     means,found = table(summary),differences(summary)
-    shown = _means_shown(means.drop(columns=found.columns))
-    told = _differences_shown(found.reindex(means.index))
     equal = equal_of(runs)
-    first = shown.loc[[word]].rename({word: f'{word}, equal {equal}' if equal else word})
-    return pd.concat([first, told, shown.drop(index=word)])
+    first = means[[word]].rename(columns={word: f'{word}, equal {equal}' if equal else word})
+    costs = means.drop(columns=[word, *found])
+    shown = pd.concat([first, found], axis=1).map(_cell)
+    shown['options'] = shown.index.map(options_of)
+    return pd.concat([shown, costs.map(_cell)], axis=1).T.rename_axis(columns=None)
 
 def to_markdown(
     shown:pd.DataFrame, # As `show_table` returns it
