@@ -10,7 +10,6 @@ __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget'
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
-from contextlib import contextmanager
 from html import escape
 from numbers import Real
 from pathlib import Path
@@ -23,7 +22,7 @@ from fastai.callback.progress import master_bar, progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
-from fastai.torch_core import find_bs, set_seed, to_detach, to_device
+from fastai.torch_core import find_bs, no_random, set_seed, to_detach, to_device
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar, format_time
 from torch import nn
@@ -87,11 +86,6 @@ def _now(learn):
     "Seconds, once the device has finished what it was given"
     return seconds_now(learn.dls.device or 'cpu')
 
-def _looks(selection, rows):
-    "How many items were forwarded besides those that trained"
-    if getattr(selection, 'passes', 2)==1: return 0 # it chooses by the pass that trains all
-    return rows['seen'][rows['scored']>0].sum()
-
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
     order = Recorder.order+5
@@ -139,12 +133,14 @@ class CostLog(Callback):
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
 
     def _looks_and_kept(self):
-        "How many items were looked at so far, and the share of those that were kept; (0, 1) without a selection"
+        "How many items were forwarded besides those that trained, and the share of all items that was kept"
         selection = self.learn.selection
         if not selection: return 0,1.
         rows = selection.report.rows
         if not len(rows['seen']): return 0,1.
-        return _looks(selection, rows),rows['kept'].sum()/rows['seen'].sum()
+        is_one_pass = getattr(selection, 'passes', 2)==1 # it chooses by the pass that trains all
+        looks = 0 if is_one_pass else rows['seen'][rows['scored']>0].sum()
+        return looks,rows['kept'].sum()/rows['seen'].sum()
 
     def _watched(self):
         "The columns of `watch`"
@@ -332,26 +328,24 @@ def _check_path(path):
     if Path(path).parent.is_dir() and not Path(path).is_dir(): return
     raise ValueError(error_text('path', repr(str(path)), 'a CSV file in a folder that exists'))
 
-def _checked_methods(methods):
-    "Methods by name, each written or made by a function"
-    methods = methods_by_name(methods)
-    if not methods: raise ValueError(error_text('methods', 'none', "at least one, such as 'none'"))
-    for name,o in methods.items():
-        is_maker = callable(o) and not isinstance(o, Selection)
-        if isinstance(name, str) and (isinstance(o, str) or is_maker): continue
-        raise TypeError(error_text('methods', f'{name!r}: {o!r}',
+def _maker(name, method):
+    "A function that makes a callback; what is written is made once, which checks its numbers"
+    is_function = callable(method) and not isinstance(method, Selection)
+    if not isinstance(name, str) or not (isinstance(method, str) or is_function):
+        raise TypeError(error_text('methods', f'{name!r}: {method!r}',
             'a name with what get_method takes, or with a function that returns a new callback'))
-    return methods
+    if is_function: return method
+    make = get_method(method)
+    make()
+    return make
 
 def _makers(methods):
-    "Functions that make the callbacks; what is written is made once, which checks its numbers"
+    "Functions that make the callbacks, by the names of the methods"
+    if not methods: raise ValueError(error_text('methods', 'none', "at least one, such as 'none'"))
     if methods.get('none', 'none')!='none':
         got = f"{methods['none']!r} by the name 'none', which plain training has"
         raise ValueError(error_text('methods', got, 'another name'))
-    makers = {name: get_method(o) if isinstance(o, str) else o for name,o in methods.items()}
-    for name,o in methods.items():
-        if isinstance(o, str): makers[name]()
-    return makers
+    return {name: _maker(name, method) for name,method in methods.items()}
 
 def _seeds(seeds):
     "The seeds themselves"
@@ -397,10 +391,9 @@ def check_study(
     about = {} if about is None else about
     if not isinstance(about, dict): raise TypeError(error_text('about', repr(about),
         'a dict of columns and their values'))
-    methods = _checked_methods(methods)
     if clash := sorted(_own_columns & set(about)):
         raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
-    makers = _makers(methods)
+    makers = _makers(methods_by_name(methods))
     seeds = _seeds(seeds)
     check_range('lr', lr, 0, above=True)
 
@@ -468,14 +461,6 @@ def check_budget(
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
-@contextmanager
-def _cudnn_kept():
-    "Afterwards cuDNN chooses its algorithms as before: `set_seed` makes it reproducible"
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic,cudnn.benchmark
-    try: yield
-    finally: cudnn.deterministic,cudnn.benchmark = before
-
 def _renewed(learn, get_learner, seed):
     "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
     new = get_learner()
@@ -653,7 +638,7 @@ def compare(
         progress = _Progress(todo)
     has_outlook = False
 
-    with _cudnn_kept():
+    with no_random(): # afterwards the random states and cuDNN's choice of algorithms are as before
         for seed,method in todo:
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
