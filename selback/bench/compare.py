@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'Runs', 'Pace',
-           'pace_of', 'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs',
-           'show_table', 'summarize', 'to_markdown', 'verdict']
+           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'Pace', 'pace_of',
+           'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table',
+           'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -315,13 +315,6 @@ def _finished(path, about, methods, seeds):
     return runs
 
 # %% ../../nbs/bench/03_compare.ipynb #581c9726
-def check_maker(
-    get_learner, # A function without arguments that returns a new `Learner`; raises a `TypeError` if it is none
-):
-    "Check that there is a function to call"
-    if callable(get_learner) and not isinstance(get_learner, Learner): return
-    raise TypeError(error_text('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
-
 def _check_path(path):
     "Is there a place for the file?"
     if path is None: return
@@ -354,20 +347,35 @@ def _seeds(seeds):
     if not seeds or len(set(seeds))<len(seeds): raise ValueError(error_text('seeds', seeds, 'one at least, each once'))
     return seeds
 
-def _unit_and_amount(**budgets):
-    "The one budget that is given"
-    given = [(unit,amount) for unit,amount in budgets.items() if amount is not None]
-    if len(given)==1: return given[0]
-    got = ' and '.join(unit for unit,_ in given) or 'none'
-    raise ValueError(error_text('budget', got, f"one of {', '.join(budgets)}"))
+def _budget(**budgets):
+    "Unit and amount of the one budget that is given"
+    given = {unit: amount for unit,amount in budgets.items() if amount is not None}
+    if len(given)!=1:
+        got = ' and '.join(given) or 'none'
+        raise ValueError(error_text('budget', got, 'one of epochs, seconds, items, compute'))
+    [(unit,amount)] = given.items()
+    if unit=='epochs': return unit,check_range(unit, amount, 1, whole=True)
+    Budget(unit, amount) # checks it
+    return unit,amount
+
+def _check_choice(methods, unit, amount, n_train):
+    "Does a method choose within the budget? One that a function of one's own makes may at once"
+    if unit=='seconds': return # of which it is not known what they do
+    choosing = [o for name,o in methods.items() if not is_control(name)]
+    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
+    epoch = 1 if unit=='epochs' else n_train
+    least = warmup*epoch
+    if amount>least: return
+    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
+        f'more than {least:.0f}, or no method chooses anything',
+        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
 class _Study(NamedTuple):
     "What `compare` runs"
     makers:dict # Functions that make callbacks, by the names of the methods
-    epochs:int|None # Epochs of each run; None: it has a budget
     seeds:list # Of the runs of each method
-    budget:tuple|None # Unit and amount of each run; None: it has epochs
+    budget:tuple # Unit and amount of each run
     lr_at:callable # The learning rate at a share of the training
     about:dict # Columns of the file, with their values
     runs:pd.DataFrame # Those that are there
@@ -377,34 +385,29 @@ class _Study(NamedTuple):
 
 def check_study(
     methods, # As `compare` takes them
-    epochs:int|None=None, # Epochs of each run
+    n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
-    seconds:float|None=None, # A budget, of which there is one
-    items:int|None=None, # The same
-    compute:float|None=None, # The same
     annealing:str='one_cycle', # As `schedule` takes it
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
-)->tuple: # Makers of callbacks, epochs, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
+    **budgets # `epochs`, `seconds`, `items` or `compute`, of which one is given
+)->tuple: # Makers of callbacks, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = {} if about is None else about
     if not isinstance(about, dict): raise TypeError(error_text('about', repr(about),
         'a dict of columns and their values'))
     if clash := sorted(_own_columns & set(about)):
         raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
-    makers = _makers(methods_by_name(methods))
-    seeds = _seeds(seeds)
-    check_range('lr', lr, 0, above=True)
-
-    unit,amount = _unit_and_amount(epochs=epochs, seconds=seconds, items=items, compute=compute)
-    if unit=='epochs': epochs,budget = check_range('epochs', amount, 1, whole=True),None
-    else: epochs,budget = None,(unit,amount)
-    if budget: Budget(*budget) # checks it
-    lr_at = schedule(annealing, lr)
+    if 'measure' in about: word_of(about['measure']) # checks it
+    methods = methods_by_name(methods)
+    makers,seeds = _makers(methods),_seeds(seeds)
+    lr_at = schedule(annealing, check_range('lr', lr, 0, above=True))
+    unit,amount = _budget(**budgets)
+    if n_train is not None: _check_choice(methods, unit, amount, n_train)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
-    return _Study(makers, epochs, seeds, budget, lr_at, about, _finished(path, about, makers, seeds))
+    return _Study(makers, seeds, (unit,amount), lr_at, about, _finished(path, about, makers, seeds))
 
 # %% ../../nbs/bench/03_compare.ipynb #d4fef914
 _more_is_better = set('''acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc
@@ -418,8 +421,12 @@ def _check_metric(metric):
         'an error, of which less is better: error_rate in place of accuracy, '
         f'else a function that returns 1-{metric.name}(pred, targ)'))
 
-def _checked_learner(get_learner):
+def checked_learner(
+    get_learner, # A function without arguments that returns a new `Learner`
+)->Learner: # Raises a `ValueError` or a `TypeError`
     "A learner that can be compared"
+    if isinstance(get_learner, Learner) or not callable(get_learner):
+        raise TypeError(error_text('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
     learn = get_learner()
     if not isinstance(learn, Learner): raise TypeError(error_text('get_learner', type(learn).__name__, 'a Learner'))
     if learn.selection:
@@ -443,22 +450,6 @@ def describe(
     "What tells runs on some data from others"
     sizes = dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds))
     return sizes | environment(dls.device or 'cpu')
-
-# %% ../../nbs/bench/03_compare.ipynb #5c1e77c1
-def check_budget(
-    methods:dict, # As `methods_by_name` returns it
-    unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
-    amount:float, # How many a run has
-    epoch:float, # How many an epoch takes
-): # Raises a `ValueError`
-    "Check that a method chooses within the budget; one that a function of one's own makes may at once"
-    choosing = [o for name,o in methods.items() if not is_control(name)]
-    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
-    least = warmup*epoch
-    if unit=='seconds' or amount>least: return
-    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
-        f'more than {least:.0f}, or no method chooses anything',
-        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
 def _renewed(learn, get_learner, seed):
@@ -491,8 +482,10 @@ def _add_selection(learn, make, log):
 def _train(learn, study, lr, log, *cbs):
     "One run"
     cbs = [log, *cbs, log.compute, ParamScheduler(dict(lr=study.lr_at))]
-    if study.budget: cbs.append(Budget(*study.budget))
-    epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
+    unit,epochs = study.budget
+    if unit!='epochs':
+        cbs.append(Budget(*study.budget))
+        epochs = 10**4 # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
 def _tell_outlook(learn, method):
@@ -510,13 +503,12 @@ def _wake_up(learn, study, lr, watch):
 def _check_end(log, budget):
     "Did a run end as it had to?"
     run = f'{log.method}, seed {log.seed}'
-    if budget:
-        unit,amount = budget
-        spent = log.spent[unit]
-        if spent<amount:
-            raise ValueError(f'{run}: the fit ended at {spent:,.0f} of {amount:,.15g} {unit}, '
-                'wanted all of its budget, or runs cannot be compared; '
-                'take off what ends it, such as EarlyStoppingCallback.')
+    unit,amount = budget
+    spent = log.spent.get(unit, amount) # of epochs a fit may have fewer
+    if spent<amount:
+        raise ValueError(f'{run}: the fit ended at {spent:,.0f} of {amount:,.15g} {unit}, '
+            'wanted all of its budget, or runs cannot be compared; '
+            'take off what ends it, such as EarlyStoppingCallback.')
     if not log.rows:
         raise ValueError(f'{run}: the fit ended before its first epoch was done, '
             'wanted one at least; a callback cancels it.')
@@ -620,19 +612,18 @@ def compare(
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run
     "Train with each method and seed, one after the other"
     for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
-    check_maker(get_learner)
     _check_path(path)
     if watch is not None and not callable(watch):
         raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
     if measure is not None: about = (about or {}) | dict(measure=measure)
-    if isinstance(about, dict) and 'measure' in about: word_of(about['measure'])
-    if epochs is seconds is items is compute is None: compute = 10*len(_checked_learner(get_learner).dls.train_ds)
-    study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
+    if epochs is seconds is items is compute is None: compute = 10*len(checked_learner(get_learner).dls.train_ds)
+    budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
+    study = check_study(methods, None, seeds, lr, annealing, path, about, **budgets)
 
     runs,counts = study.runs,[]
     todo = study.todo
     if todo:
-        learn = _checked_learner(get_learner)
+        learn = checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
         _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
