@@ -549,15 +549,11 @@ class CoordinateNet(nn.Module):
     "Fourier features of a place and two hidden layers (Tancik et al. 2020, arXiv 2006.10739)"
     def __init__(self,
         n_out:int, # Number of outputs
-        n_in:int=2, # Number of coordinates
-        n_features:int=64, # Random frequencies, each with a sine and a cosine
-        width:int=128, # Of the hidden layers
-        scale:float=10., # Standard deviation of the frequencies
     ):
         super().__init__()
-        self.register_buffer('frequencies', torch.randn(n_in, n_features)*scale)
-        hidden = [nn.Linear(2*n_features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-        self.layers = nn.Sequential(*hidden, nn.Linear(width, n_out))
+        self.register_buffer('frequencies', torch.randn(2, 64)*10) # each has a sine and a cosine
+        hidden = [nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(128, n_out))
 
     def forward(self, x):
         x = x@self.frequencies

@@ -230,11 +230,6 @@ def in_words(
     return re.sub(f'{number} {unit}', say, text)
 
 # %% ../../nbs/bench/02_findings.ipynb #64989a4c
-def _vs(ends, control, measure):
-    "How much higher each run ends than that of a control with its seed; NaN for the control itself"
-    others = ends[ends.method==control].set_index('seed')[measure]
-    return np.where(ends.method==control, np.nan, relative(ends[measure], ends.seed.map(others)))
-
 def summarize(
     runs:pd.DataFrame, # As `compare` returns it
     measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
@@ -248,12 +243,13 @@ def summarize(
     rows['best loss'],rows['best error'] = by_run.valid_loss.min().values,by_run.error.min().values
     rows[word] = ends[measure]
 
-    equal = equal_of(runs)
+    equal,idle = equal_of(runs),never_selected(runs)
     random = next(filter(is_random, runs.method.unique()), None)
     for name,control in dict(random=random, plain='none').items():
         if equal is None or control not in runs.method.values: continue
-        rows[f'vs {name}, equal {equal}'] = _vs(ends, control, measure)
-        rows.loc[rows.method.isin(never_selected(runs)), f'vs {name}, equal {equal}'] = np.nan
+        of_seed = ends[ends.method==control].set_index('seed')[measure]
+        higher = pd.Series(relative(ends[measure], ends.seed.map(of_seed)))
+        rows[f'vs {name}, equal {equal}'] = higher.mask(ends.method.isin([control,*idle]))
     return rows
 
 def table(
