@@ -265,7 +265,7 @@ def _study_ahead(names, rates, out, seeds, about, **plan):
     from selback.bench.compare import check_study
     from selback.bench.findings import in_words
     path = out/'runs.csv' if len(rates)==1 else None # those of which rate it will be is not known
-    study = check_study(names, about['n_train'], seeds, rates[0], path=path, about=about, **plan)
+    study = check_study(names, seeds, rates[0], path=path, about=about, n_train=about['n_train'], **plan)
 
     words,n_search = _search_ahead(rates, seeds, out)
     n,n_all = len(study.todo),len(names)*seeds
@@ -300,7 +300,6 @@ def _tell_ahead(get_learner, ahead, n_train):
     seconds = sum(n*pace.run(amount/epoch) for n,amount in ahead.runs)
     print(f'{ahead.said}. That is {in_time(seconds)}, by three plain steps that were timed.')
 
-
 # %% ../../nbs/bench/05_command.ipynb #96037a56
 def _race(get_learner, names, rates, out, plan):
     "A race, whose rounds, last table and verdict go to a folder"
@@ -310,7 +309,7 @@ def _race(get_learner, names, rates, out, plan):
     n = runs['round'].max()
     shown = to_markdown(show_table(runs.compared))
     (out/'table.md').write_text(f'{shown}\n\n{runs.verdict}\n', encoding='utf-8')
-    print(f"Wrote {n} round{'s' if n>1 else ''}, and table.md of the last one, to {out}/.")
+    print(f"Wrote {_counted(n, 'round')}, and table.md of the last one, to {out}/.")
 
 def _study(get_learner, names, rates, out, plan, data):
     "All runs, and what they amount to"

@@ -58,10 +58,7 @@ def get_method(
     if name not in writable:
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
-
-    takes_auto = 'auto' in inspect.signature(known[name]).parameters
-    same = dict(auto=False) if takes_auto else {} # choices whatever the machine
-    return lambda: known[name](*args, **same | kwargs)
+    return lambda: known[name](*args, **kwargs)
 
 def split_methods(
     methods:str, # Methods with commas between them
@@ -385,12 +382,12 @@ class _Study(NamedTuple):
 
 def check_study(
     methods, # As `compare` takes them
-    n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     annealing:str='one_cycle', # As `schedule` takes it
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
+    n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
     **budgets # `epochs`, `seconds`, `items` or `compute`, of which one is given
 )->tuple: # Makers of callbacks, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
@@ -618,7 +615,7 @@ def compare(
     if measure is not None: about = (about or {}) | dict(measure=measure)
     if epochs is seconds is items is compute is None: compute = 10*len(checked_learner(get_learner).dls.train_ds)
     budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
-    study = check_study(methods, None, seeds, lr, annealing, path, about, **budgets)
+    study = check_study(methods, seeds, lr, annealing, path, about, **budgets)
 
     runs,counts = study.runs,[]
     todo = study.todo
@@ -709,10 +706,10 @@ class Runs(pd.DataFrame):
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
 class _Marks(Callback):
-    "Ends a fit after a few steps, or an epoch; notes when it began, had its first batch, and ended each step"
+    "Ends a fit after four steps, or an epoch; notes when it began, had its first batch, and ended each step"
     order = CostLog.order+1
 
-    def __init__(self, n): self.n,self.at = n,[]
+    def __init__(self): self.at = []
 
     def before_train(self): self.at.append(_now(self.learn))
 
@@ -721,7 +718,7 @@ class _Marks(Callback):
 
     def after_batch(self):
         self.at.append(_now(self.learn))
-        if self.iter==self.n: raise CancelFitException
+        if self.iter==3: raise CancelFitException
 
     def after_train(self): raise CancelFitException
 
@@ -746,10 +743,9 @@ class Pace(NamedTuple):
 
 def pace_of(
     get_learner, # A function without arguments that returns a new `Learner`
-    n:int=3, # Steps to time, behind one that is not
 )->Pace:
-    "Time a few plain steps"
-    marks = _Marks(n)
+    "Time three plain steps, behind one that is not timed"
+    marks = _Marks()
     began = time.perf_counter()
     learn = get_learner()
     made = time.perf_counter()

@@ -95,14 +95,13 @@ min_seeds = 3 # for an interval: from two it would reach anywhere
 
 def interval(
     values, # One number for each seed
-    level:float=.95, # Of the interval
 )->tuple: # Mean, low, high; the last two are NaN for one seed or two
-    "The mean and its interval, by Student's t"
+    "The mean and its 95 % interval, by Student's t"
     from scipy.stats import t
     values = np.asarray(values, float)
     n,mean = len(values),values.mean()
     if n<min_seeds: return mean,np.nan,np.nan
-    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1)
+    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf(.975, n-1)
     return mean,mean-half,mean+half
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80

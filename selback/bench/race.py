@@ -160,7 +160,7 @@ def check_race(
     methods = {'none': 'none'} | methods_by_name(methods)
     if all(map(is_control, methods)):
         raise ValueError(error_text('methods', ', '.join(methods), 'one at least that chooses by loss'))
-    check_study(methods, n_train, lr=check_rates(lr)[0], **plan)
+    check_study(methods, lr=check_rates(lr)[0], n_train=n_train, **plan)
     return methods
 
 # %% ../../nbs/bench/04_race.ipynb #8889bc16
@@ -178,7 +178,7 @@ def _next_methods(methods, runs):
 def _run_rounds(get_learner, methods, path, compute, **study):
     "The runs of all rounds"
     runs,n = [],study['about']['n_train']
-    shares = rounds_of(sum(not is_control(m) for m in methods), compute/n)
+    shares = [share for share,_ in sizes_of(methods, compute/n)]
     for i,share in enumerate(shares, 1):
         amount = share*compute
         print(f'Round {i} of {len(shares)}: {len(methods)} methods, '
