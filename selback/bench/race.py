@@ -175,9 +175,9 @@ def _next_methods(methods, runs):
     stay = better_half(last_epochs(runs), measure_of(runs), never_selected(runs))
     return {m: methods[m] for m in stay}
 
-def _run_rounds(get_learner, methods, path, compute, **study):
-    "The runs of all rounds"
-    runs,n = [],study['about']['n_train']
+def _run_rounds(get_learner, methods, path, n, compute, **study):
+    "The runs of all rounds; `n` items are an epoch"
+    runs = []
     shares = [share for share,_ in sizes_of(methods, compute/n)]
     for i,share in enumerate(shares, 1):
         amount = share*compute
@@ -223,7 +223,7 @@ def race(
     _tell_short(compute, n)
     plan |= dict(about=describe(dls) | (about or {}), measure=measure)
     rate = best_rate(get_learner, lr, path, **plan)
-    runs = _run_rounds(get_learner, methods, path, lr=rate, watch=watch, plot=False, **plan)
+    runs = _run_rounds(get_learner, methods, path, n, lr=rate, watch=watch, plot=False, **plan)
     print(race_verdict(runs))
     return Rounds(runs)
 
