@@ -388,7 +388,7 @@ def check_study(
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
     n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
-    **budgets # `epochs`, `seconds`, `items` or `compute`, of which one is given
+    **kwargs # The budget: `epochs`, `seconds`, `items` or `compute`
 )->tuple: # Makers of callbacks, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = {} if about is None else about
@@ -400,7 +400,7 @@ def check_study(
     methods = methods_by_name(methods)
     makers,seeds = _makers(methods),_seeds(seeds)
     lr_at = schedule(annealing, check_range('lr', lr, 0, above=True))
-    unit,amount = _budget(**budgets)
+    unit,amount = _budget(**kwargs)
     if n_train is not None: _check_choice(methods, unit, amount, n_train)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')

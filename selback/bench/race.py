@@ -154,13 +154,13 @@ def check_race(
     methods, # As `compare` takes them
     n_train:int, # Items of an epoch
     lr=1e-3, # The highest learning rate, or several
-    **plan # Compute, seeds, annealing and `about`, as `race` takes them
+    **kwargs # Compute, seeds, annealing and `about`, as `race` takes them
 )->dict: # The methods by name, plain training among them; raises a `ValueError` or a `TypeError`
     "Check what `race` gets, before the first run"
     methods = {'none': 'none'} | methods_by_name(methods)
     if all(map(is_control, methods)):
         raise ValueError(error_text('methods', ', '.join(methods), 'one at least that chooses by loss'))
-    check_study(methods, lr=check_rates(lr)[0], n_train=n_train, **plan)
+    check_study(methods, lr=check_rates(lr)[0], n_train=n_train, **kwargs)
     return methods
 
 # %% ../../nbs/bench/04_race.ipynb #8889bc16
