@@ -277,13 +277,13 @@ def _study_ahead(names, rates, out, seeds, about, **plan):
 
 def _race_ahead(names, rates, out, seeds, about, compute, **plan):
     "The runs of a race; it checks what the race gets"
-    from selback.bench.race import check_race, sizes_of, trainings_of
+    from selback.bench.race import check_race, sizes_of
     methods = check_race(names, about['n_train'], rates, seeds=seeds, about=about, compute=compute, **plan)
     epochs = compute/about['n_train']
     rounds = sizes_of(methods, epochs)
 
     words,n_search = _search_ahead(rates, seeds, out)
-    trainings = math.ceil(trainings_of(methods, epochs, seeds, len(rates)))
+    trainings = math.ceil(n_search + seeds*sum(share*of_round for share,of_round in rounds)) # of the whole budget
     n = seeds*sum(of_round for _,of_round in rounds)
     first = f', the first of {rounds[0][0]*epochs:.3g} epochs' if len(rounds)>1 else ''
     said = (f"Like {_counted(trainings, 'training')} of {epochs:.3g} epochs: {_counted(n, 'run')} in "

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['field', 'by_group', 'min_epochs', 'check_rates', 'best_rate', 'are_uneven', 'field_of', 'rounds_of', 'sizes_of',
-           'trainings_of', 'better_half', 'check_race', 'race', 'race_verdict', 'Rounds']
+           'better_half', 'check_race', 'race', 'race_verdict', 'Rounds']
 
 # %% ../../nbs/bench/04_race.ipynb #9fa3fd40
 import math
@@ -126,16 +126,6 @@ def sizes_of(
         sizes.append((share,n_controls+rivals))
         rivals = min(rivals, _n_stay(rivals))
     return sizes
-
-def trainings_of(
-    methods, # Their names
-    epochs:float, # Of the whole budget
-    n_seeds:int, # Of each
-    n_rates:int=1, # Learning rates; one is not searched
-)->float: # How many trainings with the whole budget a race is like
-    "What a race costs, the search of the learning rate included"
-    searched = n_rates if n_rates>1 else 0
-    return n_seeds*(searched + sum(share*n for share,n in sizes_of(methods, epochs)))
 
 def better_half(
     ends:pd.DataFrame, # The last epoch of each run of a round
