@@ -17,6 +17,8 @@ from fastcore.basics import camel2snake
 from fastcore.meta import delegates
 from fastcore.script import anno_parser
 
+from ..core.checks import error_text # which imports no PyTorch
+
 # %% ../../nbs/bench/05_command.ipynb #e9df018b
 def _line_of(cls):
     "A callback's class as it is written, such as 'top_loss(keep=0.5, also_bottom=0.0)'; None if it needs an object"
@@ -69,7 +71,6 @@ def help_parser(
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca5
 def _rates(lr):
     "The numbers in '0.001,0.01'"
-    from selback.core.checks import error_text
     try: return [float(o) for o in str(lr).split(',')]
     except ValueError as e:
         wanted = 'a learning rate, or several with commas between them, such as 0.001,0.01'
@@ -128,7 +129,6 @@ def stopped(
 def _check_outside(out, data):
     "Raise a `ValueError` if the plots would lie among the images"
     from selback.bench.datasets import parts_of
-    from selback.core.checks import error_text
     read = [part.resolve() for part in parts_of(Path(data)) if part]
     if not any(map(out.resolve().is_relative_to, read)): return
     raise ValueError(error_text('out', f'{out}, which lies in the data', 'a folder elsewhere',
@@ -222,30 +222,24 @@ def run_study(
     with _refused():
         get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
         if told: _check_outside(out, data)
-        from selback.bench.compare import check_study, split_methods
-        from selback.bench.race import best_rate, check_race, check_rates
-        from selback.core.checks import error_text
-        others = dict(epochs=epochs, seconds=seconds, items=items)
-        if race and any(o is not None for o in others.values()):
+        from selback.bench.compare import split_methods
+        from selback.bench.race import check_rates, field_of
+        budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
+        budgets = {unit: amount for unit,amount in budgets.items() if amount is not None}
+        budgets = budgets or dict(compute=10*about['n_train'])
+        if race and set(budgets)!={'compute'}:
             raise ValueError(error_text('race', '--epochs, --seconds or --items', '--compute, of the last round'))
-        if epochs is seconds is items is compute is None: compute = 10*about['n_train']
-        plan = dict(compute=compute, seeds=seeds, annealing=annealing)
-        names = list(dict.fromkeys(split_methods(methods or _default)))
-        if race and not methods: names = None # the race's own field
+        plan = dict(seeds=seeds, annealing=annealing, about=about, **budgets)
+        if race and not methods: names = field_of(get_learner().dls)
+        else: names = list(dict.fromkeys(split_methods(methods or _default)))
         rates = check_rates(_rates(lr))
-        if race: ahead = _race_ahead(check_race(names, lr=rates, **plan), compute, seeds, rates, out, about)
-        else:
-            plan |= others
-            ahead = _study_ahead(names, plan, rates, out, about)
+        ahead = (_race_ahead if race else _study_ahead)(names, rates, out, **plan)
         _make_writable(out)
     if told: print(told)
     with stopped(out):
-        _tell_ahead(get_learner, ahead, about)
-        if race: return _race(get_learner, names, out, lr=rates, about=about, **plan)
-        rate = best_rate(get_learner, rates, out, about=about, **plan)
-        plan |= dict(lr=rate, path=out/'runs.csv')
-        with _refused(): check_study(names, **plan, about=about) # and the runs that are there
-        _study(data, names, get_learner, plan, about)
+        _tell_ahead(get_learner, ahead, about['n_train'])
+        if race: _race(get_learner, names, rates, out, plan)
+        else: _study(get_learner, names, rates, out, plan, data)
 
 # %% ../../nbs/bench/05_command.ipynb #5c1e77e1
 class _Ahead(NamedTuple):
@@ -266,70 +260,70 @@ def _search_ahead(rates, n_seeds, out):
     n = len(rates)*n_seeds
     return f", and before them {n} to find the learning rate{_less_those(out, 'lr_*.csv')}",n
 
-def _study_ahead(names, plan, rates, out, about):
+def _study_ahead(names, rates, out, seeds, about, **plan):
     "The runs of a study that are not there yet; it checks what the study gets"
-    from selback.bench.compare import check_budget, check_study, methods_by_name
+    from selback.bench.compare import check_study
     from selback.bench.findings import in_words
     path = out/'runs.csv' if len(rates)==1 else None # those of which rate it will be is not known
-    study = check_study(names, **plan, lr=rates[0], about=about, path=path)
-    amount,unit = study.about['budget'].split()
-    check_budget(methods_by_name(names), unit, float(amount), 1 if unit=='epochs' else about['n_train'])
+    study = check_study(names, seeds, rates[0], path=path, about=about, n_train=about['n_train'], **plan)
 
-    words,n_search = _search_ahead(rates, plan['seeds'], out)
-    n,n_all = len(study.todo),len(names)*plan['seeds']
+    words,n_search = _search_ahead(rates, seeds, out)
+    n,n_all = len(study.todo),len(names)*seeds
     there = f'; {n_all-n} are there' if n<n_all else ''
-    of = f"{_counted(len(names), 'method')}, {_counted(plan['seeds'], 'seed')}{there}"
+    of = f"{_counted(len(names), 'method')}, {_counted(seeds, 'seed')}{there}"
     said = f"{_counted(n, 'run')} ({of}), {in_words(study.about['budget'])} each{words}"
-    return _Ahead(said, unit, [(n+n_search, float(amount))])
+    unit,amount = study.budget
+    return _Ahead(said, unit, [(n+n_search, amount)])
 
-def _race_ahead(methods, compute, n_seeds, rates, out, about):
-    "The runs of a race"
-    from selback.bench.compare import check_budget
-    from selback.bench.race import sizes_of, trainings_of
-    epoch = about['n_train']
-    rounds = sizes_of(methods, compute/epoch)
-    check_budget(methods, 'compute', compute, epoch)
+def _race_ahead(names, rates, out, seeds, about, compute, **plan):
+    "The runs of a race; it checks what the race gets"
+    from selback.bench.race import check_race, sizes_of
+    methods = check_race(names, about['n_train'], rates, seeds=seeds, about=about, compute=compute, **plan)
+    epochs = compute/about['n_train']
+    rounds = sizes_of(methods, epochs)
 
-    words,n_search = _search_ahead(rates, n_seeds, out)
-    trainings = math.ceil(trainings_of(methods, compute/epoch, n_seeds, len(rates)))
-    n = n_seeds*sum(of_round for _,of_round in rounds)
-    first = f', the first of {rounds[0][0]*compute/epoch:.3g} epochs' if len(rounds)>1 else ''
-    said = (f"Like {_counted(trainings, 'training')} of {compute/epoch:.3g} epochs: {_counted(n, 'run')} in "
+    words,n_search = _search_ahead(rates, seeds, out)
+    trainings = math.ceil(n_search + seeds*sum(share*of_round for share,of_round in rounds)) # of the whole budget
+    n = seeds*sum(of_round for _,of_round in rounds)
+    first = f', the first of {rounds[0][0]*epochs:.3g} epochs' if len(rounds)>1 else ''
+    said = (f"Like {_counted(trainings, 'training')} of {epochs:.3g} epochs: {_counted(n, 'run')} in "
         f"{_counted(len(rounds), 'round')}{first}{_less_those(out, 'round_*.csv')}{words}")
-    runs = [(n_seeds*of_round, share*compute) for share,of_round in rounds]
+    runs = [(seeds*of_round, share*compute) for share,of_round in rounds]
     return _Ahead(said, 'compute', [*runs, (n_search, compute)])
 
-def _tell_ahead(get_learner, ahead, about):
+def _tell_ahead(get_learner, ahead, n_train):
     "Say how many runs there will be, and how long they will take here"
     from selback.bench.compare import in_time, pace_of
     if not any(n for n,_ in ahead.runs): return print('All runs are there.')
     pace = pace_of(get_learner)
-    epoch = dict(epochs=1, seconds=pace.epoch).get(ahead.unit, about['n_train'])
+    epoch = dict(epochs=1, seconds=pace.epoch).get(ahead.unit, n_train)
     seconds = sum(n*pace.run(amount/epoch) for n,amount in ahead.runs)
     print(f'{ahead.said}. That is {in_time(seconds)}, by three plain steps that were timed.')
 
-
 # %% ../../nbs/bench/05_command.ipynb #96037a56
-def _race(get_learner, methods, out, **plan):
+def _race(get_learner, names, rates, out, plan):
     "A race, whose rounds, last table and verdict go to a folder"
     from selback.bench.findings import show_table, to_markdown
     from selback.bench.race import race
-    runs = race(get_learner, methods, path=out, **plan)
+    runs = race(get_learner, names, lr=rates, path=out, **plan)
     n = runs['round'].max()
     shown = to_markdown(show_table(runs.compared))
     (out/'table.md').write_text(f'{shown}\n\n{runs.verdict}\n', encoding='utf-8')
-    print(f"Wrote {n} round{'s' if n>1 else ''}, and table.md of the last one, to {out}/.")
+    print(f"Wrote {_counted(n, 'round')}, and table.md of the last one, to {out}/.")
 
-def _study(data, names, get_learner, plan, about):
+def _study(get_learner, names, rates, out, plan, data):
     "All runs, and what they amount to"
-    from selback.bench.compare import compare
+    from selback.bench.compare import check_study, compare
     from selback.bench.datasets import pictures
     from selback.bench.findings import in_words
-    out = plan['path'].parent
+    from selback.bench.race import best_rate
+    plan = plan | dict(lr=best_rate(get_learner, rates, out, **plan), path=out/'runs.csv')
+    with _refused(): check_study(names, **plan) # and the runs that are there
+
     folder = out/'learned' if data in pictures else None
     if folder: folder.mkdir(exist_ok=True)
     watch = partial(_keep_picture, folder) if folder else None
-    runs = compare(get_learner, names, plot=False, watch=watch, about=about, **plan)
+    runs = compare(get_learner, names, plot=False, watch=watch, **plan)
     if folder: _show_pictures(data, names, runs, folder)
 
     title = in_words('{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]))

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_maker', 'check_study', 'describe', 'check_budget', 'compare', 'refuse_option', 'Runs', 'Pace',
-           'pace_of', 'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs',
-           'show_table', 'summarize', 'to_markdown', 'verdict']
+           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'Pace', 'pace_of',
+           'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table',
+           'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
-from contextlib import contextmanager
 from html import escape
 from numbers import Real
 from pathlib import Path
@@ -23,7 +22,7 @@ from fastai.callback.progress import master_bar, progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
-from fastai.torch_core import find_bs, set_seed, to_detach, to_device
+from fastai.torch_core import find_bs, no_random, set_seed, to_detach, to_device
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar, format_time
 from torch import nn
@@ -59,10 +58,7 @@ def get_method(
     if name not in writable:
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
-
-    takes_auto = 'auto' in inspect.signature(known[name]).parameters
-    same = dict(auto=False) if takes_auto else {} # choices whatever the machine
-    return lambda: known[name](*args, **same | kwargs)
+    return lambda: known[name](*args, **kwargs)
 
 def split_methods(
     methods:str, # Methods with commas between them
@@ -86,11 +82,6 @@ _own_columns = _old_columns | {'compute','selected','constant_loss','constant_er
 def _now(learn):
     "Seconds, once the device has finished what it was given"
     return seconds_now(learn.dls.device or 'cpu')
-
-def _looks(selection, rows):
-    "How many items were forwarded besides those that trained"
-    if getattr(selection, 'passes', 2)==1: return 0 # it chooses by the pass that trains all
-    return rows['seen'][rows['scored']>0].sum()
 
 class CostLog(Callback):
     "What each epoch of a run had cost by its end, and how good the model was"
@@ -139,12 +130,14 @@ class CostLog(Callback):
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
 
     def _looks_and_kept(self):
-        "How many items were looked at so far, and the share of those that were kept; (0, 1) without a selection"
+        "How many items were forwarded besides those that trained, and the share of all items that was kept"
         selection = self.learn.selection
         if not selection: return 0,1.
         rows = selection.report.rows
         if not len(rows['seen']): return 0,1.
-        return _looks(selection, rows),rows['kept'].sum()/rows['seen'].sum()
+        is_one_pass = getattr(selection, 'passes', 2)==1 # it chooses by the pass that trains all
+        looks = 0 if is_one_pass else rows['seen'][rows['scored']>0].sum()
+        return looks,rows['kept'].sum()/rows['seen'].sum()
 
     def _watched(self):
         "The columns of `watch`"
@@ -319,39 +312,30 @@ def _finished(path, about, methods, seeds):
     return runs
 
 # %% ../../nbs/bench/03_compare.ipynb #581c9726
-def check_maker(
-    get_learner, # A function without arguments that returns a new `Learner`; raises a `TypeError` if it is none
-):
-    "Check that there is a function to call"
-    if callable(get_learner) and not isinstance(get_learner, Learner): return
-    raise TypeError(error_text('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
-
 def _check_path(path):
     "Is there a place for the file?"
     if path is None: return
     if Path(path).parent.is_dir() and not Path(path).is_dir(): return
     raise ValueError(error_text('path', repr(str(path)), 'a CSV file in a folder that exists'))
 
-def _checked_methods(methods):
-    "Methods by name, each written or made by a function"
-    methods = methods_by_name(methods)
-    if not methods: raise ValueError(error_text('methods', 'none', "at least one, such as 'none'"))
-    for name,o in methods.items():
-        is_maker = callable(o) and not isinstance(o, Selection)
-        if isinstance(name, str) and (isinstance(o, str) or is_maker): continue
-        raise TypeError(error_text('methods', f'{name!r}: {o!r}',
+def _maker(name, method):
+    "A function that makes a callback; what is written is made once, which checks its numbers"
+    is_function = callable(method) and not isinstance(method, Selection)
+    if not isinstance(name, str) or not (isinstance(method, str) or is_function):
+        raise TypeError(error_text('methods', f'{name!r}: {method!r}',
             'a name with what get_method takes, or with a function that returns a new callback'))
-    return methods
+    if is_function: return method
+    make = get_method(method)
+    make()
+    return make
 
 def _makers(methods):
-    "Functions that make the callbacks; what is written is made once, which checks its numbers"
+    "Functions that make the callbacks, by the names of the methods"
+    if not methods: raise ValueError(error_text('methods', 'none', "at least one, such as 'none'"))
     if methods.get('none', 'none')!='none':
         got = f"{methods['none']!r} by the name 'none', which plain training has"
         raise ValueError(error_text('methods', got, 'another name'))
-    makers = {name: get_method(o) if isinstance(o, str) else o for name,o in methods.items()}
-    for name,o in methods.items():
-        if isinstance(o, str): makers[name]()
-    return makers
+    return {name: _maker(name, method) for name,method in methods.items()}
 
 def _seeds(seeds):
     "The seeds themselves"
@@ -360,20 +344,35 @@ def _seeds(seeds):
     if not seeds or len(set(seeds))<len(seeds): raise ValueError(error_text('seeds', seeds, 'one at least, each once'))
     return seeds
 
-def _unit_and_amount(**budgets):
-    "The one budget that is given"
-    given = [(unit,amount) for unit,amount in budgets.items() if amount is not None]
-    if len(given)==1: return given[0]
-    got = ' and '.join(unit for unit,_ in given) or 'none'
-    raise ValueError(error_text('budget', got, f"one of {', '.join(budgets)}"))
+def _budget(**budgets):
+    "Unit and amount of the one budget that is given"
+    given = {unit: amount for unit,amount in budgets.items() if amount is not None}
+    if len(given)!=1:
+        got = ' and '.join(given) or 'none'
+        raise ValueError(error_text('budget', got, 'one of epochs, seconds, items, compute'))
+    [(unit,amount)] = given.items()
+    if unit=='epochs': return unit,check_range(unit, amount, 1, whole=True)
+    Budget(unit, amount) # checks it
+    return unit,amount
+
+def _check_choice(methods, unit, amount, n_train):
+    "Does a method choose within the budget? One that a function of one's own makes may at once"
+    if unit=='seconds': return # of which it is not known what they do
+    choosing = [o for name,o in methods.items() if not is_control(name)]
+    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
+    epoch = 1 if unit=='epochs' else n_train
+    least = warmup*epoch
+    if amount>least: return
+    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
+        f'more than {least:.0f}, or no method chooses anything',
+        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
 class _Study(NamedTuple):
     "What `compare` runs"
     makers:dict # Functions that make callbacks, by the names of the methods
-    epochs:int|None # Epochs of each run; None: it has a budget
     seeds:list # Of the runs of each method
-    budget:tuple|None # Unit and amount of each run; None: it has epochs
+    budget:tuple # Unit and amount of each run
     lr_at:callable # The learning rate at a share of the training
     about:dict # Columns of the file, with their values
     runs:pd.DataFrame # Those that are there
@@ -383,35 +382,29 @@ class _Study(NamedTuple):
 
 def check_study(
     methods, # As `compare` takes them
-    epochs:int|None=None, # Epochs of each run
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
-    seconds:float|None=None, # A budget, of which there is one
-    items:int|None=None, # The same
-    compute:float|None=None, # The same
     annealing:str='one_cycle', # As `schedule` takes it
     path=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
-)->tuple: # Makers of callbacks, epochs, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
+    n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
+    **kwargs # The budget: `epochs`, `seconds`, `items` or `compute`
+)->tuple: # Makers of callbacks, seeds, budget, schedule, columns, runs; raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = {} if about is None else about
     if not isinstance(about, dict): raise TypeError(error_text('about', repr(about),
         'a dict of columns and their values'))
-    methods = _checked_methods(methods)
     if clash := sorted(_own_columns & set(about)):
         raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
-    makers = _makers(methods)
-    seeds = _seeds(seeds)
-    check_range('lr', lr, 0, above=True)
-
-    unit,amount = _unit_and_amount(epochs=epochs, seconds=seconds, items=items, compute=compute)
-    if unit=='epochs': epochs,budget = check_range('epochs', amount, 1, whole=True),None
-    else: epochs,budget = None,(unit,amount)
-    if budget: Budget(*budget) # checks it
-    lr_at = schedule(annealing, lr)
+    if 'measure' in about: word_of(about['measure']) # checks it
+    methods = methods_by_name(methods)
+    makers,seeds = _makers(methods),_seeds(seeds)
+    lr_at = schedule(annealing, check_range('lr', lr, 0, above=True))
+    unit,amount = _budget(**kwargs)
+    if n_train is not None: _check_choice(methods, unit, amount, n_train)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
-    return _Study(makers, epochs, seeds, budget, lr_at, about, _finished(path, about, makers, seeds))
+    return _Study(makers, seeds, (unit,amount), lr_at, about, _finished(path, about, makers, seeds))
 
 # %% ../../nbs/bench/03_compare.ipynb #d4fef914
 _more_is_better = set('''acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc
@@ -425,8 +418,12 @@ def _check_metric(metric):
         'an error, of which less is better: error_rate in place of accuracy, '
         f'else a function that returns 1-{metric.name}(pred, targ)'))
 
-def _checked_learner(get_learner):
+def checked_learner(
+    get_learner, # A function without arguments that returns a new `Learner`
+)->Learner: # Raises a `ValueError` or a `TypeError`
     "A learner that can be compared"
+    if isinstance(get_learner, Learner) or not callable(get_learner):
+        raise TypeError(error_text('get_learner', type(get_learner).__name__, 'a function that returns a new learner'))
     learn = get_learner()
     if not isinstance(learn, Learner): raise TypeError(error_text('get_learner', type(learn).__name__, 'a Learner'))
     if learn.selection:
@@ -451,31 +448,7 @@ def describe(
     sizes = dict(bs=dls.train.bs, n_train=len(dls.train_ds), n_valid=len(dls.valid_ds))
     return sizes | environment(dls.device or 'cpu')
 
-# %% ../../nbs/bench/03_compare.ipynb #5c1e77c1
-def check_budget(
-    methods:dict, # As `methods_by_name` returns it
-    unit:str, # 'epochs', 'items' or 'compute'; of seconds it is not known what they do
-    amount:float, # How many a run has
-    epoch:float, # How many an epoch takes
-): # Raises a `ValueError`
-    "Check that a method chooses within the budget; one that a function of one's own makes may at once"
-    choosing = [o for name,o in methods.items() if not is_control(name)]
-    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
-    least = warmup*epoch
-    if unit=='seconds' or amount>least: return
-    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
-        f'more than {least:.0f}, or no method chooses anything',
-        f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
-
 # %% ../../nbs/bench/03_compare.ipynb #5388b84c
-@contextmanager
-def _cudnn_kept():
-    "Afterwards cuDNN chooses its algorithms as before: `set_seed` makes it reproducible"
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic,cudnn.benchmark
-    try: yield
-    finally: cudnn.deterministic,cudnn.benchmark = before
-
 def _renewed(learn, get_learner, seed):
     "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
     new = get_learner()
@@ -506,8 +479,10 @@ def _add_selection(learn, make, log):
 def _train(learn, study, lr, log, *cbs):
     "One run"
     cbs = [log, *cbs, log.compute, ParamScheduler(dict(lr=study.lr_at))]
-    if study.budget: cbs.append(Budget(*study.budget))
-    epochs = 10**4 if study.budget else study.epochs # more than a budget lasts
+    unit,epochs = study.budget
+    if unit!='epochs':
+        cbs.append(Budget(*study.budget))
+        epochs = 10**4 # more than a budget lasts
     with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
 def _tell_outlook(learn, method):
@@ -525,13 +500,12 @@ def _wake_up(learn, study, lr, watch):
 def _check_end(log, budget):
     "Did a run end as it had to?"
     run = f'{log.method}, seed {log.seed}'
-    if budget:
-        unit,amount = budget
-        spent = log.spent[unit]
-        if spent<amount:
-            raise ValueError(f'{run}: the fit ended at {spent:,.0f} of {amount:,.15g} {unit}, '
-                'wanted all of its budget, or runs cannot be compared; '
-                'take off what ends it, such as EarlyStoppingCallback.')
+    unit,amount = budget
+    spent = log.spent.get(unit, amount) # of epochs a fit may have fewer
+    if spent<amount:
+        raise ValueError(f'{run}: the fit ended at {spent:,.0f} of {amount:,.15g} {unit}, '
+            'wanted all of its budget, or runs cannot be compared; '
+            'take off what ends it, such as EarlyStoppingCallback.')
     if not log.rows:
         raise ValueError(f'{run}: the fit ended before its first epoch was done, '
             'wanted one at least; a callback cancels it.')
@@ -635,25 +609,24 @@ def compare(
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run
     "Train with each method and seed, one after the other"
     for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
-    check_maker(get_learner)
     _check_path(path)
     if watch is not None and not callable(watch):
         raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
     if measure is not None: about = (about or {}) | dict(measure=measure)
-    if isinstance(about, dict) and 'measure' in about: word_of(about['measure'])
-    if epochs is seconds is items is compute is None: compute = 10*len(_checked_learner(get_learner).dls.train_ds)
-    study = check_study(methods, epochs, seeds, lr, seconds, items, compute, annealing, path, about)
+    if epochs is seconds is items is compute is None: compute = 10*len(checked_learner(get_learner).dls.train_ds)
+    budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
+    study = check_study(methods, seeds, lr, annealing, path, about, **budgets)
 
     runs,counts = study.runs,[]
     todo = study.todo
     if todo:
-        learn = _checked_learner(get_learner)
+        learn = checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
         _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
     has_outlook = False
 
-    with _cudnn_kept():
+    with no_random(): # afterwards the random states and cuDNN's choice of algorithms are as before
         for seed,method in todo:
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
@@ -733,10 +706,10 @@ class Runs(pd.DataFrame):
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
 class _Marks(Callback):
-    "Ends a fit after a few steps, or an epoch; notes when it began, had its first batch, and ended each step"
+    "Ends a fit after four steps, or an epoch; notes when it began, had its first batch, and ended each step"
     order = CostLog.order+1
 
-    def __init__(self, n): self.n,self.at = n,[]
+    def __init__(self): self.at = []
 
     def before_train(self): self.at.append(_now(self.learn))
 
@@ -745,7 +718,7 @@ class _Marks(Callback):
 
     def after_batch(self):
         self.at.append(_now(self.learn))
-        if self.iter==self.n: raise CancelFitException
+        if self.iter==3: raise CancelFitException
 
     def after_train(self): raise CancelFitException
 
@@ -770,10 +743,9 @@ class Pace(NamedTuple):
 
 def pace_of(
     get_learner, # A function without arguments that returns a new `Learner`
-    n:int=3, # Steps to time, behind one that is not
 )->Pace:
-    "Time a few plain steps"
-    marks = _Marks(n)
+    "Time three plain steps, behind one that is not timed"
+    marks = _Marks()
     began = time.perf_counter()
     learn = get_learner()
     made = time.perf_counter()

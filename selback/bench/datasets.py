@@ -258,14 +258,12 @@ def _marked(digits, colours):
     return F.avg_pool2d(images, 2)*_hues[colours][:,:,None,None],labels,colours
 
 @lru_cache
-def coloured_digits(
-    share:float=.95, # Of the digits for training that have the colour of their class; the others have another one
-)->tuple: # For training, validation and test: images, labels and numbers of colours; the last two are the same digits
-    "scikit-learn's digits, mostly of one colour a class; in the test of any"
+def coloured_digits()->tuple: # For training, validation and test (the same digits): images, labels and colours
+    "scikit-learn's digits, 95 % of which have the colour of their class, the others another one; in the test any"
     g = torch.Generator().manual_seed(0)
     def mostly(labels):
         others = (labels+torch.randint(1, 10, labels.shape, generator=g))%10
-        return torch.where(torch.rand(labels.shape, generator=g)<share, labels, others)
+        return torch.where(torch.rand(labels.shape, generator=g)<.95, labels, others)
     train,valid = _digits()[:2]
     marked = [_marked(digits, mostly(digits[1])) for digits in (train,valid)]
     any_colour = torch.randint(10, valid[1].shape, generator=g)
@@ -435,11 +433,6 @@ def _in_memory(data, bs, n_train, n_valid, part):
     train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
     return tensor_dls(train, valid, bs, augment(), vocab=vocab)
 
-def _loaded(data, bs, size):
-    "`DataLoaders` of an image, of a dataset that is downloaded, or of a folder"
-    if data in pictures: return pixel_dls(_sample_image(data), bs)
-    return _folder(untar_data(folders[data]) if data in folders else Path(data), bs, size)
-
 def _check_data(data, n_train, n_valid, part, size):
     "Is there such data, and can it be cut like that?"
     known = *datasets,*folders,*pictures
@@ -467,7 +460,8 @@ def get_dls(
     check_range('bs', bs, 1, whole=True)
     _check_data(data, n_train, n_valid, part, size)
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
-    else: dls = _loaded(data, bs, size)
+    elif data in pictures: dls = pixel_dls(_sample_image(data), bs)
+    else: dls = _folder(untar_data(folders[data]) if data in folders else Path(data), bs, size)
     if dls.c<2 or not len(dls.train):
         got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
         wanted = f'at least 2 classes, each in a folder of its own, and a batch of {bs}'
@@ -549,15 +543,11 @@ class CoordinateNet(nn.Module):
     "Fourier features of a place and two hidden layers (Tancik et al. 2020, arXiv 2006.10739)"
     def __init__(self,
         n_out:int, # Number of outputs
-        n_in:int=2, # Number of coordinates
-        n_features:int=64, # Random frequencies, each with a sine and a cosine
-        width:int=128, # Of the hidden layers
-        scale:float=10., # Standard deviation of the frequencies
     ):
         super().__init__()
-        self.register_buffer('frequencies', torch.randn(n_in, n_features)*scale)
-        hidden = [nn.Linear(2*n_features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-        self.layers = nn.Sequential(*hidden, nn.Linear(width, n_out))
+        self.register_buffer('frequencies', torch.randn(2, 64)*10) # each has a sine and a cosine
+        hidden = [nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(128, n_out))
 
     def forward(self, x):
         x = x@self.frequencies

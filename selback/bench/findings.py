@@ -95,14 +95,13 @@ min_seeds = 3 # for an interval: from two it would reach anywhere
 
 def interval(
     values, # One number for each seed
-    level:float=.95, # Of the interval
 )->tuple: # Mean, low, high; the last two are NaN for one seed or two
-    "The mean and its interval, by Student's t"
+    "The mean and its 95 % interval, by Student's t"
     from scipy.stats import t
     values = np.asarray(values, float)
     n,mean = len(values),values.mean()
     if n<min_seeds: return mean,np.nan,np.nan
-    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf((1+level)/2, n-1)
+    with np.errstate(invalid='ignore'): half = values.std(ddof=1)/n**.5*t.ppf(.975, n-1)
     return mean,mean-half,mean+half
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80
@@ -230,11 +229,6 @@ def in_words(
     return re.sub(f'{number} {unit}', say, text)
 
 # %% ../../nbs/bench/02_findings.ipynb #64989a4c
-def _vs(ends, control, measure):
-    "How much higher each run ends than that of a control with its seed; NaN for the control itself"
-    others = ends[ends.method==control].set_index('seed')[measure]
-    return np.where(ends.method==control, np.nan, relative(ends[measure], ends.seed.map(others)))
-
 def summarize(
     runs:pd.DataFrame, # As `compare` returns it
     measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
@@ -248,12 +242,13 @@ def summarize(
     rows['best loss'],rows['best error'] = by_run.valid_loss.min().values,by_run.error.min().values
     rows[word] = ends[measure]
 
-    equal = equal_of(runs)
+    equal,idle = equal_of(runs),never_selected(runs)
     random = next(filter(is_random, runs.method.unique()), None)
     for name,control in dict(random=random, plain='none').items():
         if equal is None or control not in runs.method.values: continue
-        rows[f'vs {name}, equal {equal}'] = _vs(ends, control, measure)
-        rows.loc[rows.method.isin(never_selected(runs)), f'vs {name}, equal {equal}'] = np.nan
+        of_seed = ends[ends.method==control].set_index('seed')[measure]
+        higher = pd.Series(relative(ends[measure], ends.seed.map(of_seed)))
+        rows[f'vs {name}, equal {equal}'] = higher.mask(ends.method.isin([control,*idle]))
     return rows
 
 def table(
@@ -275,21 +270,11 @@ def differences(
 
 # %% ../../nbs/bench/02_findings.ipynb #1f8b2d7c
 def _cell(value):
-    "A mean, for reading"
+    "A mean or a difference, for reading"
+    if isinstance(value, Difference): return value.brief
     if pd.isna(value): return '-'
     return f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
 
-def _means_shown(means):
-    "Means as strings, a column for each method"
-    return pd.DataFrame({m: {name: _cell(value) for name,value in row.items()} for m,row in means.iterrows()})
-
-def _differences_shown(found):
-    "Differences as strings, and each method's options; a column for each method"
-    shown = {}
-    for method,row in found.iterrows():
-        said = {c: d.brief if isinstance(d, Difference) else '-' for c,d in row.items()}
-        shown[method] = said | dict(options=options_of(method))
-    return pd.DataFrame(shown)
 
 # %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def show_table(
@@ -300,11 +285,12 @@ def show_table(
     word = word_of(measure or measure_of(runs))
     summary = summarize(runs, measure)
     means,found = table(summary),differences(summary)
-    shown = _means_shown(means.drop(columns=found.columns))
-    told = _differences_shown(found.reindex(means.index))
     equal = equal_of(runs)
-    first = shown.loc[[word]].rename({word: f'{word}, equal {equal}' if equal else word})
-    return pd.concat([first, told, shown.drop(index=word)])
+    first = means[[word]].rename(columns={word: f'{word}, equal {equal}' if equal else word})
+    costs = means.drop(columns=[word, *found])
+    shown = pd.concat([first, found], axis=1).map(_cell)
+    shown['options'] = shown.index.map(options_of)
+    return pd.concat([shown, costs.map(_cell)], axis=1).T.rename_axis(columns=None)
 
 def to_markdown(
     shown:pd.DataFrame, # As `show_table` returns it

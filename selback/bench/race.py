@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['field', 'by_group', 'min_epochs', 'check_rates', 'best_rate', 'are_uneven', 'field_of', 'rounds_of', 'sizes_of',
-           'trainings_of', 'better_half', 'check_race', 'race', 'race_verdict', 'Rounds']
+           'better_half', 'check_race', 'race', 'race_verdict', 'Rounds']
 
 # %% ../../nbs/bench/04_race.ipynb #9fa3fd40
 import math
@@ -18,7 +18,7 @@ from .findings import is_control, last_epochs, measure_of, never_selected, nothi
 from .findings import table, word_of, words
 from ..views.groups import WorstGroup
 from ..callback.classes import item_classes
-from .compare import Runs, check_budget, check_maker, check_study, compare, describe
+from .compare import Runs, check_study, checked_learner, compare, describe
 from .compare import methods_by_name, refuse_option
 
 # %% ../../nbs/bench/04_race.ipynb #fda49332
@@ -127,16 +127,6 @@ def sizes_of(
         rivals = min(rivals, _n_stay(rivals))
     return sizes
 
-def trainings_of(
-    methods, # Their names
-    epochs:float, # Of the whole budget
-    n_seeds:int, # Of each
-    n_rates:int=1, # Learning rates; one is not searched
-)->float: # How many trainings with the whole budget a race is like
-    "What a race costs, the search of the learning rate included"
-    searched = n_rates if n_rates>1 else 0
-    return n_seeds*(searched + sum(share*n for share,n in sizes_of(methods, epochs)))
-
 def better_half(
     ends:pd.DataFrame, # The last epoch of each run of a round
     measure:str='error', # A column: 'valid_loss' or 'error'
@@ -151,20 +141,16 @@ def better_half(
 
 # %% ../../nbs/bench/04_race.ipynb #f84c6b07
 def check_race(
-    methods=None, # As `race` takes it, and so on
-    compute:float|None=None, # What each run of the last round may compute
-    seeds=3, # Runs of each method in each round, or their seeds
+    methods, # As `compare` takes them
+    n_train:int, # Items of an epoch
     lr=1e-3, # The highest learning rate, or several
-    about:dict|None=None, # Columns of the files
-    annealing:str='one_cycle', # As `compare` takes it
-)->dict: # The methods by name; raises a `ValueError` or a `TypeError`
+    **kwargs # Compute, seeds, annealing and `about`, as `race` takes them
+)->dict: # The methods by name, plain training among them; raises a `ValueError` or a `TypeError`
     "Check what `race` gets, before the first run"
-    methods = {'none': 'none'} | methods_by_name(field if methods is None else methods)
+    methods = {'none': 'none'} | methods_by_name(methods)
     if all(map(is_control, methods)):
         raise ValueError(error_text('methods', ', '.join(methods), 'one at least that chooses by loss'))
-    lowest = check_rates(lr)[0]
-    compute = 1 if compute is None else compute
-    check_study(methods, seeds=seeds, lr=lowest, compute=compute, annealing=annealing, about=about)
+    check_study(methods, lr=check_rates(lr)[0], n_train=n_train, **kwargs)
     return methods
 
 # %% ../../nbs/bench/04_race.ipynb #8889bc16
@@ -179,9 +165,10 @@ def _next_methods(methods, runs):
     stay = better_half(last_epochs(runs), measure_of(runs), never_selected(runs))
     return {m: methods[m] for m in stay}
 
-def _run_rounds(get_learner, methods, shares, compute, path, **study):
-    "The runs of all rounds"
-    runs,n = [],study['about']['n_train']
+def _run_rounds(get_learner, methods, path, n, compute, **study):
+    "The runs of all rounds; `n` items are an epoch"
+    runs = []
+    shares = [share for share,_ in sizes_of(methods, compute/n)]
     for i,share in enumerate(shares, 1):
         amount = share*compute
         print(f'Round {i} of {len(shares)}: {len(methods)} methods, '
@@ -212,24 +199,21 @@ def race(
     if others := sorted({'epochs','seconds','items'} & set(kwargs)):
         raise TypeError(error_text('race', ', '.join(others), 'compute alone, the budget of the last round'))
     for name in kwargs: refuse_option(name, race, 'compute alone')
-    check_maker(get_learner)
     if measure is not None: word_of(measure)
-    chosen = check_race(methods, compute, seeds, lr, about, annealing)
-    if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
-
-    learn = get_learner()
-    dls = learn.dls
-    has_groups = isinstance(next(iter(learn.metrics), None), WorstGroup)
+    learn = checked_learner(get_learner)
+    dls,n = learn.dls,len(learn.dls.train_ds)
+    has_groups = isinstance(learn.metrics[0], WorstGroup)
     if has_groups and measure is None: measure = 'error'
-    if methods is None: chosen = methods_by_name(field_of(dls, has_groups))
-    n = len(dls.train_ds)
-    compute = 10*n if compute is None else compute
-    study = dict(seeds=seeds, annealing=annealing, about=describe(dls) | (about or {}), measure=measure)
-    shares = rounds_of(sum(not is_control(m) for m in chosen), compute/n)
-    check_budget(chosen, 'compute', compute, n)
+    if methods is None: methods = field_of(dls, has_groups)
+    if compute is None: compute = 10*n
+    plan = dict(compute=compute, seeds=seeds, annealing=annealing)
+    methods = check_race(methods, n, lr, about=about, **plan)
+
+    if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
     _tell_short(compute, n)
-    rate = best_rate(get_learner, lr, path, compute=compute, **study)
-    runs = _run_rounds(get_learner, chosen, shares, compute, path, lr=rate, watch=watch, plot=False, **study)
+    plan |= dict(about=describe(dls) | (about or {}), measure=measure)
+    rate = best_rate(get_learner, lr, path, **plan)
+    runs = _run_rounds(get_learner, methods, path, n, lr=rate, watch=watch, plot=False, **plan)
     print(race_verdict(runs))
     return Rounds(runs)
 
