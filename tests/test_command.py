@@ -103,13 +103,13 @@ PLANS = [
     (dict(compute=500, methods='none,top_loss', seeds=1),
         '2 runs (2 methods, 1 seed), compute of 500 items each. That is about 2 minutes,', 2*(1+2.5*21+3*3)),
     (dict(seconds=42, methods='none,top_loss', seeds=1, lr='.1,.2'),
-        '2 runs (2 methods, 1 seed), 42 seconds each, and before them 2 to find the learning rate. '
+        '2 runs to find the learning rate, then 2 runs (2 methods, 1 seed), 42 seconds each. '
         'That is about 3 minutes,', 4*(1+2*21+2*3)),
     (dict(race=True, compute=4000, seeds=3, lr='.1,.2,.3'),
-        'Like 35 trainings of 20 epochs: 51 runs in 3 rounds, the first of 5 epochs, and before them 9 to find '
-        'the learning rate. ', 24*(1+5*21+5*3) + 15*(1+10*21+10*3) + 21*(1+20*21+20*3)),
+        '9 runs to find the learning rate, then 51 runs in 3 rounds, the first of 5 epochs: as much as 35 trainings '
+        'of 20 epochs. ', 24*(1+5*21+5*3) + 15*(1+10*21+10*3) + 21*(1+20*21+20*3)),
     (dict(race=True, compute=1600, seeds=3),
-        'Like 24 trainings of 8 epochs: 24 runs in 1 round. ', 24*(1+8*21+8*3))]
+        '24 runs in 1 round: as much as 24 trainings of 8 epochs. ', 24*(1+8*21+8*3))]
 
 @pytest.mark.parametrize('kwargs,says,seconds', PLANS)
 def test_how_many_runs_and_how_long_is_said_first(kwargs, says, seconds, trains_not, tmp_path, capsys):
@@ -130,9 +130,9 @@ def test_a_few_steps_are_timed(monkeypatch):
     assert Counts.steps==4
 
 TOO_SHORT = [
-    (dict(compute=200), 'compute: got 200, which is 1 epoch(s), wanted more than 200, or no method chooses anything'),
-    (dict(epochs=1), 'epochs: got 1, which is 1 epoch(s), wanted more than 1'),
-    (dict(race=True, compute=150), 'compute: got 150, which is 0.75 epoch(s), wanted more than 200, '
+    (dict(compute=200), 'compute: got 200 (1 epochs), wanted more than 200, or no method chooses anything'),
+    (dict(epochs=1), 'epochs: got 1, wanted more than 1'),
+    (dict(race=True, compute=150), 'compute: got 150 (0.75 epochs), wanted more than 200, '
         'or no method chooses anything; each trains on all items for 1 epoch(s) first, so take 400')]
 
 @pytest.mark.parametrize('kwargs,says', TOO_SHORT)

@@ -240,14 +240,16 @@ BAD_INPUT = [
     (dict(epochs=0), 'epochs: got 0'),
     (dict(seeds=0), 'seeds: got 0'),
     (dict(bs=0), 'bs: got 0'),
-    (dict(bs=10**5), 'a batch of 100000'),
+    (dict(bs=10**5), 'bs: got 100000 with 1437 items to train on, wanted at most so many'),
     (dict(lr=-1.), 'lr: got -1'),
     (dict(data='no/where'), 'no/where'),
     (dict(arch='resnet0'), 'resnet0'),
     (dict(seconds=-1.), 'seconds: got -1'),
     (dict(seconds=9., items=9), 'budget: got seconds and items'),
     (dict(epochs=9, compute=9), 'budget: got epochs and compute'),
-    (dict(annealing='cosine'), "'cosine'")]
+    (dict(annealing='cosine'), "'cosine'"),
+    (dict(arch='coordinate_net'), 'arch: got coordinate_net with digits, wanted a network for images'),
+    (dict(data='china', arch='resnet18'), 'arch: got resnet18 with china, wanted coordinate_net')]
 
 @pytest.mark.parametrize('kwargs,match', BAD_INPUT)
 def test_the_command_answers_bad_input_in_one_line(kwargs, match, tmp_path, capsys):
@@ -782,7 +784,55 @@ def test_a_path_that_is_no_file_is_refused(refuses, tmp_path):
 def test_runs_that_go_on_from_another_are_refused():
     model = mlp()
     def get_learner(): return Learner(learner_of().dls, model, loss_func=CrossEntropyLossFlat(), metrics=error)
-    with pytest.raises(ValueError, match='the same model twice'): compare(get_learner, ['none'], 1, 1, plot=False)
+    with pytest.raises(ValueError, match='the same weights twice'): compare(get_learner, ['none'], 1, 1, plot=False)
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self): return iter([(torch.zeros(4), torch.tensor(0))]*64)
+
+def learner_of_stream():
+    dl = learner_of().dls.train
+    return learner_on(DataLoaders(TfmdDL(Endless(), bs=8, n=64), dl))
+
+def test_data_that_cannot_be_compared_on_are_refused(refuses):
+    only = DataLoaders(learner_of().dls.train)
+    refuses(ValueError, 'get_learner: got no validation set, wanted one', lambda: learner_on(only))
+    refuses(ValueError, 'got a training set of unknown length', learner_of_stream)
+
+def test_columns_have_names_of_their_own(refuses, monkeypatch):
+    refuses(TypeError, 'about: got a column 3, wanted names', about={3: 1})
+    with pytest.raises(ValueError, match='watch: got colour, which about has, too'):
+        monkeypatch.undo()
+        compare(learner_of, ['none'], 1, 1, plot=False, about=dict(colour='red'), watch=lambda learn: dict(colour=1))
+
+@pytest.mark.parametrize('name,near', [('topp_loss','top_loss'), ('favour_hard','favor_hard'), ('none(3)','none')])
+def test_a_method_that_is_not_known_is_told_the_nearest(refuses, name, near):
+    said = f"method: got '{re.escape(name)}', wanted '{near}', or another of none, "
+    refuses(ValueError, said, methods=['none',name])
+
+@pytest.mark.parametrize('is_frozen', [False,True])
+def test_weights_that_train_in_two_runs_are_refused(is_frozen):
+    "A body that stays as it is may be shared"
+    body = nn.Linear(4, 4).requires_grad_(not is_frozen)
+    def get_learner():
+        return Learner(learner_of().dls, nn.Sequential(body, mlp()), CrossEntropyLossFlat(), metrics=error)
+    def run(): return compare(get_learner, {'none': 'none', 'same': 'none'}, 1, 1, plot=False)
+    if is_frozen: assert run().valid_loss.nunique()==1
+    else:
+        with pytest.raises(ValueError, match='get_learner: got the same weights twice'): run()
+
+def test_runs_of_another_process_stay_in_the_file(tmp_path):
+    "Which began while this one trained"
+    path = tmp_path/'runs.csv'
+    compare(learner_of, ['top_loss(warmup=0)'], 1, 1, plot=False, path=path, tell_controls=False)
+    other = path.read_text()
+    path.unlink()
+    def watch(learn):
+        if learn.cost_log.seed==1 and not path.read_text().count('top_loss'):
+            path.write_text(path.read_text()+other.split('\n', 1)[1])
+        return {}
+    runs = compare(learner_of, ['none'], 1, 2, plot=False, path=path, watch=watch)
+    assert sizes(runs)=={('none',0): 1, ('none',1): 1}
+    assert sizes(pd.read_csv(path))=={('none',0): 1, ('none',1): 1, ('top_loss(warmup=0)',0): 1}
 
 # what runs have in common
 def shares_loaders():
@@ -835,16 +885,18 @@ def test_a_method_that_gives_the_same_callback_again_counts_anew():
 # runs that are not finite or not all there
 def test_verdicts_say_when_there_is_nothing_to_say():
     without_plain_losses = RUNS.assign(valid_loss=RUNS.valid_loss.where(RUNS.method!='none'))
-    assert 'no finite validation loss' in verdict(without_plain_losses)
+    assert verdict(without_plain_losses).startswith('There is nothing to compare with: plain training diverged.')
 
     lost = RUNS[~(IS_CONTROL & (RUNS.seed>0))]
-    assert verdict(lost)==verdict(RUNS[RUNS.seed==0])
+    of_one = verdict(RUNS[RUNS.seed==0])
+    assert verdict(lost)==f'{of_one} Of 3 seeds 1 count, which were run with all methods.'
 
     diverged = RUNS.assign(valid_loss=RUNS.valid_loss.where((RUNS.method!='top_loss') | (RUNS.seconds<4)))
     said = verdict(diverged)
     assert diverged.valid_loss.isna().sum()==3
     assert 'nan' not in said
     assert 'plain training has the lowest validation loss' in said
+    assert said.endswith(' Diverged: top_loss on 3 of 3 seeds.')
 
 # what was learned
 def constants_of(get_learner):
@@ -939,5 +991,8 @@ def test_runs_show_their_verdict_and_are_a_table():
         assert type(part) is pd.DataFrame
     assert isinstance(runs, pd.DataFrame)
     assert type(pickle.loads(pickle.dumps(runs))) is type(runs)
+    assert str(runs).startswith(f'{runs.verdict}\n\n')
+    assert 'top_loss(keep=.5)' in str(runs)
     runs.drop(columns='budget', inplace=True)
+    assert str(runs)==str(pd.DataFrame(runs))
     assert '<td>none</td>' in in_notebook(runs) # rows as those of any table

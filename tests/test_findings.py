@@ -46,6 +46,72 @@ def test_one_seed_or_two_prove_little(n):
     assert d.sure.endswith(', which proves little')
     assert 'interval' not in str(d)
 
+def interleaved(runs): return runs.sort_values('epoch', kind='stable')
+
+def test_rows_may_stand_in_any_order_of_methods():
+    ran = dict(none=[.9,.8,.7], favor_hard=[.6,.5])
+    runs = pd.concat([run(m, 0, losses, [1.,2.,3.][:len(losses)]) for m,losses in ran.items()])
+    for given in (runs, interleaved(runs)):
+        found = summarize(given).set_index('method')
+        assert found['best loss'].to_dict()==dict(none=.7, favor_hard=.5)
+        assert found.loc['favor_hard','vs plain, equal time']==pytest.approx(.5/.7-1)
+
+def test_runs_of_several_studies_are_refused():
+    "A race's rounds, and rows that are no whole runs"
+    runs = pd.concat([run('none', 0, [1.,.8], [1.,2.]), run('top_loss', 0, [1.,.7], [1.,2.])])
+    other = runs.assign(budget=['4 seconds']*2+['8 seconds']*2)
+    said = 'runs: got budgets of 4 seconds and 8 seconds, wanted runs of one budget; of a race, runs.compared has them'
+    for ask in (verdict, summarize, show_table, plot_runs):
+        with pytest.raises(ValueError, match=said): ask(other)
+        with pytest.raises(ValueError, match=r'got epochs \[2, 1\] of top_loss'): ask(runs.sort_values('valid_loss'))
+
+def test_the_error_of_a_run_that_diverged_does_not_count():
+    "Whatever an argmax makes of no numbers; the verdict says who diverged"
+    losses = dict(none=[.06,.061,.062], favor_hard=[.05,.051,np.nan], random_subset=[.07,.08,np.inf])
+    ends = {m: [run(m, s, [l], [4.], error=.01 if not np.isfinite(l) else l) for s,l in enumerate(of)]
+        for m,of in losses.items()}
+    runs = pd.concat(sum(ends.values(), []))
+    assert last_epochs(runs).error.isna().sum()==2
+    said = verdict(runs, 'error')
+    assert 'favor_hard won' not in said
+    assert 'At equal seconds' not in said
+    assert said.startswith('There is nothing to compare: all methods diverged.')
+    assert ' Diverged: favor_hard on 1 of 3 seeds, random_subset on 1 of 3 seeds.' in said
+    well = pd.concat(ends['none']+ends['favor_hard'][:2]+[run('favor_hard', 2, [.052], [4.])]+ends['random_subset'])
+    assert verdict(well, 'error').startswith('At equal seconds favor_hard won: its error is ')
+    assert ' Diverged: random_subset on 1 of 3 seeds.' in verdict(well, 'error')
+
+def test_losses_below_zero_are_ranked_by_what_is_printed():
+    "Shares add up, factors multiply: of negative ones there are no factors"
+    ran = dict(none=[-.5,-.5,-.5], a=[-.9,-.25,-.25])
+    ends = pd.DataFrame([dict(method=m, seed=s, valid_loss=l) for m,of in ran.items() for s,l in enumerate(of)])
+    assert paired(ends, 'a', measure='valid_loss').mean==pytest.approx((-.8+.5+.5)/3)
+    said = standing(ends, 'valid_loss')
+    assert said.startswith('At equal compute plain training has the lowest validation loss')
+    assert '+6.7%' in said
+    with_zero = ends.assign(valid_loss=[1.,.01,.5,.5,.03,0.])
+    assert '+16.7%' in standing(with_zero, 'valid_loss')
+    assert 'plain training has the lowest' in standing(with_zero, 'valid_loss')
+
+def test_a_brief_table_is_of_what_is_compared():
+    "At its best, too"
+    runs = pd.concat([run(m, 0, [.8,.9], [1.,2.], error=[.07,.08]) for m in ('none','top_loss')])
+    assert brief(show_table(runs, 'error')).none['best on the way']=='0.07'
+    assert brief(show_table(runs)).none['best on the way']=='0.8'
+
+@pytest.mark.parametrize('value', [.5,-.5])
+def test_many_methods_and_losses_below_zero_are_drawn(value):
+    kinds = dict(random_subset=60, top_loss=99)
+    names = ['none', *(f'{kind}(keep=.{i})' for kind,n in kinds.items() for i in range(10, n))]
+    axes = plot_runs(pd.concat([run(m, 0, [value], [1.]) for m in names]))
+    assert [len(ax.lines) for ax in axes]==[len(names)]*2
+    assert axes[0].get_yscale()==('log' if value>0 else 'linear')
+    assert all(line.get_marker()=='.' for line in axes[0].lines) # or one epoch would not be seen
+
+@pytest.mark.parametrize('spec', ['top_loss(keep=.5,keep=.3)','top_loss(**{"keep": .5})','lambda: 3','top_loss[1]','1'])
+def test_what_is_no_plain_call_is_no_method(spec):
+    with pytest.raises(ValueError, match='wanted a name or a call such as'): parse_method(spec)
+
 def test_negative_losses_keep_their_order():
     assert relative([-2.,-.5], [-1.,-1.]).tolist()==[-1.,.5]
     assert relative(0, 0)==0

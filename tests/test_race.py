@@ -294,7 +294,7 @@ def test_the_rounds_ahead_are_those_that_come(n):
 def test_a_race_in_which_no_method_chooses_is_refused(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', None)
     methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter']
-    said = r'compute: got 50, which is 1 epoch\(s\), wanted more than 50.* so take 100'
+    said = r'compute: got 50 \(1 epochs\), wanted more than 50.* so take 100'
     with pytest.raises(ValueError, match=said): race(learner, methods, compute=50, seeds=1)
 
 @pytest.mark.parametrize('n_valid,constant', [(5000,dict(constant_error=.2, constant_loss=2.)),
@@ -397,6 +397,21 @@ def test_the_command_searches_the_rate(tmp_path, capsys, tiny_network):
     for lr,said in refused.items():
         with pytest.raises(SystemExit): main(lr=lr, **args)
         assert said in capsys.readouterr().err
+
+def test_rates_at_which_all_diverge_are_told_in_a_line(tmp_path, capsys, tiny_network):
+    args = dict(data='digits', n_train=64, n_valid=32, bs=16, seeds=1, compute=256, out=str(tmp_path))
+    with pytest.raises(SystemExit): main(lr='1e30,1e35', methods='none,top_loss', **args)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith('selback-compare: error: lr: got 1e+30, 1e+35, at each of which plain training diverged')
+
+def test_a_place_may_be_written_from_home(tmp_path, capsys, tiny_network, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    main(data='digits', n_train=64, n_valid=32, bs=16, seeds=1, compute=256, methods='none,top_loss', out='~/runs')
+    assert (tmp_path/'runs/runs.csv').exists()
+
+def test_plain_training_by_a_name_of_ones_own_races():
+    runs = race(learner, {'plain': 'none', 'top': 'top_loss'}, compute=200, seeds=1)
+    assert set(runs.method)=={'none','plain','top'}
 
 # who races where nobody is named
 @pytest.mark.parametrize('sizes,is_uneven', [

@@ -98,6 +98,9 @@ def _prepare(data, arch, bs, size, cut):
     is_picture = data in pictures
     arch = arch or ('coordinate_net' if is_picture else 'small_resnet')
     cut = cut | dict(size=size)
+    if is_picture!=(arch=='coordinate_net'):
+        wanted = 'coordinate_net' if is_picture else 'a network for images'
+        raise ValueError(error_text('arch', f'{arch} with {data}', wanted))
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c) # checks it
 
@@ -172,15 +175,14 @@ def _show_pictures(data, methods, runs, folder):
 
 def _report(runs, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
-    from selback.bench.findings import brief, measure_of, plot_runs, show_table, summarize, to_markdown, verdict
-    measure = measure_of(runs)
+    from selback.bench.findings import brief, plot_runs, show_table, summarize, to_markdown, verdict
     summarize(runs).to_csv(out/'summary.csv', index=False, float_format='%.6g')
     shown,said = show_table(runs),verdict(runs)
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
-    fig = plot_runs(runs, title, measure)[0].figure
+    fig = plot_runs(runs, title)[0].figure
     for kind in 'png','svg': fig.savefig(out/f'compare.{kind}', dpi=110)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return brief(shown, measure).to_string(line_width=columns),said
+    return brief(shown).to_string(line_width=columns),said
 
 # %% ../../nbs/bench/05_command.ipynb #86c537e0
 def run_study(
@@ -218,7 +220,7 @@ def run_study(
     out:str='runs',
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
-    out = Path(out)
+    out = Path(out).expanduser()
     with _refused():
         get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
         if told: _check_outside(out, data)
@@ -258,7 +260,7 @@ def _search_ahead(rates, n_seeds, out):
     "The runs of a search of the learning rate, in words, and how many"
     if len(rates)==1: return '',0
     n = len(rates)*n_seeds
-    return f", and before them {n} to find the learning rate{_less_those(out, 'lr_*.csv')}",n
+    return f"{_counted(n, 'run')} to find the learning rate{_less_those(out, 'lr_*.csv')}, then ",n
 
 def _study_ahead(names, rates, out, seeds, about, **plan):
     "The runs of a study that are not there yet; it checks what the study gets"
@@ -271,7 +273,7 @@ def _study_ahead(names, rates, out, seeds, about, **plan):
     n,n_all = len(study.todo),len(names)*seeds
     there = f'; {n_all-n} are there' if n<n_all else ''
     of = f"{_counted(len(names), 'method')}, {_counted(seeds, 'seed')}{there}"
-    said = f"{_counted(n, 'run')} ({of}), {in_words(study.about['budget'])} each{words}"
+    said = f"{words}{_counted(n, 'run')} ({of}), {in_words(study.about['budget'])} each"
     unit,amount = study.budget
     return _Ahead(said, unit, [(n+n_search, amount)])
 
@@ -286,8 +288,8 @@ def _race_ahead(names, rates, out, seeds, about, compute, **plan):
     trainings = math.ceil(n_search + seeds*sum(share*of_round for share,of_round in rounds)) # of the whole budget
     n = seeds*sum(of_round for _,of_round in rounds)
     first = f', the first of {rounds[0][0]*epochs:.3g} epochs' if len(rounds)>1 else ''
-    said = (f"Like {_counted(trainings, 'training')} of {epochs:.3g} epochs: {_counted(n, 'run')} in "
-        f"{_counted(len(rounds), 'round')}{first}{_less_those(out, 'round_*.csv')}{words}")
+    said = (f"{words}{_counted(n, 'run')} in {_counted(len(rounds), 'round')}{first}{_less_those(out, 'round_*.csv')}: "
+        f"as much as {_counted(trainings, 'training')} of {epochs:.3g} epochs")
     runs = [(seeds*of_round, share*compute) for share,of_round in rounds]
     return _Ahead(said, 'compute', [*runs, (n_search, compute)])
 
@@ -317,8 +319,9 @@ def _study(get_learner, names, rates, out, plan, data):
     from selback.bench.datasets import pictures
     from selback.bench.findings import in_words
     from selback.bench.race import best_rate
-    plan = plan | dict(lr=best_rate(get_learner, rates, out, **plan), path=out/'runs.csv')
-    with _refused(): check_study(names, **plan) # and the runs that are there
+    with _refused():
+        plan = plan | dict(lr=best_rate(get_learner, rates, out, **plan), path=out/'runs.csv')
+        check_study(names, **plan) # and the runs that are there
 
     folder = out/'learned' if data in pictures else None
     if folder: folder.mkdir(exist_ok=True)

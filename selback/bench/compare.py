@@ -10,6 +10,7 @@ __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget'
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
+from collections.abc import Sized
 from html import escape
 from numbers import Real
 from pathlib import Path
@@ -28,12 +29,13 @@ from fastprogress.fastprogress import ConsoleProgressBar, format_time
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.checks import check_range, error_text, unknown_option
+from ..core.checks import check_range, error_text, one_of, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
 from .compute import ComputeCount, counted_steps
-from .findings import brief, is_control, is_random, measure_of, never_selected, parse_method, word_of
+from .findings import brief, check_epochs, is_control, is_random, measure_of, never_selected
+from .findings import parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
@@ -51,10 +53,10 @@ def get_method(
     "The selection that `spec` writes as a call"
     known = known_methods()
     name,args,kwargs = parse_method(spec)
-    if name=='none': return lambda: None
+    if name=='none' and not args and not kwargs: return lambda: None
 
     writable = [m for m,cls in known.items() if not _needs_an_object(cls)]
-    if name not in known: raise ValueError(error_text('method', repr(name), f"one of none, {', '.join(writable)}"))
+    if name not in known: raise ValueError(error_text('method', repr(spec), one_of(name, ['none', *writable])))
     if name not in writable:
         raise ValueError(f"method: got {name!r}, which takes an object that can't be written in a line; "
             'in Python, pass a function that makes the callback.')
@@ -273,15 +275,8 @@ def _read(path):
 
     if lacking := _old_columns-set(runs): raise refused(f"a file without {', '.join(sorted(lacking))}")
     runs['method'] = text.method # a name such as 'null' is no gap
-    _check_epochs(runs, path)
+    check_epochs(runs, path, 'remove these lines to run it again')
     return runs,text
-
-def _check_epochs(runs, path):
-    "Has each run all of its epochs, from the first one on?"
-    for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
-        if epoch.tolist()==[*range(1, len(epoch)+1)]: continue
-        raise ValueError(error_text(path, f'epochs {epoch.tolist()} of {method}, seed {seed}', 'each once, in order',
-            'remove these lines to run it again'))
 
 # %% ../../nbs/bench/03_compare.ipynb #92ab4e10
 _floats = '%.6g' # in files
@@ -291,15 +286,19 @@ def _as_written(value):
     if value is None: return ''
     return _floats%value if isinstance(value, float) else str(value)
 
-def _write(runs, path):
-    "Replace a file as a whole: a stop leaves the old one or the new one"
-    new = Path(path).with_name(f'{Path(path).name}.tmp')
+def _add(run, path):
+    "Replace a file as a whole, by one with a run more: a stop leaves the old one or the new one"
+    there = _read(path)[0] if path.exists() else run[:0] # what another process has written, too
+    method,seed = run.method[0],run.seed[0]
+    there = there[(there.method!=method) | (there.seed!=seed)]
+    new = path.with_name(f'{path.name}.tmp')
+    runs = pd.concat([there, run]) if len(there) else run
     runs.to_csv(new, index=False, float_format=_floats)
     new.replace(path)
 
 def _finished(path, about, methods, seeds):
     "The runs in a file, which must be of the same study"
-    if path is None or not Path(path).exists(): return pd.DataFrame(columns=['method','seed'])
+    if path is None or not path.exists(): return pd.DataFrame(columns=['method','seed'])
 
     runs,text = _read(path)
     anywhere = environment() if not _missing(runs, methods, seeds) else () # a complete study is read on any machine
@@ -312,10 +311,11 @@ def _finished(path, about, methods, seeds):
     return runs
 
 # %% ../../nbs/bench/03_compare.ipynb #581c9726
-def _check_path(path):
-    "Is there a place for the file?"
-    if path is None: return
-    if Path(path).parent.is_dir() and not Path(path).is_dir(): return
+def _checked_path(path):
+    "A file that there is a place for"
+    if path is None: return None
+    file = Path(path).expanduser()
+    if file.parent.is_dir() and not file.is_dir(): return file
     raise ValueError(error_text('path', repr(str(path)), 'a CSV file in a folder that exists'))
 
 def _maker(name, method):
@@ -358,12 +358,13 @@ def _budget(**budgets):
 def _check_choice(methods, unit, amount, n_train):
     "Does a method choose within the budget? One that a function of one's own makes may at once"
     if unit=='seconds': return # of which it is not known what they do
-    choosing = [o for name,o in methods.items() if not is_control(name)]
+    choosing = [o for name,o in methods.items() if not is_control(name) and o!='none']
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
     epoch = 1 if unit=='epochs' else n_train
     least = warmup*epoch
     if amount>least: return
-    raise ValueError(error_text(unit, f'{amount:.15g}, which is {amount/epoch:.2g} epoch(s)',
+    in_epochs = '' if epoch==1 else f' ({amount/epoch:.2g} epochs)'
+    raise ValueError(error_text(unit, f'{amount:.15g}{in_epochs}',
         f'more than {least:.0f}, or no method chooses anything',
         f'each trains on all items for {warmup} epoch(s) first, so take {2*least:.0f}, for example'))
 
@@ -394,6 +395,8 @@ def check_study(
     about = {} if about is None else about
     if not isinstance(about, dict): raise TypeError(error_text('about', repr(about),
         'a dict of columns and their values'))
+    if others := [name for name in about if not isinstance(name, str)]:
+        raise TypeError(error_text('about', f'a column {others[0]!r}', 'names'))
     if clash := sorted(_own_columns & set(about)):
         raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
     if 'measure' in about: word_of(about['measure']) # checks it
@@ -404,7 +407,8 @@ def check_study(
     if n_train is not None: _check_choice(methods, unit, amount, n_train)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
-    return _Study(makers, seeds, (unit,amount), lr_at, about, _finished(path, about, makers, seeds))
+    there = _finished(None if path is None else Path(path).expanduser(), about, makers, seeds)
+    return _Study(makers, seeds, (unit,amount), lr_at, about, there)
 
 # %% ../../nbs/bench/03_compare.ipynb #d4fef914
 _more_is_better = set('''acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc
@@ -436,7 +440,10 @@ def checked_learner(
         raise ValueError(error_text('get_learner', got, 'one metric of validation, an error'))
     _check_metric(learn.metrics[0])
 
+    if len(learn.dls.loaders)<2: raise ValueError(error_text('get_learner', 'no validation set', 'one'))
     for name,dl in zip(('training','validation'), learn.dls.loaders):
+        if not isinstance(getattr(dl, 'dataset', None), Sized):
+            raise ValueError(error_text('get_learner', f'a {name} set of unknown length', 'one that has a length'))
         if not len(dl): raise ValueError(error_text('get_learner', f'a {name} set without a batch', 'one at least'))
     return learn
 
@@ -452,8 +459,9 @@ def describe(
 def _renewed(learn, get_learner, seed):
     "The learner of the next run; loaders that the last one used, too, shuffle by the seed"
     new = get_learner()
-    if new.model is learn.model:
-        raise ValueError(error_text('get_learner', 'the same model twice', 'a new learner with a new model each time'))
+    def trained(model): return {id(p) for p in model.parameters() if p.requires_grad}
+    if trained(new.model) & trained(learn.model):
+        raise ValueError(error_text('get_learner', 'the same weights twice', 'a learner with a new model each time'))
     train = new.dls.train
     if train is learn.dls.train: train.rng = random.Random(seed) # as new loaders, which draw theirs from the seed
     return new
@@ -494,8 +502,11 @@ def _tell_outlook(learn, method):
 def _wake_up(learn, study, lr, watch):
     "An untimed piece of a run, an epoch at most, for the machine"
     n_steps = min(20, len(learn.dls.train))
-    piece = 'items',n_steps*n_items(learn.dls.one_batch())
-    _train(learn, study._replace(budget=piece), lr, CostLog(watch))
+    piece = 'items',(n_steps-1)*n_items(learn.dls.one_batch())+1
+    log = CostLog(watch)
+    _train(learn, study._replace(budget=piece), lr, log)
+    if clash := sorted(set(study.about) & {name for row in log.rows for name in row}):
+        raise ValueError(error_text('watch', f"{', '.join(clash)}, which about has, too", 'columns of other names'))
 
 def _check_end(log, budget):
     "Did a run end as it had to?"
@@ -510,10 +521,9 @@ def _check_end(log, budget):
         raise ValueError(f'{run}: the fit ended before its first epoch was done, '
             'wanted one at least; a callback cancels it.')
 
-def _and_those_of(log, about, runs):
-    "All runs, with one more"
-    new = pd.DataFrame([dict(method=log.method, seed=log.seed, **row, **about) for row in log.rows])
-    return pd.concat([runs, new], ignore_index=True) if len(runs) else new
+def _rows_of(log, about):
+    "The rows of a run"
+    return pd.DataFrame([dict(method=log.method, seed=log.seed, **row, **about) for row in log.rows])
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77a1
 class _Targets(Callback):
@@ -609,10 +619,10 @@ def compare(
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run
     "Train with each method and seed, one after the other"
     for name in kwargs: refuse_option(name, compare, 'epochs, seconds, items or compute')
-    _check_path(path)
+    path = _checked_path(path)
     if watch is not None and not callable(watch):
         raise TypeError(error_text('watch', repr(watch), 'a function of the learner'))
-    if measure is not None: about = (about or {}) | dict(measure=measure)
+    if measure is not None and isinstance(about, dict|None): about = (about or {}) | dict(measure=measure)
     if epochs is seconds is items is compute is None: compute = 10*len(checked_learner(get_learner).dls.train_ds)
     budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
     study = check_study(methods, seeds, lr, annealing, path, about, **budgets)
@@ -636,15 +646,16 @@ def compare(
             _check_end(log, study.budget)
 
             counts.append(log.compute)
-            runs = _and_those_of(log, study.about | _judge_constant(learn, targets.of_batches), runs)
-            if path is not None: _write(runs, path)
+            run = _rows_of(log, study.about | _judge_constant(learn, targets.of_batches))
+            runs = pd.concat([runs, run], ignore_index=True) if len(runs) else run
+            if path is not None: _add(run, path)
             progress.end_run(log.rows[-1]['valid_loss'])
             has_outlook = has_outlook or _tell_outlook(learn, method)
 
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
     _tell_inexact(counts)
     _tell_idle(runs, methods)
-    if plot: plot_runs(runs, measure=measure or 'valid_loss')
+    if plot: plot_runs(runs)
     return Runs(runs.reset_index(drop=True))
 
 # %% ../../nbs/bench/03_compare.ipynb #e3ccd63f
@@ -697,12 +708,23 @@ class Runs(pd.DataFrame):
         "The rows that the table is of"
         return self
 
+    @property
+    def _are_runs(self): return len(self)>0 and _old_columns<=set(self) # which columns that are taken out change
+
+    @property
+    def _shown(self): return brief(show_table(self.compared))
+
+    @property
+    def _rows_in_words(self):
+        return f'{len(self):,} rows, one for each epoch of each run: a DataFrame, of which runs.tail() are the last.'
+
+    def __repr__(self):
+        if not self._are_runs: return super().__repr__()
+        return f'{self.verdict}\n\n{self._shown.to_string()}\n\n{self._rows_in_words}'
+
     def _repr_html_(self):
-        if not len(self) or not _old_columns<=set(self): return super()._repr_html_() # no runs any more
-        runs = self.compared
-        shown = brief(show_table(runs), measure_of(runs))
-        rows = f'{len(self):,} rows, one for each epoch of each run: a DataFrame, such as <code>runs.tail()</code>.'
-        return f'<p>{escape(self.verdict)}</p>\n{shown.to_html()}\n<p>{rows}</p>'
+        if not self._are_runs: return super()._repr_html_()
+        return f'<p>{escape(self.verdict)}</p>\n{self._shown.to_html()}\n<p>{self._rows_in_words}</p>'
 
 # %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
 class _Marks(Callback):

@@ -443,8 +443,8 @@ def _check_data(data, n_train, n_valid, part, size):
     if size!=128 and data in (*datasets,*pictures):
         raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
     if data not in datasets and (n_train is not None or n_valid is not None):
-        raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'None',
-            f"they cut {', '.join(datasets)} only"))
+        raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'none',
+            f"they cut {', '.join(datasets)} only; anything else is used whole"))
 
 def get_dls(
     # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'imagenette', 'imagewoof',
@@ -462,10 +462,9 @@ def get_dls(
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
     elif data in pictures: dls = pixel_dls(_sample_image(data), bs)
     else: dls = _folder(untar_data(folders[data]) if data in folders else Path(data), bs, size)
-    if dls.c<2 or not len(dls.train):
-        got = f'{dls.c} class(es) and {len(dls.train_ds)} items to train on'
-        wanted = f'at least 2 classes, each in a folder of its own, and a batch of {bs}'
-        raise ValueError(error_text('data', got, wanted, 'a smaller bs may do'))
+    if dls.c<2: raise ValueError(error_text('data', f'{dls.c} class(es)', 'at least 2, each in a folder of its own'))
+    if not len(dls.train):
+        raise ValueError(error_text('bs', f'{bs} with {len(dls.train_ds)} items to train on', 'at most so many'))
     return dls
 
 # %% ../../nbs/bench/00_datasets.ipynb #ef54296c

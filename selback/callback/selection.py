@@ -302,8 +302,8 @@ class SelectionEpochs(AskedSelection):
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1
         if not is_trained and is_done:
-            self.tell_once('empty', 'the training loader gave no batch, so that nothing was trained. Where its batch size '
-                'is above the number of items, drop_last drops the only batch: take a smaller one.')
+            self.tell_once('empty', 'the training loader gave no batch, so that nothing was trained. Where its batch '
+                'size is above the number of items, drop_last drops the only batch: take a smaller one.')
         elif is_last and not self.report.has_chosen: self.tell_once('idle', self.why_idle)
 
     def look_ahead(self):

@@ -90,8 +90,9 @@ def _worth(learn, rows):
     if 'valid_loss' not in names or not learn.recorder.values or n_classes<2: return None
     loss,guess = learn.recorder.values[-1][names.index('valid_loss')-1],math.log(n_classes)
     if loss<=guess: return None
-    return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has learned '
-        'does not hold for other items, and the list may say little. Augmentation, more data or another rate help.')
+    return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has '
+        'learned does not hold for other items, and the list may say little. Augmentation, more data or another rate '
+        'help.')
 
 @patch
 def suspects(self:Selection)->pd.DataFrame: # By dataset index; raises a `ValueError` if nothing is remembered
