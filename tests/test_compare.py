@@ -995,4 +995,8 @@ def test_runs_show_their_verdict_and_are_a_table():
     assert 'top_loss(keep=.5)' in str(runs)
     runs.drop(columns='budget', inplace=True)
     assert str(runs)==str(pd.DataFrame(runs))
+    runs['budget'] = '200 compute'
+    assert '<td>none</td>' not in in_notebook(runs)
+    runs.sort_values('valid_loss', inplace=True)
+    assert '<td>none</td>' in in_notebook(runs)
     assert '<td>none</td>' in in_notebook(runs) # rows as those of any table

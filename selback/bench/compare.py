@@ -34,8 +34,8 @@ from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
 from .compute import ComputeCount, counted_steps
-from .findings import brief, check_epochs, is_control, is_random, measure_of, never_selected
-from .findings import parse_method, word_of
+from .findings import brief, check_epochs, equal_of, is_control, is_random, measure_of
+from .findings import never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
@@ -709,7 +709,12 @@ class Runs(pd.DataFrame):
         return self
 
     @property
-    def _are_runs(self): return len(self)>0 and _old_columns<=set(self) # which columns that are taken out change
+    def _are_runs(self):
+        "Are they as `compare` returned them still, whatever was done in place?"
+        if not len(self) or not _old_columns<=set(self): return False
+        try: equal_of(self.compared)
+        except ValueError: return False
+        return True
 
     @property
     def _shown(self): return brief(show_table(self.compared))
