@@ -446,7 +446,7 @@ def verdict(
     text = standing(ends, measure, dict(time='seconds', items='back-propagated items').get(equal, equal))
     if len(seeds)<n_seeds: text += f' Of {n_seeds} seeds {len(seeds)} count, which were run with all methods.'
     if any(map(is_random, ends.method)): return text
-    return (f'{text} Without random_subset among those that selected there is no control: '
+    return (f'{text} Without a random_subset that selects there is no control: '
         'it is not known what a random choice would bring.')
 
 # %% ../../nbs/bench/02_findings.ipynb #b9645f12
