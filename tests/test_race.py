@@ -409,6 +409,11 @@ def test_a_place_may_be_written_from_home(tmp_path, capsys, tiny_network, monkey
     main(data='digits', n_train=64, n_valid=32, bs=16, seeds=1, compute=256, methods='none,top_loss', out='~/runs')
     assert (tmp_path/'runs/runs.csv').exists()
 
+def test_a_race_may_go_to_a_place_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    race(learner, ['top_loss'], compute=100, seeds=1, path='~/runs/of_race')
+    assert (tmp_path/'runs/of_race/round_1.csv').exists()
+
 def test_plain_training_by_a_name_of_ones_own_races():
     runs = race(learner, {'plain': 'none', 'top': 'top_loss'}, compute=200, seeds=1)
     assert set(runs.method)=={'none','plain','top'}

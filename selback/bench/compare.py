@@ -386,7 +386,7 @@ def check_study(
     seeds=3, # Runs of each method, or their seeds
     lr:float=1e-3, # The highest learning rate
     annealing:str='one_cycle', # As `schedule` takes it
-    path=None, # A CSV file
+    path:Path|None=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
     n_train:int|None=None, # Items of an epoch: one method at least must choose within the budget; None: it need not
     **kwargs # The budget: `epochs`, `seconds`, `items` or `compute`
@@ -407,8 +407,7 @@ def check_study(
     if n_train is not None: _check_choice(methods, unit, amount, n_train)
 
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
-    there = _finished(None if path is None else Path(path).expanduser(), about, makers, seeds)
-    return _Study(makers, seeds, (unit,amount), lr_at, about, there)
+    return _Study(makers, seeds, (unit,amount), lr_at, about, _finished(path, about, makers, seeds))
 
 # %% ../../nbs/bench/03_compare.ipynb #d4fef914
 _more_is_better = set('''acc accuracy ap auc auroc bleu coeff corr corrcoef dice f1 fbeta iou jaccard kappa map mcc

@@ -19,14 +19,17 @@ from ..core.checks import error_text
 from ..all import known_methods
 
 # %% ../../nbs/bench/02_findings.ipynb #45783d4a
+words = dict(valid_loss='validation loss', error='error')
+
 def last_epochs(
     runs:pd.DataFrame, # As `compare` returns it
     *by, # Columns that tell one study from another, if there are several
 )->pd.DataFrame: # A row for each run
-    "What each run had come to by its end; the error of one that diverged, whose loss is no number, is none either"
+    "What each run had come to by its end; one that diverged, whose loss is no number, to neither a loss nor an error"
     ends = runs.groupby([*by,'method','seed'], sort=False).tail(1).reset_index(drop=True)
-    if {'valid_loss','error'}<=set(ends): ends['error'] = ends.error.where(np.isfinite(ends.valid_loss))
-    return ends
+    if 'valid_loss' not in ends: return ends
+    is_finite = np.isfinite(ends.valid_loss)
+    return ends.assign(**{measure: ends[measure].where(is_finite) for measure in words if measure in ends})
 
 def relative(
     values, # Losses or errors, which may be negative
@@ -39,8 +42,6 @@ def relative(
     return np.divide(more, abs(others), out=where_zero, where=others!=0)
 
 # %% ../../nbs/bench/02_findings.ipynb #1c57b46f
-words = dict(valid_loss='validation loss', error='error')
-
 def word_of(
     measure:str, # 'valid_loss' or 'error'
 )->str: # Raises a `ValueError` for anything else

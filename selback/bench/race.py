@@ -33,9 +33,7 @@ def check_rates(
 
 def _means_by_rate(runs, measure):
     "What plain training ends with at each learning rate, over the seeds; NaN where one of them diverged"
-    ends = last_epochs(runs, 'lr')
-    finite = ends[measure].where(ends.valid_loss.map(math.isfinite))
-    return finite.groupby(ends.lr).agg(lambda o: o.mean(skipna=False))
+    return last_epochs(runs, 'lr').groupby('lr')[measure].agg(lambda o: o.mean(skipna=False))
 
 def _tell_best(best, means, measure):
     "Say which learning rate is best, what the others came to, and whether it lies at the edge"
@@ -209,7 +207,9 @@ def race(
     plan = dict(compute=compute, seeds=seeds, annealing=annealing)
     methods = check_race(methods, n, lr, about=about, **plan)
 
-    if path is not None: Path(path).mkdir(parents=True, exist_ok=True)
+    if path is not None:
+        path = Path(path).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
     _tell_short(compute, n)
     plan |= dict(about=describe(dls) | (about or {}), measure=measure)
     rate = best_rate(get_learner, lr, path, **plan)
