@@ -1,0 +1,340 @@
+"""Hand-made faults, each of which a test that anyone runs must catch: `make faults`
+
+Each fault is a line of the package and what it becomes. It is made in a copy, where the fast cases of some test files
+are run until one fails. `python tests/faults.py margin_sign` makes one only, `--out FILE` writes the table."""
+import argparse, re, shutil, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import NamedTuple
+
+root = Path(__file__).resolve().parents[1]
+COPIED = 'selback','tests','conftest.py','pyproject.toml'
+
+class Fault(NamedTuple):
+    name:str
+    file:str # In `selback/`
+    line:str # As it is, once in that file
+    becomes:str
+    tests:str # Files that should catch it: `policies` is `tests/test_policies.py`
+
+FAULTS = [
+    # what is chosen
+    Fault('easiest_first', 'core/policies.py',
+        '    top,bottom = hardest_first[:n_top],hardest_first[n-n_bottom:]',
+        '    hardest_first = hardest_first.flip(0)\n    top,bottom = hardest_first[:n_top],hardest_first[n-n_bottom:]',
+        'policies fuzz laws'),
+    Fault('share_of_the_easiest', 'core/policies.py',
+        'losses,order = scores.sort(descending=True)',
+        'losses,order = scores.sort()',
+        'policies fuzz matrix'),
+    Fault('one_too_few', 'core/policies.py',
+        'return next(n for n,loss in enumerate(sums, 1) if loss>=enough)',
+        'return max(1, next(n for n,loss in enumerate(sums) if loss>=enough))',
+        'policies fuzz matrix'),
+    Fault('cdf_from_above', 'core/policies.py',
+        'prob = mid_rank(scores, history)**beta',
+        'prob = (1-mid_rank(scores, history))**beta',
+        'policies fuzz matrix'),
+    Fault('favors_the_easy', 'core/policies.py',
+        'return mid_rank(loss, loss)**check_range',
+        'return (1-mid_rank(loss, loss))**check_range',
+        'inclusion policies'),
+    Fault('losses_of_another_batch', 'core/policies.py',
+        'self.at = (self.at+len(new))%self.size',
+        'self.at = len(new)%self.size',
+        'policies matrix fuzz'),
+    Fault('ranks_of_easiest', 'core/policies.py',
+        'return _first(keys.argsort(descending=True), _share_of(n, keep)',
+        'return _first(keys.argsort(), _share_of(n, keep)',
+        'policies fuzz'),
+    Fault('quantile_of_the_wrong_side', 'core/policies.py',
+        'return torch.where(mid_rank(loss, loss)<quantile, 1-drop, 1.)',
+        'return torch.where(mid_rank(loss, loss)>quantile, 1-drop, 1.)',
+        'inclusion policies'),
+    Fault('prunes_hard_items', 'core/policies.py',
+        'return torch.where(loss<loss.mean(dtype=sum_dtype(loss)), 1-prune, 1.)',
+        'return torch.where(loss>loss.mean(dtype=sum_dtype(loss)), 1-prune, 1.)',
+        'inclusion policies'),
+    Fault('window_an_epoch_late', 'core/policies.py',
+        'first = epoch%(n_found-width+1)',
+        'first = max(0, epoch-1)%(n_found-width+1)',
+        'seta matrix'),
+    Fault('priority_squared', 'core/policies.py',
+        'weight = relative**alpha',
+        'weight = relative**(2*alpha)',
+        'prioritized policies'),
+    Fault('classes_not_balanced', 'core/policies.py',
+        'of_class = sizes**(1-power)',
+        'of_class = sizes**power',
+        'balanced'),
+    Fault('alone_in_a_batch', 'core/policies.py',
+        'if len(rows)!=1 or len(scores)<2: return chosen',
+        'return chosen',
+        'policies matrix'),
+    # weights
+    Fault('weight_squared', 'core/policies.py',
+        'weight = 1/(len(scores)*drawn)',
+        'weight = (1/(len(scores)*drawn))**2',
+        'policies fuzz'),
+    Fault('weight_dropped', 'core/policies.py',
+        'if correct==1: return Chosen(rows, weight)',
+        'if correct==1: return Chosen(rows)',
+        'policies fuzz'),
+    Fault('weight_of_the_wrong_row', 'core/policies.py',
+        'return Chosen(rows, prob[rows]**-correct if correct else None)',
+        'return Chosen(rows, prob.roll(1)[rows]**-correct if correct else None)',
+        'inclusion policies'),
+    Fault('weight_upside_down', 'core/policies.py',
+        'weight = torch.where(share>0, n*share, 1.)**-correct',
+        'weight = torch.where(share>0, n*share, 1.)**correct',
+        'prioritized policies'),
+    Fault('gradient_weighed_twice', 'core/losses.py',
+        'def weighed_grad(g): return g*weight.to(g).view(',
+        'def weighed_grad(g): return g*weight.square().to(g).view(',
+        'losses laws matrix steps'),
+    Fault('weights_of_other_items', 'callback/tracking.py',
+        'weights = ones.index_copy_(0, idxs[rows], of_rows)',
+        'weights = ones.index_copy_(0, rows, of_rows)',
+        'inclusion matrix loaders'),
+    Fault('weight_of_another_batch', 'callback/loaders.py',
+        'return CurrentItems(i, idx, None if self.weights is None else self.weights[idx])',
+        'return CurrentItems(i, idx, None if self.weights is None else self.weights[idx.flip(0)])',
+        'loaders inclusion matrix'),
+    Fault('one_pass_forgets_the_share', 'callback/batch.py',
+        'share = 1. if is_sum else n/max(1, len(rows))',
+        'share = 1.',
+        'steps'),
+    # draws
+    Fault('seed_ignored', 'core/policies.py',
+        'seed = torch.initial_seed() if self.seed is None else self.seed',
+        'seed = torch.initial_seed()',
+        'policies callback chosen'),
+    Fault('draws_not_restored', 'core/policies.py',
+        "self._generator,self._saved = None,state['state']",
+        'self._generator,self._saved = None,None',
+        'policies chosen callback saving'),
+    # items of batches
+    Fault('waiting_taken_from_the_end', 'core/batches.py',
+        'return items.take(slice(0, n))',
+        'return items.take(slice(len(items)-n, None))',
+        'pull matrix'),
+    Fault('waits_over_an_epoch', 'core/batches.py',
+        '        self.waiting,self.last = ItemPool(),None\n        return n',
+        '        self.last = None\n        return n',
+        'pull laws interrupts'),
+    Fault('last_batch_lost', 'core/batches.py',
+        'if exhausted: return -self.lowest(-len(self))>0',
+        'if exhausted: return False',
+        'pull laws matrix'),
+    Fault('filled_up_with_the_easiest', 'core/batches.py',
+        'rows = hardness.argsort(descending=True, stable=True)[:n]',
+        'rows = hardness.masked_fill(~is_left, math.inf).argsort(stable=True)[:n]',
+        'pull matrix'),
+    Fault('indices_joined_in_turn', 'core/batches.py',
+        'idx = torch.cat([self.idx, other.idx])',
+        'idx = torch.cat([other.idx, self.idx])',
+        'pull matrix loaders'),
+    Fault('row_shifted', 'core/batches.py',
+        'idx = None if self.idx is None else self.idx[rows]',
+        'idx = None if self.idx is None else self.idx.roll(1)[rows]',
+        'pull matrix remembered'),
+    Fault('items_of_the_batch_before', 'callback/loaders.py',
+        'rows = slice(i*self.dl.bs, (i+1)*self.dl.bs)',
+        'rows = slice(max(0, i-1)*self.dl.bs, max(1, i)*self.dl.bs)',
+        'loaders matrix'),
+    Fault('drop_last_forgotten', 'callback/tracking.py',
+        'if not drop_last or is_full_epoch or is_lone: return rows',
+        'return rows',
+        'inclusion loaders callback'),
+    Fault('reads_what_another_rank_does', 'callback/loaders.py',
+        "if self._is_part: self.__dict__['idxs'] = self._part()",
+        "if self._is_part: self.__dict__['idxs'] = self._part().roll(1)",
+        'loaders distributed'),
+    # losses
+    Fault('ignored_pixels_count', 'core/losses.py',
+        'return losses.sum(1) / counts.sum(1).clamp(min=1)',
+        'return losses.mean(1)',
+        'losses fuzz matrix'),
+    Fault('loss_of_the_wrong_row', 'core/losses.py',
+        'return losses.reshape(n, -1)',
+        'return losses.reshape(-1, n).t()',
+        'losses fuzz matrix'),
+    Fault('reduction_not_restored', 'core/losses.py',
+        'finally: owner.reduction = before',
+        'finally: pass',
+        'losses bad_days'),
+    Fault('a_loss_that_mixes_items', 'core/losses.py',
+        'if _alike(alone, losses[:n]): return way',
+        'return way',
+        'losses bad_days'),
+    # the scoring pass
+    Fault('scores_in_training_mode', 'core/untouched.py',
+        "for flags,_ in own: flags['training'] = False",
+        'for flags,_ in own: pass',
+        'scoring laws matrix'),
+    Fault('scores_with_gradients', 'core/untouched.py',
+        'with torch.no_grad(),_evaluating(modules)',
+        'with torch.enable_grad(),_evaluating(modules)',
+        'scoring laws'),
+    Fault('scoring_draws', 'core/untouched.py',
+        '    with fixed_random(),state_kept(settled): yield',
+        '    with state_kept(settled): yield',
+        'scoring laws'),
+    Fault('batchnorm_left_in_evaluation', 'core/untouched.py',
+        "for flags,is_training in own: flags['training'] = is_training",
+        "for flags,is_training in own: flags['training'] = False",
+        'scoring laws'),
+    Fault('buffers_left_changed', 'core/losses.py',
+        '        _values_back(buffers, values)',
+        '        pass',
+        'scoring looks losses'),
+    Fault('copy_a_step_late', 'core/scoring.py',
+        'return (self.steps+1)%self.every==0',
+        'return self.steps%self.every==0',
+        'scoring ahead looks'),
+    Fault('ahead_out_of_turn', 'core/ahead.py',
+        'if len(waiting)>n: yield waiting.popleft()',
+        'if len(waiting)>n: yield waiting.pop()',
+        'ahead chosen'),
+    Fault('predictions_of_another_batch', 'core/ahead.py',
+        '[read.predicted.result() for read in pool]',
+        '[read.predicted.result() for read in reversed(pool)]',
+        'ahead chosen'),
+    # what is remembered
+    Fault('smoothed_the_wrong_way', 'core/memory.py',
+        'torch.lerp(losses, past, self.ema)',
+        'torch.lerp(past, losses, self.ema)',
+        'memory remembered inclusion'),
+    Fault('rest_not_counted', 'core/memory.py',
+        'self.rested += 1',
+        'pass',
+        'memory inclusion'),
+    Fault('rests_an_epoch_more', 'callback/tracking.py',
+        '(self.memory.rested[idxs]>self.max_rest)',
+        '(self.memory.rested[idxs]>self.max_rest+1)',
+        'inclusion'),
+    Fault('epoch_counted_twice', 'callback/selection.py',
+        'self.epochs_done += is_trained',
+        'self.epochs_done += 2*is_trained',
+        'callback policies early'),
+    Fault('scored_an_epoch_late', 'methods/stale_loss.py',
+        'self.epochs_since_scored>=self.n',
+        'self.epochs_since_scored>self.n',
+        'methods matrix'),
+    Fault('early_loss_an_epoch_late', 'methods/early_loss_sampling.py',
+        'is_time = self.epochs>=after',
+        'is_time = self.epochs>after',
+        'early'),
+    Fault('state_not_restored', 'callback/base.py',
+        "self.__dict__.update(state['counters'])",
+        'pass',
+        'methods saving callback'),
+    # schedules
+    Fault('warmup_an_epoch_longer', 'core/schedules.py',
+        'return epochs>=self.warmup and',
+        'return epochs>self.warmup and',
+        'callback policies matrix'),
+    Fault('schedule_a_step_late', 'callback/batch.py',
+        'missing = n-self.loader.n_handed+self.steps_ahead',
+        'missing = max(0, n-1)-self.loader.n_handed+self.steps_ahead',
+        'matrix pull laws'),
+    Fault('prunes_to_the_end', 'methods/info_batch.py',
+        'if ends_by(self.delta, self.pct_train, self.epoch, self.n_epoch): return',
+        'return',
+        'methods inclusion matrix'),
+    # labels
+    Fault('margin_sign', 'core/labels.py',
+        'margin = (own-largest).clamp(-_most, _most)',
+        'margin = (largest-own).clamp(-_most, _most)',
+        'watching suspects'),
+    Fault('prior_upside_down', 'core/labels.py',
+        'told = _of_classes(logits, y, logits-_prior(given, before, self.weights).log(), given)',
+        'told = _of_classes(logits, y, logits+_prior(given, before, self.weights).log(), given)',
+        'watching suspects'),
+    Fault('class_weight_left_out', 'core/labels.py',
+        'return counts if weights is None else counts*',
+        'return counts if True else counts*',
+        'watching suspects'),
+    Fault('suspects_row_shifted', 'core/labels.py',
+        'return self.margin.argsort(stable=True)[:int((self.looks>0).sum())]',
+        'return (self.margin.argsort(stable=True)[:int((self.looks>0).sum())]+1)%len(self)',
+        'watching suspects'),
+    Fault('suspects_turned_round', 'core/labels.py',
+        'return self.margin.argsort(stable=True)[:int((self.looks>0).sum())]',
+        'return self.margin.argsort(stable=True)[:int((self.looks>0).sum())].flip(0)',
+        'watching suspects'),
+    # what is reported
+    Fault('kept_is_seen', 'callback/report.py',
+        "samp_perc = _ratio(of['kept'].sum(), of['seen'].sum())",
+        "samp_perc = _ratio(of['seen'].sum(), of['seen'].sum())",
+        'report'),
+]
+
+def made(fault, folder):
+    "Make a fault in a copy of the package; gives the file and what it was"
+    file = folder/'selback'/fault.file
+    code = file.read_text()
+    n = code.count(fault.line)
+    if n!=1: raise ValueError(f'{fault.name}: got {fault.line!r} {n} times in {fault.file}, wanted it once.')
+    file.write_text(code.replace(fault.line, fault.becomes))
+    return file,code
+
+def first_failure(output):
+    "The first case that failed, as pytest names it; None: none did"
+    found = re.search(r'^(?:FAILED|ERROR) (\S+)', output, flags=re.M)
+    return found and found[1].removeprefix('tests/')
+
+def run_tests(folder, tests):
+    "The first of the fast cases of some files that fails in a copy, or None"
+    files = [f'tests/test_{name}.py' for name in tests.split()]
+    options = '-x', '-q', '-rfE', '--tb=no', '-m', 'not slow', '-p', 'no:cacheprovider'
+    command = [sys.executable, '-m', 'pytest', *options]
+    done = subprocess.run([*command, *files], cwd=folder, capture_output=True, text=True)
+    if done.returncode not in (0, 1): return first_failure(done.stdout) or f'exit {done.returncode}'
+    return first_failure(done.stdout)
+
+def caught(fault, folder):
+    "The case that catches a fault"
+    file,code = made(fault, folder)
+    try: return run_tests(folder, fault.tests)
+    finally: file.write_text(code)
+
+def copy_of_the_checkout(folder):
+    for name in COPIED:
+        source = root/name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder/name)
+    found = subprocess.run([sys.executable, '-c', 'import selback; print(selback.__file__)'], cwd=folder,
+        capture_output=True, text=True, check=True).stdout.strip()
+    if not found.startswith(str(folder)): raise RuntimeError(f'imported: got {found}, wanted one in {folder}')
+    return folder
+
+def run_all(faults, n_copies=2):
+    "Pairs: a fault, and the case that catches it"
+    with tempfile.TemporaryDirectory() as out:
+        copies = Queue()
+        for n in range(n_copies): copies.put(copy_of_the_checkout(Path(out).resolve()/str(n)))
+        def in_a_copy(fault):
+            folder = copies.get()
+            try: return fault,caught(fault, folder)
+            finally: copies.put(folder)
+        with ThreadPoolExecutor(n_copies) as pool: yield from pool.map(in_a_copy, faults)
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('names', nargs='*', help='of some faults; all without any')
+    parser.add_argument('--out', help='a file for the table: fault, file, case')
+    args = parser.parse_args()
+    known = {fault.name: fault for fault in FAULTS}
+    if unknown := set(args.names)-known.keys(): parser.error(f'no such fault: {", ".join(sorted(unknown))}')
+
+    rows = []
+    for fault,case in run_all([known[name] for name in args.names] or FAULTS):
+        print(f'{fault.name:32} {case or "NOT CAUGHT"}', flush=True)
+        rows.append(f'{fault.name},{fault.file},"{case or ""}"')
+    missed = sum(row.endswith('""') for row in rows)
+    print(f'{len(rows)-missed} of {len(rows)} faults were caught')
+    if args.out: Path(args.out).write_text('\n'.join(['fault,file,case', *rows])+'\n')
+    sys.exit(missed>0)
+
+if __name__=='__main__': main()
