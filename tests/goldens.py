@@ -1,10 +1,14 @@
-"What training does with each method, step by step; `python tests/goldens.py` writes it to `goldens.json.gz`"
-import gzip, hashlib, io, json, math, re, tempfile
+"""Does training do, step by step, what it did at another commit? `make goldens` holds the files as they are against it
+
+What is written are hashes of weights and what is chosen by them, which another processor rounds otherwise: both commits
+are run on one machine. A change that is meant to be one has a line in `EXCEPTIONS`, for as long as it is needed."""
+import argparse, hashlib, io, json, math, os, re, subprocess, sys, tempfile
 from contextlib import contextmanager, redirect_stdout
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-import fastai, numpy as np, torch
+import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.mixup import MixUp
 from fastai.learner import Learner
@@ -15,10 +19,10 @@ from helpers import CPUMixedPrecision, class_data, dls_of, mlp, on_two_ranks
 from selback.all import (BatchLossFilterCallback, DropEasyCallback, FavorHardCallback, ImportanceSamplingCallback,
     InfoBatchCallback, PrioritizedSamplingCallback, RandomSubsetCallback, SelectiveBackpropCallback, SeTaCallback,
     StaleLossCallback, TopLossCallback)
+from selback.callback.clock import Clock
 from torch import distributed as dist, nn
 
-here = Path(__file__).parent
-file = here/'goldens.json.gz'
+root = Path(__file__).resolve().parents[1]
 N,VALID,BS,EPOCHS = 132,32,16,4 # the last of an epoch's 9 batches has 4 items, and of a rank's 2
 COLUMNS = ['fit','epoch','step','seen','kept','trained','scored','loss_share','full_loss']
 
@@ -161,11 +165,15 @@ def rows_of(stats):
 
 # Training
 @contextmanager
-def one_thread():
-    n = torch.get_num_threads()
+def steadily():
+    "On one thread, without a clock, whose sentences differ from run to run"
+    n,is_timed = torch.get_num_threads(),Clock.is_on
     torch.set_num_threads(1)
+    Clock.is_on = False
     try: yield
-    finally: torch.set_num_threads(n)
+    finally:
+        torch.set_num_threads(n)
+        Clock.is_on = is_timed
 
 def trained(learn, cbs=(), **kwargs):
     with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(EPOCHS, cbs=list(cbs), **kwargs)
@@ -212,7 +220,7 @@ def learners(method, variant):
 def run(method, variant):
     "What happens in a case"
     said = io.StringIO()
-    with one_thread(),redirect_stdout(said): learns = learners(method, variant)
+    with steadily(),redirect_stdout(said): learns = learners(method, variant)
     epochs = [epoch for learn in learns for epoch in learn.events.epochs]
     return dict(method=method, variant=variant,
         rows=[row for learn in learns for row in rows_of(learn.selection.stats)],
@@ -243,25 +251,68 @@ def run_as_rank(out, rank):
     cases = {name_of(*case): run(*case) for case in CASES if case[1]=='ranks'}
     (out/f'{rank}.json').write_text(json.dumps(cases))
 
-# The file
-def environment():
-    "What the last bits of a loss may depend on"
-    info = Path('/proc/cpuinfo')
-    text = info.read_text() if info.exists() else ''
-    cpu = dict(re.findall(r'^(model name|cpu family|model)\s*: (.*)$', text, flags=re.M))
-    instructions = torch.backends.cpu.get_cpu_capability()
-    versions = dict(torch=torch.__version__, fastai=fastai.__version__, numpy=np.__version__)
-    with one_thread(): return dict(versions, cpu=cpu, instructions=instructions, threads=torch.get_num_threads())
+# Two commits
+# Deliberate changes: a pattern of case names -> why, in a sentence, and the fields that it exempts
+EXCEPTIONS = {}
 
-def write():
-    "Run all cases and write the file"
-    cases = {name_of(*case): [run(*case)] for case in CASES if case[1]!='ranks'} | run_on_ranks()
-    text = json.dumps(dict(environment=environment(), cases=cases), separators=(',',':'), sort_keys=True)
-    file.write_bytes(gzip.compress(text.encode(), mtime=0))
+def fields_of(case):
+    "What is compared of a process, by name"
+    epochs,batches,rates,items,hashes,_ = zip(*case['steps'])
+    rows = zip(COLUMNS, zip(*case['rows']))
+    return dict(rows, batches=[*zip(epochs, batches)], rates=rates, items=items, weights=[*hashes, case['weights']],
+        size=case['size'], text=case['text'], events=case['events'])
 
-def read():
-    "The environment that was written, and by case what happened in each process"
-    saved = json.loads(gzip.decompress(file.read_bytes()))
-    return saved['environment'],saved['cases']
+def exempt(name):
+    "The fields that a case may differ in"
+    return {field for pattern,(_,fields) in EXCEPTIONS.items() if fnmatch(name, pattern) for field in fields}
 
-if __name__=='__main__': write()
+def first_difference(a, b):
+    "Number and values of the first entries that differ, or how many there are; numbers and texts as they are"
+    if not isinstance(a, (tuple,list)): return a,b
+    return next(((i,x,y) for i,(x,y) in enumerate(zip(a, b)) if x!=y), (len(a),len(b)))
+
+def differences(name, before, after):
+    "What processes do otherwise in a case: sentences"
+    for rank,(a,b) in enumerate(zip(before, after, strict=True)):
+        a,b = fields_of(a),fields_of(b)
+        for field in a.keys()-exempt(name):
+            if a[field]!=b[field]: yield f'{name}, process {rank}, {field}: {first_difference(a[field], b[field])}'
+
+def all_cases():
+    "What happens in each process, by case"
+    return {name_of(*case): [run(*case)] for case in CASES if case[1]!='ranks'} | run_on_ranks()
+
+def as_read(cases): return json.loads(json.dumps(cases))
+
+def git(*args): return subprocess.run(['git', *args], cwd=root, capture_output=True, check=True).stdout
+
+def cases_at(commit, file):
+    "What happened at another commit, by its own copy of this file; it is run once"
+    if not file.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(['tar', 'x', '-C', folder], input=git('archive', commit), check=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            paths = os.pathsep.join([folder, f'{folder}/tests'])
+            subprocess.run([sys.executable, 'tests/goldens.py', '--write', str(file)], cwd=folder, check=True,
+                env={**os.environ, 'PYTHONPATH': paths})
+    return json.loads(file.read_text())
+
+def hold(commit):
+    "Print what differs from a commit; gives how many differences there are"
+    before = cases_at(commit, root/f'runs/goldens/{commit}.json')
+    after = as_read(all_cases())
+    found = [f'{name} is in one of them only' for name in sorted(before.keys() ^ after.keys())]
+    for name in sorted(before.keys() & after.keys()): found += differences(name, before[name], after[name])
+    print(*found, sep='\n')
+    print(f'{len(before.keys() & after.keys())} cases, {len(found)} differences from {commit[:12]}')
+    return len(found)
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('commit', nargs='?', default='HEAD', help='what the files as they are are held against')
+    parser.add_argument('--write', help='only write what happens, to this file')
+    args = parser.parse_args()
+    if args.write: Path(args.write).write_text(json.dumps(all_cases()))
+    else: sys.exit(hold(git('rev-parse', args.commit).decode().strip())>0)
+
+if __name__=='__main__': main()
