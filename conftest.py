@@ -1,10 +1,6 @@
 "Nothing is measured but in tests of that; what the test command says at its end"
 import pytest
 
-def pytest_configure(config):
-    config.addinivalue_line('markers', 'measured: what selecting costs is measured, as by default')
-    config.addinivalue_line('markers', 'law(number): the law of nbs/start/laws.ipynb that a test holds')
-
 @pytest.fixture(autouse=True)
 def unmeasured(request, monkeypatch):
     from selback.callback.clock import Clock

@@ -29,7 +29,7 @@ setup(
     classifiers=[f"Development Status :: {cfg['status']}", 'Intended Audience :: Science/Research',
         'Operating System :: OS Independent', 'Programming Language :: Python :: 3',
         *(f'Programming Language :: Python :: {version}' for version in pythons),
-        'Topic :: Scientific/Engineering :: Artificial Intelligence', 'Typing :: Typed'],
+        'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     install_requires=cfg['requirements'].split(),
-    extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'recipes', 'studies')},
+    extras_require={k.removesuffix('_requirements'): v.split() for k,v in cfg.items() if k.endswith('_requirements')},
 )

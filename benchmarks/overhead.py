@@ -9,7 +9,6 @@ from unittest.mock import patch
 import numpy as np
 from greenlet import getcurrent, greenlet
 from scipy.stats import percentileofscore
-from selback.core.batches import as_tensors
 from selback.core.policies import cdf_power
 from selback.core.memory import ItemMemory
 from against import Ready

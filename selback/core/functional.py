@@ -133,7 +133,7 @@ class MemorySampler(Sampler):
         self._epoch,self._n = self.memory.epochs,len(idx)
         yield from idx.tolist()
 
-    def __len__(self):
+    def __len__(self)->int:
         "Items of the epoch that runs; after `memory.next_epoch()`, of the coming one by the losses as they are"
         if self._epoch==self.memory.epochs: return self._n
         return len(self._choice.asked(self.memory.loss).rows)

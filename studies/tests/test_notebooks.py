@@ -1,7 +1,6 @@
 "The experiments run from top to bottom, and what is stored of them is whole"
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 matplotlib.use('agg')

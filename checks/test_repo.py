@@ -1,5 +1,5 @@
 "The repository agrees with itself"
-import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess, sys
+import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_installed_metadata_is_that_of_the_files():
 
     needed = {re.split(r'[<>=;]', spec)[0] for spec in settings['requirements'].split()}
     assert needed<={re.split(r'[<>=; ]', spec)[0] for spec in meta.get_all('Requires-Dist')}
-    assert set(meta.get_all('Provides-Extra'))=={'dev','docs','recipes','studies'}
+    assert set(meta.get_all('Provides-Extra'))=={'dev','docs','recipes','studies','checks'}
 
 def jobs(workflow): return yaml.safe_load(text_in(f'.github/workflows/{workflow}.yml'))['jobs']
 
@@ -178,26 +178,6 @@ def test_nothing_but_pages_of_evidence_needs_a_study(folder):
     pages = [nb for nb in notebooks if nb.parent.name!='experiments']
     for nb in pages:
         assert not [cell for cell in code_cells(nb) if IMPORTS_A_STUDY.search(source(cell))], nb
-
-def test_plain_modules_import_no_fastai():
-    plain = ['functional',*(name for name in floors() if name.startswith('core.'))]
-    imports = [f'import selback.{name}' for name in plain]
-    of_fastai = "[m for m in sys.modules if m.split('.')[0] in ('fastai','fastcore')]"
-    program = '\n'.join(['import sys', *imports, f'assert not {of_fastai}'])
-    subprocess.run([sys.executable, '-c', program], check=True, cwd='/')
-
-def test_all_has_compare_and_race_without_importing_them():
-    program = """
-import sys
-from selback.all import *
-assert not [m for m in sys.modules if m.startswith(('selback.bench','fastai.vision.data'))]
-try: compare(None, 'none')
-except TypeError as e: print(e)
-try: race(None)
-except TypeError as e: print(e)
-"""
-    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
-    assert done.stdout=='get_learner: got NoneType, wanted a function that returns a new learner.\n'*2
 
 # The first page, and what is measured on pages
 def test_readme_is_made_from_the_index():

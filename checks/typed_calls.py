@@ -1,0 +1,42 @@
+"Calls as users write them: `make check` has pyright read their types; nothing runs this file"
+import torch
+from fastai.vision.all import DataLoader, Learner
+from selback.all import *
+from selback.functional import MemorySampler, chosen, favor_hard, top_k, top_loss
+from torch import Tensor, nn
+
+def trains(learn:Learner)->Learner:
+    learn.favor_hard(beta=2)
+    learn.selective_backprop(beta=2, start=.1)
+    learn.top_loss(keep=.25)
+    learn.watch_items()
+    learn.full_batches()
+    return learn.add_cbs([StaleLossCallback(beta=2, n=3), ScaleLR()])
+
+def attaches(learn:Learner)->Learner:
+    set_selection(learn, BatchLossFilterCallback(.9, min_sample_perc=.1))
+    return learn.add_cb(InfoBatchCallback(prune=.5))
+
+def chooses(losses:Tensor)->Tensor:
+    chosen_rows:Chosen = top_k(losses, .5)
+    weight:Tensor|None = loss_share(losses, min_loss_perc=.9).weight
+    prob:Tensor = rank_inclusion(losses, beta=2.)
+    assert weight is None and len(prob)==len(losses)
+    return chosen_rows.rows
+
+def in_a_loop(loader:DataLoader, model:nn.Module, opt:torch.optim.Optimizer):
+    loss_func = nn.CrossEntropyLoss()
+    for x,y in chosen(loader, model, loss_func, top_loss(keep=.5)):
+        loss_func(model(x), y).backward()
+        opt.step()
+
+def by_a_sampler(n:int)->int:
+    memory = ItemMemory(n, ema=.5)
+    memory.note(torch.arange(n), torch.rand(n))
+    sampler = MemorySampler(memory, favor_hard(beta=1.))
+    losses:Tensor = item_losses(nn.MSELoss(), torch.zeros(n, 2), torch.zeros(n, 2))
+    return len(sampler)+len(losses)
+
+class EveryThird(BatchSelection):
+    "A method of one's own"
+    def choose(self, scores:Tensor)->Chosen: return Chosen(torch.arange(0, len(scores), 3))
