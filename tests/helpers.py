@@ -4,7 +4,7 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 
-import numpy as np, torch
+import numpy as np, pytest, torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixUp
@@ -19,6 +19,7 @@ from selback.core.batches import as_tensors, map_tensors
 from selback.callback.base import known_methods
 from selback.all import *
 from selback.bench.datasets import TensorItems
+from selback.callback.watching import WatchItemsCallback
 from torch import distributed as dist, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -47,6 +48,26 @@ def methods():
     return [cls for cls in ours if needs_nothing(cls)]
 
 def one_liner(cls): return next(name for name,method in known_methods().items() if method is cls)
+
+# A method for each path that items take; what a law says of one, it says of all that take the same way
+PATHS = dict(
+    epoch=FavorHardCallback, # chosen before loading
+    weighted_epoch=InfoBatchCallback, # with weights
+    batch=TopLossCallback, # chosen from each batch
+    gathered=SelectiveBackpropCallback, # waits until a batch is full
+    weighted_batch=ImportanceSamplingCallback, # drawn from several batches, with weights
+    watched=WatchItemsCallback) # all train
+
+def slow(*values, **kwargs): return pytest.param(*values, marks=pytest.mark.slow, **kwargs)
+
+def by_path(cases):
+    "Cases that begin with a method, of which those are slow whose method stands for no path"
+    every = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case) if case[0] in PATHS.values() else slow(*case) for case in every]
+
+def mostly_slow(names, *fast):
+    "Cases, of which those are slow that are not among `fast`"
+    return [name if name in fast else slow(name) for name in names]
 
 def leaves_out(cls):
     "Does a method train on fewer items, or on others in their place?"

@@ -5,7 +5,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import pandas as pd
 from fastai.callback.all import *
-del test_overflow # not a test of ours
+del test_overflow # noqa: F821 not a test of ours
 from fastai.callback.tensorboard import TensorBoardCallback
 from fastai.data.block import CategoryBlock
 from fastai.data.core import DataLoaders
@@ -461,6 +461,15 @@ def with_all(cases, classes):
     return cases | {one_liner(cls): (cls,None) for cls in classes if cls not in covered}
 
 METHODS = with_all(WITH_ORACLE, methods())
+
+# Which way a method's items take, as in `PATHS`
+OF_PATH = dict(
+    epoch=('favor_hard','drop_easy','random_before','balanced_sampling','seta','early_loss_sampling'),
+    weighted_epoch=('info_batch','prioritized_sampling'),
+    batch=('batch_loss_filter','composer','top_loss','tails','random_subset'),
+    gathered=('gathered_filter','selective_backprop','stale_loss','gathered_random'),
+    weighted_batch=('importance_sampling',))
+PATH_OF = {method: path for path,ways in OF_PATH.items() for method in ways}
 
 # Other callbacks
 def fits(n, **kwargs): return lambda learn: learn.fit(n, **kwargs)

@@ -21,7 +21,8 @@ AHEAD = dict(
     importance=lambda **k: ImportanceSamplingCallback(tau=0, presample=2, **k),
     window=lambda **k: TopLossCallback(.5, start=.3, end=.8, interrupt=3, **k),
     followed=lambda **k: SelectiveBackpropCallback(beta=1, scorer=ModelCopy(every=3, decay=.5), **k))
-of_each_kind = pytest.mark.parametrize('make', AHEAD.values(), ids=AHEAD)
+ON_PATHS = [make for name,make in AHEAD.items() if name not in ('top','share')]
+of_each_kind = pytest.mark.parametrize('make', mostly_slow(AHEAD.values(), *ON_PATHS), ids=AHEAD)
 
 def threads():
     "Those that are left when what was begun is done"
@@ -64,7 +65,7 @@ def fit_of(make, n_epoch=3, learner=numbered_learner, **kwargs):
     quiet_fit(learn, n_epoch, fit='fit_one_cycle')
     return learn.diary.epochs,learn.recorder.lrs,weights(learn)
 
-@pytest.mark.parametrize('worker', [AtOnce,Late])
+@pytest.mark.parametrize('worker', [AtOnce,slow(Late)])
 @of_each_kind
 def test_the_thread_changes_nothing(make, worker, monkeypatch):
     epochs,rates,ours = fit_of(make, ahead=3)
@@ -151,7 +152,7 @@ def test_random_numbers_of_training_are_its_own(monkeypatch):
     (ours,after),(theirs,later) = run(AtOnce),run(Late)
     assert same(ours, theirs) and torch.equal(after, later)
 
-@pytest.mark.parametrize('num_workers', [0,2])
+@pytest.mark.parametrize('num_workers', [0,slow(2)])
 def test_a_resumed_run_is_the_same(num_workers):
     def made(): return numbered_learner(cbs=[Diary(), SelectiveBackpropCallback(warmup=0, seed=0, ahead=2)],
         shuffle=False, num_workers=num_workers)
@@ -201,8 +202,8 @@ class Stops(Callback):
 
 ERRORS = KeyboardInterrupt,CancelFitException,CancelEpochException,CancelTrainException,ZeroDivisionError
 
-@pytest.mark.parametrize('error', ERRORS)
-@pytest.mark.parametrize('event', ['before_batch','after_pred','after_step','after_batch'])
+@pytest.mark.parametrize('error', mostly_slow(ERRORS, KeyboardInterrupt, CancelEpochException))
+@pytest.mark.parametrize('event', ['after_pred','after_step',slow('before_batch'),slow('after_batch')])
 def test_a_fit_that_ends_early_leaves_no_thread_and_no_copy(error, event, copies):
     learn = table_learner(cbs=[Stops(error, event, 3), SelectiveBackpropCallback(beta=1, warmup=0, ahead=3)])
     try: quiet_fit(learn, 2)
@@ -286,6 +287,7 @@ def test_hooks_of_callbacks_see_training_only():
         return [len(o) for o in learn.activation_stats.stats]
     assert stats(ahead=2)==stats()
 
+@pytest.mark.slow
 def test_a_compiled_model():
     learn = table_learner(cbs=[TopLossCallback(.5, warmup=0, ahead=2)])
     learn.model = torch.compile(learn.model, backend='eager')
@@ -328,8 +330,8 @@ class Holds(nn.Module):
         time.sleep(.001)
         return self.b(self.features)
 
-@pytest.mark.parametrize('model,cbs,scorer', [(Tied, [CPUMixedPrecision], None), (Dropped, [], None),
-    (Holds, [], ModelCopy), (Holds, [], None)])
+@pytest.mark.parametrize('model,cbs,scorer', [(Tied, [CPUMixedPrecision], None), slow(Dropped, [], None),
+    (Holds, [], ModelCopy), slow(Holds, [], None)])
 def test_odd_models_are_trained_alike_however_fast_the_thread_is(model, cbs, scorer, monkeypatch):
     def run(worker):
         monkeypatch.setattr(ahead_room, 'Worker', worker)

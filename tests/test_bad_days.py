@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 def name_of(v): return v.__name__.removesuffix('Callback') if isinstance(v, type) else str(v)
 
-every_method = pytest.mark.parametrize('cls', methods(), ids=name_of)
+every_method = pytest.mark.parametrize('cls', by_path(methods()), ids=name_of)
 
 # Places in a step
 class Ahead(Callback):
@@ -150,10 +150,10 @@ def test_no_training_set_is_as_in_fastai(cls):
         assert len(learn.validate())==1
         assert len(learn.get_preds(dl=dls.valid)[0])==32
 
-def test_fewer_items_than_a_batch_are_as_fastai_has_them():
-    for cls in methods():
-        learn = quiet_fit(table_learner(n=40, drop_last=True, cbs=cls(warmup=0)), 2)
-        assert not learn.selection.stats.trained.sum()
+@every_method
+def test_fewer_items_than_a_batch_are_as_fastai_has_them(cls):
+    learn = quiet_fit(table_learner(n=40, drop_last=True, cbs=cls(warmup=0)), 2)
+    assert not learn.selection.stats.trained.sum()
 
 # Too little memory
 class Small(nn.Module):
@@ -252,11 +252,12 @@ BOXES = dict(
     equal=lambda n: [torch.zeros(n, 4)]*n,
     dicts=lambda n: [dict(boxes=torch.zeros(n, 4))]*n)
 
+@every_method
 @pytest.mark.parametrize('boxes', BOXES)
-def test_detection_lists_are_refused_before_training(boxes):
+def test_detection_lists_are_refused_before_training(cls, boxes):
     class Boxes(Ahead):
         def before_batch(self): self.learn.yb = (self.y,BOXES[boxes](len(self.y)))
-    for cls in methods(): check_refused(ValueError, 'as detection has them', short_learner(cbs=[Boxes(), cls()]))
+    check_refused(ValueError, 'as detection has them', short_learner(cbs=[Boxes(), cls()]))
 
 @dataclass
 class Record: logits:object
@@ -517,7 +518,7 @@ def test_a_fit_in_a_fit_wakes_no_resting_selection():
     assert set(selecting.stats.groupby('epoch').trained.sum())=={50}
 
 @pytest.mark.parametrize('cls', [TopLossCallback,FavorHardCallback], ids=name_of)
-@pytest.mark.parametrize('look', ['get_preds','validate'])
+@pytest.mark.parametrize('look', [slow('get_preds'),'validate'])
 @pytest.mark.parametrize('when', ['before_fit','before_epoch','after_epoch'])
 def test_a_validation_within_a_fit_changes_nothing(when, look, cls):
     "Not what is chosen, nor that it is one fit"
@@ -641,15 +642,15 @@ class LanguageModel(nn.Module):
 
     def forward(self, x): return self.out(self.embed(x))
 
-def test_language_models_are_refused_before_training():
+@every_method
+def test_language_models_are_refused_before_training(cls):
     from fastai.text.data import LMDataLoader
     texts = [torch.randint(0, 9, (40,)) for _ in range(8)]
     dls = DataLoaders(*[LMDataLoader(texts, bs=4, seq_len=5) for _ in range(2)])
-    for cls in methods():
-        learn = Learner(dls, LanguageModel(), loss_func=CrossEntropyLossFlat(), cbs=cls())
-        check_refused(TypeError, 'LMDataLoader, whose batches continue each other', learn)
-        assert len(learn.full_batches().cbs)
-        assert len(quiet_fit(learn, 1).recorder.values)==1
+    learn = Learner(dls, LanguageModel(), loss_func=CrossEntropyLossFlat(), cbs=cls())
+    check_refused(TypeError, 'LMDataLoader, whose batches continue each other', learn)
+    assert len(learn.full_batches().cbs)
+    assert len(quiet_fit(learn, 1).recorder.values)==1
 
 def test_padded_sequences_do_not_wait_for_each_other(capsys):
     import matrix
@@ -663,7 +664,10 @@ def test_padded_sequences_do_not_wait_for_each_other(capsys):
     is_told = 'ImportanceSamplingCallback: got a training loader that pads sequences'
     with pytest.raises(TypeError, match=is_told): quiet_fit(matrix.text(cbs=ImportanceSamplingCallback()), 1)
 
-def test_chosen_sequences_stay_sorted_by_length():
+SORTED = [cls for cls in methods() if cls is not ImportanceSamplingCallback] # which refuses texts
+
+@pytest.mark.parametrize('cls', by_path(SORTED), ids=name_of)
+def test_chosen_sequences_stay_sorted_by_length(cls):
     import matrix
     class Sorted(Callback):
         order,run_valid = 20,False
@@ -672,12 +676,10 @@ def test_chosen_sequences_stay_sorted_by_length():
             assert lengths==sorted(lengths, reverse=True)
             self.learn.seen = True
 
-    for cls in methods():
-        if cls is ImportanceSamplingCallback: continue
-        n = len(matrix.text().dls.train_ds)
-        groups = dict(groups=[i%3 for i in range(n)]) if cls is BalancedSamplingCallback else {}
-        learn = quiet_fit(matrix.text(cbs=[cls(warmup=0, **groups), Sorted()]), 3)
-        assert learn.seen
+    n = len(matrix.text().dls.train_ds)
+    groups = dict(groups=[i%3 for i in range(n)]) if cls is BalancedSamplingCallback else {}
+    learn = quiet_fit(matrix.text(cbs=[cls(warmup=0, **groups), Sorted()]), 3)
+    assert learn.seen
 
 def test_gathered_items_of_other_shapes_are_refused():
     widths = cycle([12,11])
@@ -719,7 +721,7 @@ def test_a_loss_that_rises_while_the_trained_one_falls_is_told_of():
         warnings.simplefilter('error')
         quiet_fit(learn, 4) # once
 
-@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_usual_fits_are_not_warned_of(cls):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -729,6 +731,7 @@ def test_usual_fits_are_not_warned_of(cls):
         assert learn.selection.report.advice is None
         assert 'note:' not in learn.selection.card
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cls', [SelectiveBackpropCallback, BatchLossFilterCallback], ids=one_liner)
 def test_the_digits_are_not_warned_of(cls):
     from fastai.layers import SimpleCNN
@@ -749,7 +752,7 @@ def test_what_trains_with_a_broken_loss_is_told(cls, bad):
     def always_bad(p, y, reduction='mean'): return F.cross_entropy(p, y, reduction=reduction)*bad
 
     learn = short_learner(loss_func=later_bad, cbs=cls(warmup=9))
-    is_told = pytest.warns(UserWarning, match='Epoch 0: the training losses were NaN or infinite in')
+    is_told = pytest.warns(UserWarning, match='Epoch 0: .*NaN or infinite')
     with is_told: quiet_fit(learn, 1)
     assert 0<learn.selection.report.log[2]<9
 
@@ -1046,7 +1049,7 @@ def equation_learner(cbs=None, by_item=False):
 BY_TRAINING = [cls for cls in methods() if not issubclass(cls, SelectionCallback)]
 
 @pytest.mark.parametrize('by_item', [False, True])
-@pytest.mark.parametrize('cls', BY_TRAINING, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize('cls', by_path(BY_TRAINING), ids=lambda cls: cls.__name__)
 def test_a_loss_that_takes_derivatives_is_trained_on(cls, by_item):
     "The losses that are remembered are those of the equation, and the first epoch is plain training"
     def item_loss(u, y): return Growth(learn.model)(u, y, reduction='none')
@@ -1084,7 +1087,7 @@ def test_one_pass_chooses_where_a_model_takes_derivatives():
         learn.model = DerivesInside()
         return quiet_fit(learn, 1)
     assert 0<fit(passes=1).selection.stats.kept.sum()<52
-    with pytest.raises(ValueError, match='has none; use a method without one, such as favor_hard'): fit()
+    with pytest.raises(ValueError, match='favor_hard'): fit()
 
 class Ragged:
     "Images of five sizes"

@@ -78,7 +78,7 @@ def test_who_replaces_what_watched_says_how_to_watch_on(capsys):
 # One-liners
 def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))
 
-@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_one_liners_return_the_learner_and_replace(cls, capsys):
     learn = table_learner()
     assert getattr(learn, one_liner(cls))() is learn
@@ -88,7 +88,8 @@ def test_one_liners_return_the_learner_and_replace(cls, capsys):
     first,told = learn.selection,repr(learn.selection)
     assert learn.top_loss(keep=.25) is learn
     assert type(learn.selection) is TopLossCallback
-    assert capsys.readouterr().out==f'TopLossCallback(keep=0.25, also_bottom=0.0) replaces {told}.\n'
+    said = capsys.readouterr().out
+    assert said.startswith('TopLossCallback(keep=0.25') and told in said and said.count('\n')==1
     assert first not in learn.cbs
     assert len(learn.cbs.filter(is_ours))==2 # a selection, and what writes its columns
 
@@ -319,7 +320,7 @@ def test_gradient_accumulation_counts_kept_items():
 
 SELECTS_SOON = {ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback: dict(min_loss_perc=.5)}
 
-@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
     within,after = [],[]
     class Spy(Callback):
@@ -676,7 +677,7 @@ def saved_learner(path, cb):
     dls = items.dataloaders(bs=16, num_workers=0)
     return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=path, cbs=cb)
 
-@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_pickle_and_export(cls, tmp_path, capsys):
     learn = quiet_fit(saved_learner(tmp_path, cls(warmup=0)), 3)
     copy = pickle.loads(pickle.dumps(learn))
@@ -709,6 +710,7 @@ for name in sys.argv[1:]:
     with learn.no_bar(): print(*learn.predict(3)[2].tolist())
 """
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 def test_an_exported_learner_needs_no_selback(tmp_path):
     "And is as another one: it takes a selection again, by the line that attached it"
@@ -796,7 +798,7 @@ def test_events_by_hand(cls, kwargs, n, mixup):
 
 # As many steps as plain training
 @pytest.mark.parametrize('amp', [False, True])
-@pytest.mark.parametrize('cls,kwargs', [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all], ids=str)
+@pytest.mark.parametrize('cls,kwargs', by_path((cls,kwargs) for cls in methods() for kwargs in cls.keeps_all), ids=str)
 def test_keeping_everything_makes_as_many_steps(cls, kwargs, amp):
     "A lone last item trains, and in mixed precision a last batch that is no multiple of 8"
     wanted = steps_of(amp)

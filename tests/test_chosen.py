@@ -268,6 +268,7 @@ def ranks(tmp_path_factory):
     on_two_ranks(partial(steps_of_rank, out), out)
     return [torch.load(out/f'{rank}.pt', weights_only=False) for rank in range(2)]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', UNEVEN)
 def test_two_processes_make_as_many_steps(ranks, name):
     (a,of_a),(b,of_b) = (rank[name] for rank in ranks)

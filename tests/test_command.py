@@ -9,6 +9,8 @@ from selback.bench.command import stopped, help_parser, main, methods_written, r
 from selback.bench.compare import Pace, in_time, pace_of
 from selback.bench.datasets import get_dls
 
+pytestmark = pytest.mark.slow # workbench
+
 HELP = help_parser(run_study).format_help()
 
 def own_defaults(cls):

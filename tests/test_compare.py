@@ -17,6 +17,8 @@ from selback.bench.compare import Budget, CostLog
 from selback.bench.command import main
 from selback.bench.datasets import PadCrop, tensor_dls
 
+pytestmark = pytest.mark.slow # workbench
+
 # findings by hand
 RANDOM = 'random_subset(keep=.5)'
 

@@ -18,6 +18,8 @@ from selback.bench.compare import Budget, CostLog, compare
 from selback.bench.command import main
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.slow # workbench
+
 # By hand. A multiplication and an addition for each weight;
 # backwards as much for the weights and for the inputs, but not for the first layer's
 LOOK = 2*(4*8+8*3) # of `mlp`

@@ -12,13 +12,15 @@ from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import error_rate
 from fastai.torch_core import set_seed
 from fastai.vision.augment import Flip
-from fastai.vision.core import PILImage, TensorImage, TensorMask
+from fastai.vision.core import PILImage, TensorMask
 from PIL import Image
 from torch import nn
 
 import selback.bench.datasets as d
 from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorDL, TensorItems
 from selback.callback.loaders import ChosenBefore, draw
+
+pytestmark = pytest.mark.slow # workbench
 
 matplotlib.use('Agg')
 root = Path(__file__).parents[1]

@@ -6,6 +6,8 @@ import pytest, torch
 from distributed_run import CASES, data, train_all
 from helpers import on_two_ranks, same
 
+pytestmark = pytest.mark.slow # two processes
+
 N,BS = 101,8
 
 @pytest.fixture(scope='module')

@@ -6,6 +6,8 @@ from urllib.parse import unquote, urldefrag, urlparse
 import pytest
 from playwright.sync_api import sync_playwright
 
+pytestmark = pytest.mark.slow # the site in a browser
+
 site = Path(__file__).parents[1]/'_docs'
 pages = sorted(p.relative_to(site).as_posix() for p in site.rglob('*.html')) if site.is_dir() else []
 

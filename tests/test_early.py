@@ -208,7 +208,7 @@ def test_nothing_is_scored():
     assert runs==sum(map(len, epochs))
     assert sum(read.values())==300
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, slow(2)])
 @pytest.mark.parametrize('bs,drop_last,sizes', [(16,False,[16]*6+[4]), (16,True,[16]*6), (25,False,[25]*4)])
 def test_batches_are_as_many_as_ever(bs, drop_last, sizes, workers):
     learn = learner(EarlyLossSamplingCallback(1), bs=bs, drop_last=drop_last, num_workers=workers)

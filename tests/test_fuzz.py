@@ -1,5 +1,5 @@
 "Properties that hold for any losses, shapes, dtypes, shares and schedules, against float64 computations by hand"
-import math
+import math, os
 
 import pytest, torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 every_check = list(HealthCheck)
-settings.register_profile('fuzz', max_examples=200, deadline=None, derandomize=True, suppress_health_check=every_check)
+n_examples = int(os.environ.get('SELBACK_EXAMPLES', 50)) # of each property
+settings.register_profile('fuzz', max_examples=n_examples, deadline=None, derandomize=True,
+    suppress_health_check=every_check)
 settings.load_profile('fuzz')
 
 number = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.,1.,1.,.5])

@@ -120,7 +120,7 @@ def test_fewer_errors_are_better_for_callbacks_that_compare_epochs():
     assert saves.comp is np.less
 
 def test_errors_before_a_validation_are_refused():
-    with pytest.raises(ValueError, match='errors: the validation set was not what was validated last'):
+    with pytest.raises(ValueError, match='errors: .*validation set'):
         WorstGroup([0]).errors
 
 METHODS = ['none','top_loss(keep=.5,warmup=0)','random_subset(keep=.5)']

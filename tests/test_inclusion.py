@@ -277,6 +277,7 @@ def test_nothing_left_out_is_plain_training_with_all_options(make):
     assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
     assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', METHODS)
 def test_workers_load_the_same_items(method):
     make,_ = METHODS[method]

@@ -77,9 +77,11 @@ def check_whole(learn, where):
     assert (own.trained>0).sum()==len(learn.recorder.losses), where
     assert not n_waiting(learn.selection), where
 
+ON_PATHS = [name for name,cls in known_methods().items() if cls in PATHS.values()]
+
 @pytest.mark.law(6)
 @pytest.mark.measured
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', mostly_slow(KINDS, *ON_PATHS, 'ahead', 'watches'))
 def test_an_interrupt_never_breaks_the_next_fit(kind):
     make,found = KINDS[kind],[]
     lines,draw = lines_of(make),random.Random(kind)

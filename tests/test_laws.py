@@ -38,7 +38,7 @@ SMALL = LEARNERS | dict( # a last batch of 4 items, as ever
 
 @pytest.mark.law(1)
 @pytest.mark.parametrize('kind', SMALL)
-@pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
+@pytest.mark.parametrize('cls,kwargs', by_path(cases), ids=case_id)
 def test_selecting_everything_is_plain_training(cls, kwargs, kind):
     learn = quiet_fit(SMALL[kind]().add_cb(cls(**kwargs, warmup=0)))
     stats = learn.selection.stats
@@ -63,7 +63,7 @@ def plain_training(kind, **kwargs):
     return weights(learn),recording(learn)
 
 @pytest.mark.law(1)
-@pytest.mark.parametrize('cls,kwargs', cases, ids=case_id)
+@pytest.mark.parametrize('cls,kwargs', by_path(cases), ids=case_id)
 def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
     learn = quiet_fit(SMALL['table'](drop_last=True, cbs=cls(**kwargs, warmup=0)))
     assert_trained_as(plain_training('table', drop_last=True), learn)
@@ -133,7 +133,7 @@ def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
 # law 4: here what all methods share; test_pull.py has the steps, one by one
 @pytest.mark.law(4)
 @pytest.mark.parametrize('drop_last', [True, False])
-@pytest.mark.parametrize('cls', [c for c in methods() if issubclass(c, SelectionCallback)], ids=case_id)
+@pytest.mark.parametrize('cls', by_path(c for c in methods() if issubclass(c, SelectionCallback)), ids=case_id)
 def test_every_method_gathers_full_batches(cls, drop_last):
     "An epoch's steps have 16 items each, but for the last where no other item is left to fill it up"
     is_drawn = cls is ImportanceSamplingCallback # with weights, and not filled up
@@ -212,7 +212,7 @@ def state_within_a_step(learn):
 
 @pytest.mark.law(5)
 @pytest.mark.parametrize('setting', SETTINGS)
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_a_batch_is_chosen_without_side_effects(cls, setting):
     class Before(Callback):
         order,run_valid = SelectionCallback.order-1,False
@@ -330,16 +330,18 @@ def lively(cls):
     "Selects in a fit of one epoch, in two steps at least"
     return at_once(cls, seed=0, **LIVELY.get(cls, {}))
 
+SUDDEN = KeyboardInterrupt,CancelEpochException,CancelBatchException # one of each kind: a fit, an epoch, a batch ends
+
 @pytest.mark.law(6)
-@pytest.mark.parametrize('ex', INTERRUPTS, ids=case_id)
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('ex', mostly_slow(INTERRUPTS, *SUDDEN), ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_interrupted_fits_leave_what_fastai_leaves(cls, ex):
     assert left_behind(small_learner, [lively(cls)], INTERRUPTS[ex])==left_by_fastai(None, INTERRUPTS[ex])
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('other', OTHER_CALLBACKS)
-@pytest.mark.parametrize('ex', EXCEPTIONS, ids=case_id)
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('ex', mostly_slow(EXCEPTIONS, KeyboardInterrupt), ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, ex, other):
     interrupts = tuple((event, ex) for event in ('before_batch','after_pred','after_step','after_train'))
     cbs = [OTHER_CALLBACKS[other](), lively(cls)]
@@ -361,7 +363,7 @@ class Fails(nn.Module):
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('amp', [False, True])
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
     def make():
         learn = table_learner(n=84)
@@ -437,12 +439,12 @@ def evaluated_images(cls):
 plainly = functools.cache(lambda f, *args: f(None, *args))
 
 @pytest.mark.law(7)
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_evaluation_is_unchanged(cls, tmp_path_factory):
     path = tmp_path_factory.getbasetemp()
     assert plainly(evaluated, path)==evaluated(cls, path)
 
-@pytest.mark.parametrize('cls', ATTACHED, ids=case_id)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
 def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images)==evaluated_images(cls)
 
 @pytest.mark.law(7)

@@ -1,6 +1,6 @@
 "Loaders in the place of a training loader: which item is which, and that all else is the user's own loader"
 import traceback
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelEpochException
@@ -167,7 +167,7 @@ def skip_thirteen(o):
     if o.ndim and o[0]==13: raise SkipItemException
     return o
 
-@pytest.mark.parametrize('num_workers', [0, 2])
+@pytest.mark.parametrize('num_workers', [0, slow(2)])
 def test_skipped_items_are_refused(num_workers):
     dl = chosen_before(TfmdDL(OwnNumbers(), bs=8, after_item=skip_thirteen, num_workers=num_workers))
     with pytest.raises(ValueError, match='Item 13 was skipped') as raised: list(dl)
@@ -343,12 +343,16 @@ WHOLE = KINDS | dict(
     pinned_workers=lambda: of_two(pin_memory=True),
     persistent=lambda: of_two(persistent_workers=True))
 
+def but_workers(kinds):
+    "Kinds of loaders, of which those with worker processes are slow"
+    return [slow(kind) if 'workers' in kind or kind=='persistent' else kind for kind in kinds]
+
 @pytest.mark.law(1)
-@pytest.mark.parametrize('kind', WHOLE)
-def test_keeping_all_is_plain_training_with_loaders_of_all_kinds(kind):
+@pytest.mark.parametrize('names', [FEW, slow([*KEEP_ALL])], ids=['few','all'])
+@pytest.mark.parametrize('kind', but_workers(WHOLE))
+def test_keeping_all_is_plain_training_with_loaders_of_all_kinds(kind, names):
     plain = trained_on(WHOLE[kind], lambda: [])
-    takes_time = 'workers' in kind or kind=='persistent'
-    for method in FEW if takes_time else KEEP_ALL:
+    for method in names:
         ours = trained_on(WHOLE[kind], lambda: [KEEP_ALL[method]()])
         for name in plain: assert ours[name]==plain[name], (method, name)
 
@@ -537,7 +541,7 @@ class Fails:
 @pytest.mark.law(6)
 @pytest.mark.parametrize('at', [2, 13, 50+13])
 @pytest.mark.parametrize('ex', [ZeroDivisionError, KeyboardInterrupt])
-@pytest.mark.parametrize('is_own', [False, True], ids=['','own draw'])
+@pytest.mark.parametrize('is_own', [False, slow(True)], ids=['','own draw'])
 @pytest.mark.parametrize('method', ['favor_hard','stale_loss','tracked','gathered'])
 def test_nothing_of_ours_is_left_on_a_loader(method, is_own, ex, at):
     "After an exception in the first batch of an epoch or a later one; also where an instance has a draw of its own"
@@ -578,7 +582,7 @@ READS = dict(
     one_of_dls=lambda learn: learn.dls.one_batch()[0][:,0].long().tolist())
 
 @pytest.mark.parametrize('order', [-15, 60])
-@pytest.mark.parametrize('read', READS)
+@pytest.mark.parametrize('read', mostly_slow(READS, 'all_of_it', 'one_of_dls'))
 def test_a_loader_may_be_read_within_its_epoch(read, order):
     "It hands out what plain fastai's does, and the epoch goes on as if nobody had read"
     def trained(*cbs):
@@ -600,7 +604,7 @@ def test_a_loader_may_be_read_within_its_epoch(read, order):
         assert our_batches==batches, method
         assert same(our_model, model), method
 
-@pytest.mark.parametrize('method', KEEP_ALL)
+@pytest.mark.parametrize('method', mostly_slow(KEEP_ALL, *FEW))
 def test_a_loader_may_be_read_before_and_after_its_epoch(method):
     "But for a callback behind the selection that reads what is about to train"
     def trained(event, order, *cbs):
@@ -616,11 +620,11 @@ def test_a_loader_may_be_read_before_and_after_its_epoch(method):
     class Nothing(Callback): pass
     for event,order in [('before_train',-15), ('after_train',-15), ('after_train',60)]:
         assert trained(event, order, KEEP_ALL[method]())==trained(event, order, Nothing())
-    with pytest.raises(ValueError, match='got batch 0 when 7 had been handed out, wanted each batch at once'):
+    with pytest.raises(ValueError, match='batch 0 when 7 had been handed out.*order below'):
         trained('before_train', 60, KEEP_ALL[method]())
 
 # The methods
-METHODS = [
+OWN = [
     lambda: StaleLossCallback(beta=2, n=3),
     lambda: FavorHardCallback(beta=2),
     lambda: InfoBatchCallback(),
@@ -629,7 +633,8 @@ METHODS = [
     lambda: SelectiveBackpropCallback(track_items=True),
     lambda: SelectiveBackpropCallback(score=ReducibleLoss(torch.zeros(50))),
     lambda: EarlyLossSamplingCallback(1)]
-METHODS += [partial(cls, track_items=True) for cls in methods()]
+OTHERS = [partial(cls, track_items=True) for cls in methods()]
+METHODS = OWN+OTHERS
 
 def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     set_seed(0)
@@ -640,7 +645,8 @@ def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.05, **kwargs),ds
 
 @pytest.mark.law(8)
-@pytest.mark.parametrize('make,num_workers', [(make, 0) for make in METHODS]+[(make, 2) for make in METHODS[::2]])
+@pytest.mark.parametrize('make,num_workers', [*((make, 0) for make in OWN), *(slow(make, 0) for make in OTHERS),
+    *(slow(make, 2) for make in METHODS[::2])])
 def test_methods_know_the_items_they_train(make, num_workers):
     seen = []
     class Spy(Callback):

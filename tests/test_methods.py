@@ -493,9 +493,18 @@ RESUMED = {
     RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)],
     TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
 
-RESUMED_CASES = [(cls,kwargs) for cls in methods() for kwargs in RESUMED.get(cls, [dict()])]
+WITH_STATE = StaleLossCallback,EarlyLossSamplingCallback # of their own
 
-@pytest.mark.parametrize('cls,kwargs', RESUMED_CASES, ids=lambda v: one_liner(v) if isinstance(v, type) else str(v))
+def resumed_cases():
+    "The first setting of a method for each path, and of those with a state of their own"
+    for cls in methods():
+        for n,kwargs in enumerate(RESUMED.get(cls, [dict()])):
+            is_fast = n==0 and cls in (*PATHS.values(),*WITH_STATE)
+            yield (pytest.param if is_fast else slow)(cls, kwargs)
+
+def in_words(o): return one_liner(o) if isinstance(o, type) else str(o)
+
+@pytest.mark.parametrize('cls,kwargs', resumed_cases(), ids=in_words)
 def test_a_stopped_fit_goes_on_with_the_same_items(cls, kwargs, tmp_path):
     def learner(**more): return item_learner([cls(**kwargs), Picks()], **more)
     whole = quiet_fit(learner(), 6)

@@ -85,7 +85,7 @@ def test_options_that_are_misspelt_are_named():
     with pytest.raises(TypeError, match='takes from 1 to 2 positional arguments but 3'): learn.favor_hard(1, 2)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'choices'"): learn.replay_choices()
 
-@pytest.mark.parametrize('cls', methods(), ids=one_liner)
+@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_the_noise_guard_is_gone(cls):
     said = f"{cls.__name__}: got the option 'noise_quantile', wanted none; it is gone: learn.selection.suspects() lists"
     for value in .9,None:

@@ -42,6 +42,7 @@ def test_a_training_that_goes_on_says_nothing(capsys):
     quiet_fit(other, 8)
     assert not quarters(capsys)
 
+@pytest.mark.slow
 def test_compare_says_it_once_for_all_runs(capsys):
     compare(learner_with_error, ['favor_hard','info_batch'], epochs=8, seeds=2, plot=False)
     assert quarters(capsys)==1

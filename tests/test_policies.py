@@ -242,7 +242,7 @@ def test_a_whole_number_of_easy_items_is_kept_exactly(prune, n_easy):
     assert n_different>(1 if prune and n_easy else 0)
 
 @pytest.mark.parametrize('n_easy,prune', [(9,.9), (1,.5), (3,.5), (7,.3), (10,.85), (1,.99)])
-@pytest.mark.parametrize('unknown', [0, 5])
+@pytest.mark.parametrize('unknown', [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_the_rounding_of_a_share_is_right_on_average(n_easy, prune, unknown):
     "The number of easy items that are kept, the sum of the weights, and each item's chance, within 5 sigma"
     scores = torch.cat([torch.full((unknown,), math.nan), torch.ones(20), torch.arange(n_easy)/100])

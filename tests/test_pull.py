@@ -7,7 +7,6 @@ from fastai.callback.core import (Callback, CancelBatchException, CancelEpochExc
     CancelTrainException)
 from fastai.callback.data import CollectDataCallback
 from fastai.callback.hook import ActivationStats, HookCallback
-from fastai.callback.schedule import ParamScheduler
 from helpers import *
 from selback.core.untouched import fixed_random
 from torch.nn import functional as F
@@ -359,6 +358,7 @@ class Raises(Callback):
 
 def children(): return multiprocessing.active_children()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('workers', ['two','persistent'])
 @pytest.mark.parametrize('track_items', [False, True])
 def test_workers_change_nothing_and_are_gone_after_a_fit(track_items, workers):
@@ -372,6 +372,7 @@ def test_workers_change_nothing_and_are_gone_after_a_fit(track_items, workers):
     assert same(model, plain_model)
     assert not children()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('workers', ['two','persistent'])
 @pytest.mark.parametrize('in_model', [False, True])
 @pytest.mark.parametrize('ex', [KeyboardInterrupt, ZeroDivisionError, CancelFitException])

@@ -13,6 +13,8 @@ from selback.bench.race import (are_uneven, best_rate, better_half, by_group, fi
     rounds_of, sizes_of)
 from selback.bench.command import main
 
+pytestmark = pytest.mark.slow # workbench
+
 NAN = float('nan')
 
 def ends_of(measure='error', **values):

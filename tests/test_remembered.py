@@ -128,7 +128,7 @@ def test_another_loss_of_another_scale_is_told_of(capsys):
     assert capsys.readouterr().out.count('the loss function is another one')==1
 
 def test_equal_losses_are_told_of(capsys):
-    learn = fit(learner(FavorHardCallback(item_loss=lambda pred, y: pred.new_ones(len(y)))), 2)
+    fit(learner(FavorHardCallback(item_loss=lambda pred, y: pred.new_ones(len(y)))), 2)
     assert capsys.readouterr().out.count('all losses that are remembered are equal')==1
     fit(learner(FavorHardCallback()), 2)
     assert 'equal' not in capsys.readouterr().out
@@ -153,7 +153,7 @@ OTHERS = dict(
     mixed_precision=lambda: [CPUMixedPrecision()],
     both=lambda: [CPUMixedPrecision(), GradientAccumulation(32)])
 
-@pytest.mark.parametrize('others', OTHERS)
+@pytest.mark.parametrize('others', mostly_slow(OTHERS, 'mixup', 'both'))
 @pytest.mark.parametrize('loss', LOSSES)
 @pytest.mark.parametrize('make', [FavorHardCallback, TopLossCallback, partial(InfoBatchCallback, correct=1.),
     partial(TopLossCallback, passes=1)], ids=['before','within','weights','one_pass'])

@@ -246,7 +246,7 @@ def test_a_row_that_is_cut_short_is_as_fastai_leaves_it(day, tmp_path):
 
 @pytest.mark.parametrize('day', DAYS)
 @pytest.mark.parametrize('make', [
-    lambda: SaveModelCallback(monitor='valid_loss'),
+    slow(lambda: SaveModelCallback(monitor='valid_loss')),
     lambda: SaveModelCallback(monitor='accuracy_of'),
     lambda: EarlyStoppingCallback(monitor='valid_loss', patience=1)], ids=['save','save_by_metric','stop'])
 def test_who_monitors_the_validation_sees_what_it_sees_in_fastai(day, make, tmp_path, capsys):

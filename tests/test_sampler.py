@@ -2,7 +2,7 @@
 import random
 
 import numpy as np, pytest, torch
-from helpers import quiet_fit, table_learner
+from helpers import quiet_fit, slow, table_learner
 from selback.core.policies import Draws
 from selback.core.functional import *
 from torch import nn
@@ -224,7 +224,7 @@ class Counted(Dataset):
         self.times[i] += 1
         return i
 
-@pytest.mark.parametrize('num_workers', [0, 2])
+@pytest.mark.parametrize('num_workers', [0, slow(2)])
 def test_what_is_left_out_is_never_loaded(num_workers):
     memory,ds = ItemMemory(48),Counted(48)
     sampler = MemorySampler(memory, 'include', gen(), inclusion=mean_inclusion, correct=1.)

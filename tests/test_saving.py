@@ -2,7 +2,7 @@
 import random, warnings
 
 import numpy as np, pytest, torch
-from fastai.callback.schedule import lr_find # which a learner has then
+from fastai.callback.schedule import lr_find # noqa: F401 which a learner has then
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from helpers import *
 from selback.functional import MemorySampler, favor_hard, selective_backprop, top_loss

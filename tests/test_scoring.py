@@ -276,6 +276,7 @@ def test_each_module_gets_its_own_flag_back():
     assert all('training' in vars(m) for m in model.modules())
 
 @pytest.mark.filterwarnings('ignore')
+@pytest.mark.slow
 def test_scripted_and_compiled_models_too():
     def net(): return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     xb = inputs()

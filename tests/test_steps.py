@@ -47,7 +47,7 @@ def cases_that_keep_all():
         for kwargs in others: yield cls,kwargs,'amp_mixup'
 
 @pytest.mark.law(1)
-@pytest.mark.parametrize('cls,kwargs,mix', cases_that_keep_all(), ids=name_of)
+@pytest.mark.parametrize('cls,kwargs,mix', by_path(cases_that_keep_all()), ids=name_of)
 def test_keeping_all_in_one_pass_is_plain_training(cls, kwargs, mix):
     ours,*recorded = trained(mix, cls(warmup=0, passes=1, **kwargs))
     plain,*plainly_recorded = plainly_trained(mix)
@@ -91,7 +91,7 @@ class ChosenOnes(Callback):
         torch.testing.assert_close(torch.ones(n) if got is None else got, wanted)
 
 @pytest.mark.parametrize('reduction', ['mean','sum'])
-@pytest.mark.parametrize('cls', ONE_PASS, ids=name_of)
+@pytest.mark.parametrize('cls', by_path(ONE_PASS), ids=name_of)
 def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
     "For a model without BatchNorm, with the weights of the method; the batch itself stays whole"
     class Watch(cls):
@@ -292,7 +292,9 @@ class Around:
             if mode: mode.__enter__()
             self.mode = mode
 
-@pytest.mark.parametrize('name', FIXED | COUNTED | NEW)
+AT_EACH_STEP = FIXED | COUNTED
+
+@pytest.mark.parametrize('name', mostly_slow(AT_EACH_STEP | NEW, *AT_EACH_STEP))
 def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
     steps = Around(NoWaiting, monkeypatch).steps
     learn = quiet_fit(table_learner(cbs=(FIXED | COUNTED | NEW)[name](), n=32+160), 3)
@@ -357,6 +359,7 @@ def test_batch_sizes_are_few_in_mixed_precision():
     rounded = sizes(BatchLossFilterCallback(.6, warmup=0))
     assert all(n%8==0 for n in sum(rounded, []))
 
+@pytest.mark.slow
 def test_a_compiled_model_meets_few_sizes():
     from torch._dynamo.testing import CompileCounter
     def compiled(cb):

@@ -10,7 +10,6 @@ from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from fastai.losses import FocalLossFlat, LabelSmoothingCrossEntropyFlat, L1LossFlat
 from helpers import *
-from selback.callback.watching import WatchItemsCallback
 from selback.core.labels import LabelMemory, Told
 from torch.nn import functional as F
 
@@ -413,7 +412,7 @@ class Rows(ByHand):
         self.looks[0][i].append((self.epochs_before+self.epoch, of_class(pred, y, self.given)))
 
 def train_both(out, rank):
-    import distributed_run # whose broadcast needs no GPU
+    import distributed_run # noqa: F401 whose broadcast needs no GPU
     hand = Rows()
     learn = learner(cbs=hand, bs=10).watch_items()
     torch.manual_seed(rank)
@@ -422,6 +421,7 @@ def train_both(out, rank):
         learn.fit(2)
     torch.save((dict(hand.looks[0]), learn.selection.tracker.labels.frame()), out/f'{rank}.pt')
 
+@pytest.mark.slow
 def test_two_processes_remember_what_both_were_told(tmp_path):
     on_two_ranks(partial(train_both, tmp_path), tmp_path)
     (mine,frame),(theirs,other_frame) = (torch.load(tmp_path/f'{rank}.pt', weights_only=False) for rank in range(2))
@@ -442,13 +442,14 @@ class Lonely(SelectionCallback):
         return Chosen(torch.arange(0 if dist.get_rank() else 4))
 
 def train_one_sided(out, rank):
-    import distributed_run
+    import distributed_run # noqa: F401 whose broadcast needs no GPU
     learn = learner(cbs=Lonely(warmup=0, track_items=True), bs=10)
     torch.manual_seed(rank)
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(2)
     torch.save((learn.selection.tracker.labels.frame().looks.tolist(), learn.selection.memory.picked.tolist()),
         out/f'{rank}.pt')
 
+@pytest.mark.slow
 def test_a_process_without_a_choice_has_no_look(tmp_path):
     on_two_ranks(partial(train_one_sided, tmp_path), tmp_path)
     (looks,picked),other = (torch.load(tmp_path/f'{rank}.pt') for rank in range(2))
