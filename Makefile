@@ -1,30 +1,36 @@
 # make demo: wrong labels found, and plain training beside two methods, on digits whose colours mislead and on a
 #   photograph; one page.
-# make test: the package and its notebooks, without a network and without data.
-# make test-studies: the studies, at a tiny scale.
-# make test-recipes: all recipes, those for Lightning and Hugging Face too, which it installs.
-# make test-release: the wheel, in an empty folder; it needs the package index.
+# make test: what anyone runs: each law by each path that items take, values, oracles, the package's own notebooks;
+#   without a network and without data.
+# make test-all: all else that holds the product: all methods with all tasks, workers, two processes, pages, the site
+#   in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning and Hugging Face too, which
+#   it installs) and test-release (the wheel, in an empty folder); it needs the package index.
+# make check: forms: cards, pages, links, names, lines, types.
+# make faults: is each of some sixty hand-made faults caught by `make test`?
+# make goldens from=COMMIT: does training do, step by step, what it did there?
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
 # make comparisons: what all runs amount to, for cards, guide and README.
 # make notebooks: execute all of them. make docs: the site, in _docs. All set up .venv first, as make setup does.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONWARNINGS := ignore::FutureWarning
 unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports, for eight seconds
 # no network, and no data that lie on this machine: what passes here passes anywhere;
 # small networks gain little from two threads
-TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=1
+TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1)
 STUDIES := experiments
 RECIPES := recipes
 WITH_EXTRAS := lightning|hugging_face
+TEST_NOTEBOOKS = $(TESTING) $(BIN)/nbdev-test --n-workers 2
+PYTEST = $(TESTING) $(BIN)/python -m pytest -n 2 --dist worksteal $(COVERAGE)
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, without_a_look, where_it_pays, race, \
 	forum, noise_cifar10, shortcuts or pretrained
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
-.PHONY: setup demo test test-studies test-recipes test-release bench experiment regime comparisons notebooks docs \
-	readme clean
+.PHONY: setup demo test test-all test-studies test-recipes test-release check faults goldens bench experiment regime \
+	comparisons notebooks docs readme clean
 
 setup: $(BIN)/.installed
 
@@ -34,16 +40,34 @@ demo: $(BIN)/.installed
 	$(BIN)/python -m studies.demo
 
 test: $(BIN)/.installed
-	$(TESTING) $(BIN)/nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^$(STUDIES)$$' \
-		--skip-file-re '^[_.]|^($(WITH_EXTRAS))\.'
-	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
+	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(bench|experiments|methods|recipes|start|tutorials|views)$$' \
+		--skip-file-re '^[_.]|^index'
+	$(PYTEST) -m 'not slow'
+
+test-all: $(BIN)/.installed docs
+	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(core|callback|$(STUDIES))$$' \
+		--skip-file-re '^[_.]|^00_all|^($(WITH_EXTRAS))\.'
+	$(PYTEST) -m slow
+	SELBACK_EXAMPLES=200 $(PYTEST) tests/test_fuzz.py
+	$(MAKE) test-studies test-recipes test-release
+
+check: $(BIN)/.checks
+	$(BIN)/ruff check --quiet
+	$(BIN)/pyright --warnings
+	$(TESTING) $(BIN)/python -m pytest checks
+
+faults: $(BIN)/.installed
+	$(TESTING) $(BIN)/python tests/faults.py $(name)
+
+goldens: $(BIN)/.installed
+	$(TESTING) $(BIN)/python tests/goldens.py $(from)
 
 test-studies: $(BIN)/.installed
-	$(TESTING) $(BIN)/nbdev-test nbs/$(STUDIES) --n-workers 2
+	$(TEST_NOTEBOOKS) nbs/$(STUDIES)
 	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
 
 test-recipes: $(BIN)/.recipes
-	$(TESTING) $(BIN)/nbdev-test nbs/$(RECIPES) --n-workers 2
+	$(TEST_NOTEBOOKS) nbs/$(RECIPES)
 	$(TESTING) $(BIN)/python -m pytest $(RECIPES)
 
 test-release: $(BIN)/.installed
@@ -91,7 +115,7 @@ $(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
 		> `$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/selback-checkout.pth
 	touch $@
 
-# what a study, a recipe or the site needs beside the package, such as pretrained weights
-$(BIN)/.studies $(BIN)/.recipes $(BIN)/.docs: $(BIN)/.%: $(BIN)/.installed
+# what a study, a recipe, the site or the checks need beside the package, such as pretrained weights
+$(BIN)/.studies $(BIN)/.recipes $(BIN)/.docs $(BIN)/.checks: $(BIN)/.%: $(BIN)/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$*]' || $(BIN)/pip install --quiet -e '.[$*]'
 	touch $@
