@@ -106,7 +106,10 @@ def agreement(args, epochs=5, n=12_500):
     dls = part_of_cifar10(n)
     learn = Learner(dls, NETS['small_resnet']().to(args.device), loss_func=CrossEntropyLossFlat(), opt_func=Adam)
     batches = [tuple(o.as_subclass(torch.Tensor) for o in batch) for batch,_ in zip(dls.train, range(10))]
-    proxy = train_proxy(learn, small_proxy().to(args.device), n_epoch=2, lr=1e-3)
+    proxy = small_proxy().to(args.device)
+    small = Learner(dls, proxy, loss_func=CrossEntropyLossFlat(), opt_func=Adam)
+    small._do_epoch_validate = lambda *args: None
+    with small.no_bar(),small.no_logging(): small.fit(2, 1e-3)
     watch = Agreement(batches, proxy)
     learn._do_epoch_validate = lambda *args: None
     with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(epochs, 2e-3, cbs=watch)

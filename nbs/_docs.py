@@ -51,9 +51,9 @@ first = dict(
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
-        'race'],
-    called=['watching','suspects','views','pictures','gradients','groups','scale_lr','reducible_loss','proxy','batch',
-        'scoring','compare','race','command','findings','datasets','functional'])
+        'race','hard_items','proxy'],
+    called=['watching','suspects','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
+        'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
 words = {
@@ -90,7 +90,7 @@ words = {
     '08_top_loss': 'OHEM, hard example mining, hard negative mining, random subset',
     '09_importance_sampling': 'importance sampling',
     '10_reducible_loss': 'RHO-LOSS',
-    '11_proxy': 'proxy model',
+    'proxy': 'proxy model, airbench',
     '14_early_loss_sampling': 'Just Train Twice, JTT',
     '15_balanced_sampling': 'class imbalance, imbalanced, imbalanced classes, long tail, rare classes, oversample, '
         'oversampling, WeightedRandomSampler, unbalanced, class weights'}

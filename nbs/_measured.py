@@ -33,7 +33,7 @@ def comparisons(
     if where is not None: df = df[df['where']==where]
     return df.reset_index(drop=True)
 
-_other_names = {'hardest first': 'favor_hard', 'hardest always': 'favor_hard', 'a proxy, paid for': 'replay_choices',
+_other_names = {'hardest first': 'favor_hard', 'hardest always': 'favor_hard',
     'class-balanced': 'balanced_sampling'} # the same draws, by a loader
 
 def family(

@@ -21,13 +21,14 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import (balanced_chances, InclusionSelection, record_choices, reducible_loss, ReplayChoicesCallback,
-    SelectiveBackpropCallback, step_inclusion)
+from selback.all import (balanced_chances, InclusionSelection, reducible_loss, SelectiveBackpropCallback,
+    step_inclusion)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
 from selback.core.checks import error_text
 from selback.core.scoring import counting
 from studies.experiments import in_bf16, results, scale, stored
+from studies.proxy import record_choices, ReplayChoicesCallback
 
 def _generator(): return torch.Generator().manual_seed(0)
 

@@ -11,7 +11,6 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import patch
 from helpers import *
-from selback.methods.replay_choices import Choices, fingerprint
 
 orders = [] # that rank 0 has told of; in each epoch its own comes first
 
@@ -92,10 +91,9 @@ class CancelEpoch(Callback):
         self.learn.witness.n_cancelled = len(self.y)
         raise CancelEpochException
 
-def replays():
-    "Leaves out every third item, others in each of three epochs"
-    kept = (torch.arange(101)+torch.arange(3)[:,None])%3>0
-    return ReplayChoicesCallback(Choices(kept, fingerprint(TensorDataset(*data()))))
+class LeaveThirds(EpochSelection):
+    "Leaves out every third item, others in each epoch"
+    def choose_items(self, idxs): return Chosen(((idxs+self.epoch)%3>0).nonzero()[:,0])
 
 CASES = dict(
     plain=lambda: None,
@@ -118,7 +116,7 @@ CASES = dict(
     drop_easy=lambda: DropEasyCallback(drop=1., max_rest=1),
     info_long=lambda: InfoBatchCallback(prune=.7, delta=1.),
     seta=lambda: SeTaCallback(prune=.2, n_groups=3, window=.5, delta=1.),
-    replayed=replays,
+    thirds=lambda: LeaveThirds(warmup=0),
     all_hard=lambda: FavorHardCallback(beta=0, warmup=0),
     all_own=lambda: PrioritizedSamplingCallback(uniform=1., warmup=0),
     prioritized=lambda: PrioritizedSamplingCallback(alpha=2., uniform=.3, correct=1., warmup=1),

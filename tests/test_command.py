@@ -19,10 +19,10 @@ def own_defaults(cls):
     return {p.name: p.default for p in parameters if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD}
 
 def test_help_lists_every_method_with_its_own_options():
-    "As the classes have them; `replay_choices` needs an object"
+    "As the classes have them"
     written = {name.partition('(')[0]: (name,what) for name,what in methods_written().items()}
     ours = {name: c for name,c in known_methods().items() if c.__module__.startswith('selback.methods.')}
-    assert set(written)==set(ours)-{'replay_choices'}
+    assert set(written)==set(ours)
     for name,(call,what) in written.items():
         assert eval(f"dict{call.removeprefix(name)}")==own_defaults(ours[name])
         assert what==ours[name].__doc__

@@ -59,7 +59,7 @@ def test_selecting_everything_is_plain_distributed_training(runs, name):
         assert same(ours['weights'], plain['weights'])
 
 WITH_INDICES = ['stale', 'stale_batchwise', 'tracked', 'info', 'random_before', 'all_stale', 'favor_hard', 'drop_easy',
-    'prioritized', 'early', 'balanced', 'balanced_few', 'seta', 'replayed']
+    'prioritized', 'early', 'balanced', 'balanced_few', 'seta', 'thirds']
 
 @pytest.mark.parametrize('name', WITH_INDICES)
 def test_item_indices_are_the_datasets_own(runs, name):
@@ -79,7 +79,7 @@ def test_memories_agree_and_count_what_both_trained(runs, name):
     trained = [i for rank in (a, b) for step in rank['steps'] if step.idx for i in step.items]
     assert torch.equal(memory['picked'], times(trained).int())
 
-@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy', 'seta', 'replayed'])
+@pytest.mark.parametrize('name', ['random_before', 'info', 'stale', 'favor_hard', 'drop_easy', 'seta', 'thirds'])
 def test_chosen_items_are_shared_out(runs, name):
     "In an epoch of chosen items no item is in both ranks but for the one that makes their numbers equal"
     for epoch in [1,3] if name=='stale' else [1,2]: # all choose by themselves there
@@ -88,10 +88,10 @@ def test_chosen_items_are_shared_out(runs, name):
         assert abs(len(a)-len(b))<=BS
         assert len(set(a) & set(b))<=1
 
-def test_ranks_replay_the_recorded_choices(runs):
-    "Together they train what the mask of the epoch keeps, of the fit of three epochs"
+def test_ranks_train_what_is_chosen_and_nothing_else(runs):
+    "Together they train what the epoch keeps, of the fit of three epochs"
     for epoch in range(3):
-        assert set(items_of_both(runs['replayed'], epoch))=={i for i in range(N) if (i+epoch)%3}
+        assert set(items_of_both(runs['thirds'], epoch))=={i for i in range(N) if (i+epoch)%3}
 
 def test_info_batch_weights_go_with_the_items(runs):
     weights = {}

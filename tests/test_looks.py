@@ -55,22 +55,6 @@ def test_errors_name_the_scorer():
         TopLossCallback(scorer=ModelCopy)
     learn = short_learner(cbs=TopLossCallback(scorer=nn.Linear(9, 3)))
     with pytest.raises(ValueError, match='the scorer must take the inputs of the model'): quiet_fit(learn, 1)
-    for bad in dict(n_epoch=0),dict(lr=-1.):
-        with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(short_learner(), mlp(), **bad)
-
-def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
-    def run(first):
-        proxy,learn = mlp(),table_learner()
-        if first: train_proxy(learn, proxy, n_epoch=2, every=2, lr=.1)
-        return quiet_fit(learn, 2)
-    assert same(weights(run(False)), weights(run(True)))
-
-    set_seed(0)
-    learn,proxy = table_learner(),mlp()
-    before = {k: v.clone() for k,v in proxy.state_dict().items()}
-    assert train_proxy(learn, proxy, every=4) is proxy
-    assert not same(before, proxy.state_dict())
-    assert proxy[1].num_batches_tracked==2 # of seven batches, every fourth
 
 # copies
 def copy_of(cb): return cb.scorer.scoring.scorer

@@ -83,7 +83,6 @@ def test_options_that_are_misspelt_are_named():
     with pytest.raises(TypeError, match="got an unknown option 'gather'"): learn.favor_hard(gather=True)
     with pytest.raises(ValueError, match="got the option 'auto', wanted none"): learn.favor_hard(auto=False)
     with pytest.raises(TypeError, match='takes from 1 to 2 positional arguments but 3'): learn.favor_hard(1, 2)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'choices'"): learn.replay_choices()
 
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_the_noise_guard_is_gone(cls):

@@ -166,6 +166,15 @@ def test_names_that_are_numbers_or_texts_are_saved_as_their_kind():
     learn.selection.beta = Twice(2)
     assert type(learn.selection.state_dict()['settings']['beta']) is str
 
+def test_a_state_with_picks_by_epoch_is_loaded():
+    "As the release before saved them"
+    state = quiet_fit(short_learner().top_loss(track_items=True), 1).selection.state_dict()
+    tracker = state['parts']['tracker']
+    tracker['picks_by_epoch'] = ((1, torch.ones(52, dtype=torch.int32)),)
+    selection = short_learner().top_loss(track_items=True).selection
+    selection.load_state_dict(state)
+    assert torch.equal(selection.memory.picked, tracker['memory']['picked'])
+
 def test_a_state_with_other_settings_is_loaded():
     first = quiet_fit(short_learner().favor_hard(beta=1), 2).selection
     then = selection(beta=2)

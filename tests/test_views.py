@@ -172,12 +172,9 @@ def test_pictures_can_be_read_on_a_phone():
     selection = learn.selection
     views = [
         selection.plot,
-        selection.plot_picks,
         selection.show_hardest,
         selection.show_easiest,
-        lambda: selection.show_picked(1),
-        lambda: plot_pick_rates(pick_rates(selection, 2)),
-        lambda: plot_by_percentile(by_percentile(learn, bins=4))]
+        lambda: selection.show_picked(1)]
     for view in views:
         plt.close('all')
         view()
@@ -481,7 +478,6 @@ def test_a_second_fit_goes_on_and_an_interrupted_one_is_counted():
     learn.remove_cb(Stops)
     quiet_fit(learn, 2)
     assert selection.items().seen.sum()==100+64+200
-    assert [epoch for epoch,_ in selection.tracker.picks_by_epoch]==[1,2,3]
 
 def test_lr_find_leaves_items_alone():
     learn = quiet_fit(short_learner().top_loss(track_items=True), 2)
@@ -491,7 +487,7 @@ def test_lr_find_leaves_items_alone():
 
 TRACK = 'pass track_items=True'
 
-@pytest.mark.parametrize('name', ['items','picks_by_class','show_hardest','show_easiest','plot_picks','plot_items'])
+@pytest.mark.parametrize('name', ['items','picks_by_class','show_hardest','show_easiest','plot_items'])
 def test_a_view_of_items_says_how_to_have_them_remembered(name):
     selection = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match=f'{name}: got a TopLossCallback.*{TRACK}'): getattr(selection, name)()
@@ -499,7 +495,6 @@ def test_a_view_of_items_says_how_to_have_them_remembered(name):
 def test_nothing_is_remembered():
     before_loading = quiet_fit(short_learner().random_subset(before_loading=True), 2).selection
     with pytest.raises(ValueError, match=TRACK): before_loading.items()
-    with pytest.raises(ValueError, match=TRACK): pick_rates(short_learner().top_loss().selection)
 
 def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
     learn = short_learner().top_loss(track_items=True)
@@ -518,13 +513,12 @@ def test_loaders_whose_items_are_unknown_are_refused():
 def test_what_is_remembered_stays_with_its_learner(tmp_path):
     learn = quiet_fit(short_learner().top_loss(track_items=True), 2)
     selection = learn.selection
-    assert pickle.loads(pickle.dumps(learn)).selection.tracker.picks_by_epoch==()
+    assert pickle.loads(pickle.dumps(learn)).selection.memory is None
 
     other = set_selection(short_learner(1), selection)
     with pytest.raises(ValueError, match='call fit first'): selection.items()
     quiet_fit(other, 1)
     assert selection.items().seen.eq(1).all()
-    assert len(selection.tracker.picks_by_epoch)==1
 
 # labels and sources
 def to_x(i): return torch.randn(4, generator=torch.Generator().manual_seed(i))
@@ -648,30 +642,12 @@ def test_items_of_some_classes_are_shown():
     assert [title['target'] for title in titles()]==['2','2']
     with pytest.raises(ValueError, match='show_picked: got 0 items of class 7'): selection.show_picked(classes=[7])
 
-def test_rates_of_picks_by_hand():
-    selection = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 4).selection
-    counts = [torch.zeros(100), *(picked for _,picked in selection.tracker.picks_by_epoch)]
-    rates = pick_rates(selection, last=3)
-    assert rates.index.tolist()==[3,4]
-    assert rates.columns.tolist()==[0,1,2,3]
-    assert np.allclose(rates.sum(axis=1), 1)
-
-    for epoch in (3,4):
-        of_late = (counts[epoch]-counts[epoch-3]).int() # each item trains once in an epoch, at most
-        assert rates.loc[epoch].tolist()==pytest.approx([(of_late==k).float().mean().item() for k in range(4)])
-
-    with pytest.raises(ValueError, match='pick_rates: got 4 epochs, wanted 5'): pick_rates(selection)
-    assert len(plot_pick_rates(rates).collections)==4
-
 def look_at_everything(learn):
     selection = learn.selection
     selection.items()
     selection.picks_by_class()
-    selection.plot_picks()
     selection.plot()
     selection.show_picked(1)
-    pick_rates(selection, 2)
-    gradient_similarity(learn, 2)
 
 def test_showing_changes_nothing_and_augments_nothing():
     def fitted(): return quiet_fit(image_learner(cbs=tracked(), n=36), 2)
@@ -778,41 +754,8 @@ def test_texts_show(monkeypatch):
     assert [len(text.split())-1 for text in rows.text]==[1+i%5 for i in hardest]
     assert rows['item'].tolist()==hardest.tolist()
     assert rows.predicted.isin(['a','b']).all()
-    assert len(gradient_similarity(learn, 2))==4
 
-# picks over the epochs
-def test_picks_over_the_epochs():
-    selection = quiet_fit(table_learner().top_loss(keep=.5, track_items=True), 4).selection
-    (ax,) = selection.plot_picks([3,50])
-    for i in (3,50):
-        epochs,picked = lines(ax)[f'item {i}'].T
-        assert epochs.tolist()==[0,1,2,3,4]
-        assert picked[1]==1
-        assert picked[-1]==selection.items().picked[i]
-        assert set(np.diff(picked))<={0,1}
-
-    selection.tracker.n_tracked = 30 # of 100 items every fourth
-    assert selection.tracker.tracked.tolist()==list(range(0, 100, 4))
-
-def test_picks_over_the_epochs_are_saved_too():
-    def picks_of(selection): return [picked.tolist() for _,picked in selection.tracker.picks_by_epoch]
-    half = quiet_fit(short_learner().top_loss(keep=.5, track_items=True), 2)
-    state,before = half.selection.state_dict(),picks_of(half.selection)
-    quiet_fit(half, 1) # what is saved does not follow
-
-    resumed = short_learner().top_loss(keep=.5, track_items=True)
-    selection = resumed.selection
-    selection.load_state_dict(state)
-    assert picks_of(selection)==before
-
-    quiet_fit(resumed, 4, start_epoch=2)
-    (ax,) = selection.plot_picks([3])
-    (xy,) = (xy for name,xy in lines(ax).items() if name.startswith('item'))
-    assert xy[:,0].tolist()==[0,1,2,3,4]
-    assert xy[-1,1]==selection.items().picked[3]
-    assert len(state['parts']['tracker']['picks_by_epoch'])==2
-
-@pytest.mark.parametrize('name', ['items','show_hardest','plot_picks'])
+@pytest.mark.parametrize('name', ['items','show_hardest'])
 def test_items_of_another_training_set_are_not_shown(name):
     learn = quiet_fit(table_learner().top_loss(track_items=True, warmup=0), 1)
     learn.dls = table_learner(n=82).dls
@@ -821,128 +764,6 @@ def test_items_of_another_training_set_are_not_shown(name):
     learn.dls = table_learner().dls
     refused = 'got a training set of 100 items, of which nothing is remembered.* the one that trained'
     with pytest.raises(ValueError, match=refused): getattr(learn.selection, name)()
-
-def test_picks_are_kept_of_a_thousand_items_at_most():
-    selection = quiet_fit(table_learner(n=2532, bs=500).top_loss(track_items=True), 2).selection
-    assert [len(picked) for _,picked in selection.tracker.picks_by_epoch]==[834,834]
-    assert selection.tracker.tracked.tolist()==list(range(0, 2500, 3))
-    refused = r'plot_picks: got \[1, 2\].*every 3. item from 0 to 2499'
-    with pytest.raises(ValueError, match=refused): selection.plot_picks([0,1,2])
-
-    (ax,) = selection.plot_picks()
-    drawn = [int(name.split()[1]) for name in lines(ax) if name.startswith('item')]
-    losses = selection.items().loss
-    of_drawn,of_tracked = losses[drawn].tolist(),losses[::3]
-    assert of_drawn==sorted(of_drawn)
-    assert of_drawn[0]==of_tracked.min()
-    assert of_drawn[-1]==of_tracked.max()
-
-# gradients
-def gradient(learn, rows):
-    "Of the mean loss of some training items, flat"
-    x,y = learn.dls.train_ds.tensors
-    loss = F.cross_entropy(learn.model(x[rows]), y[rows])
-    return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(learn.model.parameters()))])
-
-def test_gradients_of_a_linear_model_by_hand():
-    learn = linear_learner(TopLossCallback())
-    found = gradient_similarity(learn, n_batches=2, keep=.25, seed=3)
-    idxs = torch.randperm(100, generator=torch.Generator().manual_seed(3))[:32]
-    for i in range(2):
-        rows = idxs[i*16:(i+1)*16]
-        hardest = rows[losses_of(learn)[rows].argsort(descending=True)[:4]]
-        whole,part = gradient(learn, rows),gradient(learn, hardest)
-        cosine = float(whole@part/whole.norm()/part.norm())
-
-        row = found[(found.batch==i) & (found.of=='hardest')].iloc[0]
-        assert row['items']==4
-        assert row.cosine==pytest.approx(cosine, abs=1e-5)
-        assert row.same_sign==pytest.approx(float((whole*part>0).float().mean()))
-
-@pytest.mark.parametrize('make', [table_learner, image_learner, regression_learner])
-def test_the_gradient_of_all_is_that_of_all(make):
-    found = gradient_similarity(make(), 2, keep=1.)
-    assert len(found)==4
-    assert np.allclose(found.cosine, 1, atol=1e-5)
-    assert (found.same_sign==1).all()
-
-    part = gradient_similarity(make(), 2, keep=.3)
-    assert (part.cosine<1-1e-4).all()
-    assert part.cosine.between(-1, 1).all()
-
-def test_gradient_similarity_leaves_the_learner_as_it_was():
-    def fitted():
-        learn = quiet_fit(short_learner().top_loss(), 1)
-        learn.model[1].train()
-        return learn
-
-    def grads(learn): return [p.grad.clone() for p in learn.model.parameters()]
-    def modes_and_randomness(learn):
-        return [m.training for m in learn.model.modules()],random_states(),learn.dls.train.rng.getstate()
-
-    looked_at = fitted()
-    weights_before,grads_before = weights(looked_at),grads(looked_at)
-    others_before = modes_and_randomness(looked_at)
-    gradient_similarity(looked_at)
-    assert same(weights_before, weights(looked_at))
-    assert all(torch.equal(before, after) for before,after in zip(grads_before, grads(looked_at), strict=True))
-    assert modes_and_randomness(looked_at)==others_before
-
-    looked_at_weights = weights(quiet_fit(looked_at, 1))
-    assert same(looked_at_weights, weights(quiet_fit(fitted(), 1)))
-
-def test_gradients_of_a_loss_that_mixes_items_are_refused():
-    learn = short_learner(loss_func=lambda pred, y: F.cross_entropy(pred, y).sqrt())
-    with pytest.raises(ValueError, match='It mixes items'): gradient_similarity(learn)
-    def item_loss(pred, y): return F.cross_entropy(pred, y, reduction='none')
-    assert len(gradient_similarity(learn, 1, item_loss=item_loss))==2
-
-def test_gradients_that_are_refused():
-    with pytest.raises(ValueError, match='keep: got 0'): gradient_similarity(short_learner(), keep=0)
-    frozen = short_learner()
-    frozen.model.requires_grad_(False)
-    with pytest.raises(ValueError, match='weights are all frozen'): gradient_similarity(frozen)
-
-# by percentile
-def test_confidence_and_accuracy_by_percentile():
-    learn = quiet_fit(table_learner(), 3)
-    rows = by_percentile(learn, bins=4)
-    assert rows.percentile.tolist()==[25,50,75,100]
-    assert (rows['items']==8).all()
-    assert rows.loss.is_monotonic_increasing
-    assert rows.target_confidence.is_monotonic_decreasing
-    assert (rows.target_confidence<=rows.confidence+1e-6).all()
-    hardest = rows.iloc[-1]
-    assert hardest.target_confidence<hardest.confidence # what is wrong is sure of something else
-
-    x,y = learn.dls.valid_ds.tensors
-    pred = learn.model.eval()(x).detach()
-    share,right = pred.softmax(1),(pred.argmax(1)==y).float()
-    order = F.cross_entropy(pred, y, reduction='none').argsort().view(4, 8)
-    def means(values): return values[order].mean(1).numpy()
-    assert rows.target_confidence.to_numpy()==pytest.approx(means(share[range(len(y)),y]), rel=1e-5)
-    assert rows.confidence.to_numpy()==pytest.approx(means(share.amax(1)), rel=1e-5)
-    assert rows.accuracy.tolist()==means(right).tolist()
-
-    assert by_percentile(learn, ds_idx=0)['items'].sum()==100
-    drawn = lines(plot_by_percentile(rows))['accuracy']
-    assert np.allclose(drawn, np.stack([[12.5,37.5,62.5,87.5], rows.accuracy], 1))
-
-def test_percentiles_of_pixels():
-    learn = pixel_learner()
-    (row,) = by_percentile(learn, bins=1).itertuples()
-    x,y = learn.dls.valid_ds.tensors
-    pred = learn.model(x).detach()
-    share,right = pred.softmax(1),(pred.argmax(1)==y).float()
-    def near(value): return pytest.approx(float(value), rel=1e-5)
-    assert row.loss==near(F.cross_entropy(pred, y))
-    assert row.target_confidence==near(share.gather(1, y[:,None]).mean())
-    assert row.confidence==near(share.amax(1).mean())
-    assert row.accuracy==near(right.mean())
-
-def test_percentiles_are_of_classes():
-    refused = 'by_percentile: got targets.*wanted class numbers'
-    with pytest.raises(ValueError, match=refused): by_percentile(regression_learner())
 
 # what a selection is called
 NAMES = [

@@ -297,7 +297,7 @@ class SelectionEpochs(AskedSelection):
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, self.report.is_selecting, is_done))
         if is_trained: self.check_noted()
-        if self.tracker.is_on and is_trained: self.tracker.end_epoch(self.epochs_done)
+        if self.tracker.is_on and is_trained: self.tracker.end_epoch()
         if self.tracker.is_on and is_done: self.look_ahead()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         is_last = self.epoch==self.n_epoch-1

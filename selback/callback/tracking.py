@@ -20,17 +20,13 @@ from .ranks import Ranks
 # %% ../../nbs/callback/04_tracking.ipynb #f9e95402
 class DatasetMemory:
     "What is remembered of each dataset item, over epochs and ranks"
-    n_tracked = 1000 # of how many items each epoch's picks are kept
-
     def __init__(self):
         self.memory = None # an `ItemMemory`, once the dataset is known
         self.labels = None # a `LabelMemory`, once a step has told of labels
         self.dataset_id = None # whose items they are
-        self.picks_by_epoch = () # pairs: epochs done, and how often each tracked item was picked
         self.ranks = Ranks()
 
-    def __getstate__(self):
-        return self.__dict__ | dict(memory=None, labels=None, picks_by_epoch=(), dataset_id=None)
+    def __getstate__(self): return self.__dict__ | dict(memory=None, labels=None, dataset_id=None)
 
     def new_memory(self,
         n:int, # Items of the dataset
@@ -57,7 +53,6 @@ class DatasetMemory:
         self.dataset_id = dataset_id
         if self.memory is None or len(self.memory)!=n:
             self.memory,self.labels = self.new_memory(n, device),None
-            self.picks_by_epoch = ()
         elif self.memory.loss.device.type!=torch.device(device).type: self.load_state_dict(self.state_dict(), device)
 
     def remember_labels(self,
@@ -80,18 +75,6 @@ class DatasetMemory:
     def given(self)->Tensor|None: # As `Told` has it; None: unknown
         "How often each class was a label"
         return None if self.labels is None else self.labels.given
-
-    @property
-    def tracked(self)->Tensor: # int64
-        "Dataset indices of the items whose picks are kept for each epoch: all, or every so many"
-        return torch.arange(0, len(self.memory), -(-len(self.memory)//self.n_tracked))
-
-    def keep_picks(self,
-        n_epochs:int, # Epochs trained after the selection was attached
-    ):
-        "Note how often the tracked items were picked by now"
-        picked = self.memory.picked
-        self.picks_by_epoch += ((n_epochs, picked[self.tracked.to(picked.device)].cpu()),)
 
 # %% ../../nbs/callback/04_tracking.ipynb #f9e95403
 class LossMemory(DatasetMemory):
@@ -182,20 +165,16 @@ class ItemTracker(LossMemory):
         known = self.memory.loss[self.memory.loss.isfinite()]
         return len(known)>1 and bool((known==known[0]).all())
 
-    def end_epoch(self,
-        n_epochs:int, # Epochs trained after the selection was attached
-    ):
+    def end_epoch(self):
         "An epoch is done: all that is remembered gets older"
         if self.memory is None: return
         self.merge()
-        if self.notes: self.keep_picks(n_epochs)
         self.memory.next_epoch()
 
     def state_dict(self):
         "What to save"
         tables = dict(memory=self.memory, labels=self.labels)
-        states = {name: None if table is None else table.state_dict() for name,table in tables.items()}
-        return dict(picks_by_epoch=self.picks_by_epoch) | states
+        return {name: None if table is None else table.state_dict() for name,table in tables.items()}
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
@@ -203,7 +182,6 @@ class ItemTracker(LossMemory):
     ):
         "Remember what was saved"
         memory,labels = state['memory'],state.get('labels')
-        self.picks_by_epoch = state['picks_by_epoch']
         self.memory = self.labels = None
         if memory is None: return
         n,device = len(memory['loss']),device or memory['loss'].device

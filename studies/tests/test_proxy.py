@@ -1,4 +1,4 @@
-"Recorded choices: what a proxy keeps, by a loop written out by hand, and what a replay loads"
+"A proxy trains on the stream of another learner; what it keeps, by a loop written out by hand; what a replay loads"
 import pickle
 from collections import Counter
 
@@ -8,8 +8,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
-from selback.methods.replay_choices import Choices, fingerprint, record_choices
 from selback.bench.compare import compare
+from studies.proxy import Choices, ReplayChoicesCallback, fingerprint, record_choices, train_proxy
 from torch.nn import functional as F
 
 def linear(): return nn.Linear(4, 3)
@@ -39,6 +39,25 @@ def table_of(choices): return torch.stack(list(choices))
 def kept_of(row): return set(row.nonzero()[:,0].tolist())
 
 def trained_by_epoch(learn): return learn.selection.stats.query('step>=0').groupby('epoch').trained.sum()
+
+# a proxy trains
+def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
+    def run(first):
+        proxy,learn = mlp(),table_learner()
+        if first: train_proxy(learn, proxy, n_epoch=2, every=2, lr=.1)
+        return quiet_fit(learn, 2)
+    assert same(weights(run(False)), weights(run(True)))
+
+    set_seed(0)
+    learn,proxy = table_learner(),mlp()
+    before = {k: v.clone() for k,v in proxy.state_dict().items()}
+    assert train_proxy(learn, proxy, every=4) is proxy
+    assert not same(before, proxy.state_dict())
+    assert proxy[1].num_batches_tracked==2 # of seven batches, every fourth
+
+@pytest.mark.parametrize('bad', [dict(n_epoch=0), dict(lr=-1.)], ids=str)
+def test_trainings_of_a_proxy_that_are_refused(bad):
+    with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(short_learner(), mlp(), **bad)
 
 # what a proxy keeps
 def n_kept(n, keep): return max(2, int(keep*n))
