@@ -13,7 +13,7 @@ from fastai.metrics import mse
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from common import *
-from selback.bench.datasets import Pixels, TensorDL
+from selback.bench.datasets import TensorDL
 from selback.callback.loaders import ChosenBefore, draw
 from selback.core.policies import include, rank_inclusion
 
@@ -37,6 +37,27 @@ class Epochs(Callback):
         now = time.perf_counter()-self.began,time.process_time()-self.cpu_began
         self.rows.append((*now,self.steps))
 
+class Pixels:
+    "The places of an image's pixels, and their colours; numbers give a batch"
+    def __init__(self, image):
+        rows,columns = (torch.linspace(-1, 1, n) for n in image.shape[:2])
+        self.places,self.colours = torch.cartesian_prod(rows, columns),image.reshape(-1, 3)
+
+    def __len__(self): return len(self.places)
+    def __getitem__(self, i): return self.places[i],self.colours[i]
+
+class CoordinateNet(nn.Module):
+    "Fourier features of a place and two hidden layers"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('frequencies', torch.randn(2, 64)*10)
+        hidden = [nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(128, 3))
+
+    def forward(self, x):
+        x = x@self.frequencies
+        return self.layers(torch.cat([x.sin(), x.cos()], 1))
+
 def photograph(name, size):
     image = Image.fromarray(load_sample_image(f'{name}.jpg'))
     if size is not None: image = image.resize(size, Image.Resampling.LANCZOS)
@@ -49,7 +70,8 @@ def epoch_of(learn):
     return [statistics.median(column) for column in zip(*learn.epochs.rows[1:])]
 
 def pixel_learner(size, cb):
-    learn = Learner(photograph('china', size), get_model('coordinate_net', 3), metrics=mse, lr=4e-3, cbs=Epochs())
+    dls = photograph('china', size)
+    learn = Learner(dls, CoordinateNet(), nn.MSELoss(), metrics=mse, lr=4e-3, cbs=Epochs())
     learn._do_epoch_validate = lambda *args: None
     if cb is not None: learn.add_cb(cb)
     return learn

@@ -15,11 +15,12 @@ from fastcore.script import call_parse
 
 from selback.all import EarlyLossSamplingCallback, RandomSubsetCallback
 from selback.bench.compare import compare, describe
-from selback.bench.datasets import coloured_digits, flip_labels, get_dls, learned, small_convnet
+from selback.bench.datasets import coloured_digits, flip_labels, get_dls, small_convnet
 from selback.bench.findings import last_epochs, relative, signed
 from selback.views.views import tidy
 from studies import photographs
 from studies.experiments import scale
+from studies.pixels import learned, photograph, pixel_dls
 from studies.regimes import sgd
 
 # Labels that are wrong
@@ -247,7 +248,7 @@ def compare_methods(name, folder):
     bars(ax, runs, part.error)
     if name=='digits': shown = show_digits()
     else:
-        image = get_dls('china').train_ds
+        image = pixel_dls(photograph('china')).train_ds
         shown = show_photographs({'the picture': image.colours.reshape(*image.size, 3).cpu()} |
             {named(method): picture for method,picture in pictures.items()})
     return tell(part.title, part.what, shown+as_image(fig), ended(runs), in_words(name, runs))

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np, pandas as pd
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.metrics import error_rate, mse
+from fastai.metrics import error_rate
 from fastcore.script import call_parse
 
 from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.compare import compare, get_dls, get_model
 from selback.core.outlook import hardest_tenth
-from studies import easy_data, shortcuts
+from studies import easy_data, photographs, shortcuts
 from studies.experiments import once, results_folder, scale
 from studies.regimes import regimes
 
@@ -63,7 +63,7 @@ def halves(df): # Two tables
 
 # Other data, whose gains are in results/comparisons.csv
 
-def _image(name): return Learner(get_dls(name, 1024), get_model('coordinate_net', 3), metrics=mse)
+_image = partial(photographs.learner, full_size=False)
 
 def _digits(): return Learner(get_dls('digits', 64), get_model('small_resnet', 10), CrossEntropyLossFlat(),
     metrics=error_rate)

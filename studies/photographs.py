@@ -9,9 +9,9 @@ from fastai.torch_core import default_device
 from sklearn.datasets import load_sample_image
 
 from selback.bench.compare import compare, environment
-from selback.bench.datasets import get_dls, get_model, pixel_dls
 from selback.bench.findings import last_epochs, paired
 from studies.experiments import results, scale, stored
+from studies.pixels import CoordinateNet, photograph, pixel_dls
 
 METHODS = 'none','favor_hard(beta=2)','prioritized_sampling(alpha=0.5,uniform=0.25)'
 ITEMS = 427*640
@@ -23,8 +23,8 @@ plan['paper'] = plan['small']|dict(compute=96*ITEMS, seconds=120)
 
 def learner(image, full_size=True):
     "Of a photograph, pixel by pixel, at its own 640x427 or at 192x128"
-    dls = pixel_dls(load_sample_image(f'{image}.jpg'), 1024) if full_size else get_dls(image, 1024)
-    return Learner(dls, get_model('coordinate_net', 3), metrics=mse)
+    dls = pixel_dls(load_sample_image(f'{image}.jpg') if full_size else photograph(image), 1024)
+    return Learner(dls, CoordinateNet(3), metrics=mse)
 
 def study(
     folder, # For the files

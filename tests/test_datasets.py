@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 import selback.bench.datasets as d
-from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorDL, TensorItems
+from selback.bench.datasets import flip_labels, get_dls, PadCrop, tensor_dls, TensorDL, TensorItems
 from selback.callback.loaders import ChosenBefore, draw
 
 pytestmark = pytest.mark.slow # workbench
@@ -165,24 +165,6 @@ def test_masks_are_shown_as_masks():
         np.testing.assert_allclose(plt.gcf().axes[0].images[1].get_array(), masks[0])
         learn.show_results(max_n=2)
         Interpretation.from_learner(learn).plot_top_losses(2)
-
-@pytest.mark.filterwarnings('ignore')
-def test_pixels_are_predicted_by_place_and_not_shown(tmp_path):
-    dls = get_dls('china', 4096)
-    learn = Learner(dls, get_model('coordinate_net', 3), path=tmp_path)
-    with learn.no_bar():
-        place = dls.train_ds.places[7]
-        colour,_,p = learn.predict(place)
-        assert torch.equal(torch.as_tensor(colour), p)
-        assert torch.allclose(p, learn.model(place[None])[0])
-        for show in (dls.show_batch, learn.show_results):
-            with pytest.raises(ValueError, match=r'got single pixels.*learned\(learn\)'): show()
-        with pytest.raises(ValueError, match=r'test_dl: got a str of shape \(\), wanted a place'):
-            learn.predict('x.png')
-
-        learn.export('pixels.pkl')
-        loaded = load_learner(tmp_path/'pixels.pkl')
-        with loaded.no_bar(): assert torch.equal(loaded.predict(place)[2], p)
 
 # wrong labels
 @pytest.mark.parametrize('share', [0,.25,1])

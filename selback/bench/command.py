@@ -21,9 +21,8 @@ from ..core.checks import error_text # which imports no PyTorch
 
 # %% ../../nbs/bench/05_command.ipynb #e9df018b
 def _line_of(cls):
-    "A callback's class as it is written, such as 'top_loss(keep=0.5, also_bottom=0.0)'; None if it needs an object"
+    "A callback's class as it is written, such as 'top_loss(keep=0.5, also_bottom=0.0)'"
     own = next(o.args for o in cls.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
-    if len(own.defaults)<len(own.args)-1: return None
     options = ', '.join(f'{arg.arg}={ast.unparse(value)}' for arg,value in zip(own.args[1:], own.defaults))
     named = re.search(r"\bone_liner = '(\w+)'", ast.unparse(cls))
     name = named[1] if named else camel2snake(cls.name.removesuffix('Callback'))
@@ -38,7 +37,7 @@ def methods_written()->dict: # By names with options, such as 'top_loss(keep=0.5
     "The methods that can be written in a line, without an import of them"
     sources = [o for o in files('selback').joinpath('methods').iterdir() if o.name.endswith('.py')]
     found = {_line_of(cls): ast.get_docstring(cls) for file in sources for cls in _callbacks_in(file)}
-    return dict(sorted((line, what) for line,what in found.items() if line))
+    return dict(sorted(found.items()))
 
 # %% ../../nbs/bench/05_command.ipynb #d20c5b83
 _default = 'none,favor_hard,prioritized_sampling,selective_backprop,random_subset(keep=.33,gather=True)'
@@ -89,28 +88,22 @@ def _refused():
 
 def _prepare(data, arch, bs, size, cut):
     "A function that makes learners, what tells the study from others, and what is done with the images of a folder"
-    from selback.bench.datasets import datasets, folders, pictures # first: quietly
+    from selback.bench.datasets import datasets, folders # first: quietly
     from selback.bench.datasets import folder_fingerprint, folder_in_words, get_dls, get_model
     from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
-    from fastai.metrics import error_rate, mse
+    from fastai.metrics import error_rate
     from selback.bench.compare import describe
-    is_picture = data in pictures
-    arch = arch or ('coordinate_net' if is_picture else 'small_resnet')
     cut = cut | dict(size=size)
-    if is_picture!=(arch=='coordinate_net'):
-        wanted = 'coordinate_net' if is_picture else 'a network for images'
-        raise ValueError(error_text('arch', f'{arch} with {data}', wanted))
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c) # checks it
 
     def get_learner():
         dls_of_run,model = get_dls(data, bs, **cut),get_model(arch, dls.c)
-        if is_picture: return Learner(dls_of_run, model, metrics=mse)
         return Learner(dls_of_run, model, CrossEntropyLossFlat(), metrics=error_rate)
 
     about = dict(data=Path(data).resolve().name, arch=arch, **describe(dls))
-    if data in (*datasets,*pictures): return get_learner,about,''
+    if data in datasets: return get_learner,about,''
     about |= dict(size=size)
     if data in folders: return get_learner,about,''
     return get_learner,about | dict(images=folder_fingerprint(dls, Path(data))),folder_in_words(data, dls, size)
@@ -143,36 +136,6 @@ def _make_writable(out):
     with tempfile.TemporaryFile(dir=out): pass
 
 # %% ../../nbs/bench/05_command.ipynb #8533bfd2
-def _keep_picture(folder, learn):
-    "Write what a network has learned of an image to a folder, in a method's first run"
-    import matplotlib.pyplot as plt
-    from selback.bench.datasets import learned
-    log = learn.cost_log
-    if log.seed==0: plt.imsave(folder/f'{log.method}.png', learned(learn).cpu().numpy())
-    return {}
-
-def _show_pictures(data, methods, runs, folder):
-    "The image, and what each method has learned of it, as a file"
-    import matplotlib.pyplot as plt
-    from selback.bench.datasets import get_dls
-    from selback.bench.findings import last_epochs
-    image = get_dls(data).train_ds
-    shown = [('the image', image.colours.reshape(*image.size, 3).cpu().numpy())]
-    ends = last_epochs(runs[runs.seed==0]).set_index('method').error
-    for method in methods:
-        file = folder/f'{method}.png'
-        if not file.exists(): continue
-        name = 'plain training' if method=='none' else method
-        shown.append((f'{name}\n{-10*math.log10(ends[method]):.2f} dB', plt.imread(file)))
-
-    columns = math.ceil(len(shown)/2)
-    fig,axes = plt.subplots(2, columns, figsize=(3.2*columns,4.8), layout='constrained')
-    for ax in axes.flat: ax.axis('off')
-    for ax,(title,picture) in zip(axes.flat, shown):
-        ax.imshow(picture)
-        ax.set_title(title, fontsize=9)
-    fig.savefig(folder.with_suffix('.png'), dpi=110)
-
 def _report(runs, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
     from selback.bench.findings import brief, plot_runs, show_table, summarize, to_markdown, verdict
@@ -186,9 +149,8 @@ def _report(runs, title, out):
 
 # %% ../../nbs/bench/05_command.ipynb #86c537e0
 def run_study(
-    # digits, china or flower (an image that is learned pixel by pixel), cifar10, cifar100, imagenette or imagewoof
-    # (which are downloaded once), or a folder of class folders, which may lie in its train and valid;
-    # its folder test is left out
+    # digits, cifar10, cifar100, imagenette or imagewoof (all but digits are downloaded once), or a folder
+    # of class folders, which may lie in its train and valid; its folder test is left out
     data:str='digits',
     # Methods with commas between them, as they are called on a Learner, such as "none,top_loss(keep=.25)";
     # none is plain training; five of those below, or a race's field, if left out
@@ -200,9 +162,7 @@ def run_study(
     items:int=None, # So many items back-propagated instead
     epochs:int=None, # So many epochs, which cost differently: without a verdict
     seeds:int=3, # Runs of each method
-    # small_resnet, coordinate_net, or a network of torchvision or timm such as resnet18;
-    # one that suits the data if left out
-    arch:str=None,
+    arch:str='small_resnet', # small_resnet, or a network of torchvision or timm such as resnet18
     bs:int=64, # Batch size
     size:int=128, # Side to which the images of a folder are resized, in pixels
     n_train:int=None, # Train on so many items only, chosen at random, of digits, cifar10 and the like; all if left out
@@ -215,8 +175,7 @@ def run_study(
     # (ten epochs' worth if left out), and ever fewer methods; the rounds' runs, and table.md of the last one,
     # are written to --out
     race:bool=False,
-    # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg, and what was learned of an image;
-    # runs that it has are not run again
+    # Folder for runs.csv, summary.csv, table.md, compare.png and compare.svg; runs that it has are not run again
     out:str='runs',
 ):
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
@@ -241,7 +200,7 @@ def run_study(
     with stopped(out):
         _tell_ahead(get_learner, ahead, about['n_train'])
         if race: _race(get_learner, names, rates, out, plan)
-        else: _study(get_learner, names, rates, out, plan, data)
+        else: _study(get_learner, names, rates, out, plan)
 
 # %% ../../nbs/bench/05_command.ipynb #5c1e77e1
 class _Ahead(NamedTuple):
@@ -313,26 +272,19 @@ def _race(get_learner, names, rates, out, plan):
     (out/'table.md').write_text(f'{shown}\n\n{runs.verdict}\n', encoding='utf-8')
     print(f"Wrote {_counted(n, 'round')}, and table.md of the last one, to {out}/.")
 
-def _study(get_learner, names, rates, out, plan, data):
+def _study(get_learner, names, rates, out, plan):
     "All runs, and what they amount to"
     from selback.bench.compare import check_study, compare
-    from selback.bench.datasets import pictures
     from selback.bench.findings import in_words
     from selback.bench.race import best_rate
     with _refused():
         plan = plan | dict(lr=best_rate(get_learner, rates, out, **plan), path=out/'runs.csv')
         check_study(names, **plan) # and the runs that are there
 
-    folder = out/'learned' if data in pictures else None
-    if folder: folder.mkdir(exist_ok=True)
-    watch = partial(_keep_picture, folder) if folder else None
-    runs = compare(get_learner, names, plot=False, watch=watch, **plan)
-    if folder: _show_pictures(data, names, runs, folder)
-
+    runs = compare(get_learner, names, plot=False, **plan)
     title = in_words('{data}, {arch}, {budget}, batch size {bs}, {device}'.format(**runs.iloc[0]))
     shown,said = _report(runs, title, out)
-    more = ', compare.svg and what was learned (learned.png)' if folder else ' and compare.svg'
-    wrote = f'Wrote runs.csv, summary.csv, table.md, compare.png{more} to {out}/.'
+    wrote = f'Wrote runs.csv, summary.csv, table.md, compare.png and compare.svg to {out}/.'
     print(f'\n{shown}\n\n{wrote}\n\n{said}')
 
 # %% ../../nbs/bench/05_command.ipynb #0e5e31e3
