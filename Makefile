@@ -2,7 +2,7 @@
 #   photograph; one page.
 # make test: what anyone runs: each law by each path that items take, values, oracles, the package's own notebooks;
 #   without a network and without data.
-# make test-all: all else that holds the product: all methods with all tasks, workers, two processes, pages, the site
+# make test-all: what make test leaves out of what holds the product: all methods with all tasks, workers, two processes, pages, the site
 #   in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning and Hugging Face too, which
 #   it installs) and test-release (the wheel, in an empty folder); it needs the package index.
 # make check: forms: cards, pages, links, names, lines, types.
@@ -21,7 +21,6 @@ unexport PYTHONDONTWRITEBYTECODE # or each process compiles whatever it imports,
 TESTING := SELBACK_OFFLINE=1 OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1)
 STUDIES := experiments
 RECIPES := recipes
-WITH_EXTRAS := lightning|hugging_face
 TEST_NOTEBOOKS = $(TESTING) $(BIN)/nbdev-test --n-workers 2
 PYTEST = $(TESTING) $(BIN)/python -m pytest -n 2 --dist worksteal $(COVERAGE)
 PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, without_a_look, where_it_pays, race, \
@@ -45,8 +44,7 @@ test: $(BIN)/.installed
 	$(PYTEST) -m 'not slow'
 
 test-all: $(BIN)/.installed docs
-	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(core|callback|$(STUDIES))$$' \
-		--skip-file-re '^[_.]|^00_all|^($(WITH_EXTRAS))\.'
+	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(core|callback|$(RECIPES)|$(STUDIES))$$' --skip-file-re '^[_.]|^00_all'
 	$(PYTEST) -m slow
 	SELBACK_EXAMPLES=200 $(PYTEST) tests/test_fuzz.py
 	$(MAKE) test-studies test-recipes test-release

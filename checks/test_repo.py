@@ -103,9 +103,9 @@ def test_ci_runs_every_python_and_the_oldest_of_what_is_needed():
 
 def test_ci_runs_commands_that_exist():
     steps = [step for name in ('test','docs','release') for job in jobs(name).values() for step in job['steps']]
-    commands = '\n'.join(step.get('run', '') for step in steps)
+    commands = '\n'.join([text_in('.ci/run'), *(step.get('run', '') for step in steps)])
     targets = re.findall(r'\bmake ([\w-]+)', commands)
-    assert {'test','docs'}<=set(targets)
+    assert {'test','test-all','check','docs'}<=set(targets)
     for target in targets: assert f'\n{target}:' in text_in('Makefile')
     for file in re.findall(r'tests/\w+\.py', commands): assert (root/file).exists(), file
 
@@ -246,10 +246,10 @@ def test_the_map_of_the_house_names_every_notebook():
 
 def test_commands_in_contributing_exist():
     text,make = text_in('CONTRIBUTING.md'),text_in('Makefile')
-    targets = re.findall(r'(?:^|`)make (\w+)', text, re.M)
+    targets = re.findall(r'(?:^|`)make ([\w-]+)', text, re.M)
     assert {'test','docs','readme','bench'}<=set(targets)
     for target in targets: assert f'\n{target}:' in make
-    for path in re.findall(r'(?:tests|nbs)/[\w/]+\.(?:py|ipynb)', text):
+    for path in re.findall(r'(?:tests|checks|nbs)/[\w/]+\.(?:py|ipynb)', text):
         is_placeholder = 'FILE' in path or 'above_mean' in path
         assert is_placeholder or (root/path).exists(), path
 
@@ -443,3 +443,10 @@ def test_measured_costs_say_where_they_come_from():
         is_timed = not f.stem.startswith(('peak_memory','loading'))
         least = 3 if f.stem.startswith(('epochs','drawing')) else 9 # of large data sets there are fewer
         if is_timed: assert (df.repeats>=least).all()
+
+# Faults
+def test_faults_are_of_lines_and_files_that_are_there():
+    from faults import FAULTS
+    for fault in FAULTS:
+        assert text_in(f'selback/{fault.file}').count(fault.line)==1, fault.name
+        for name in fault.tests.split(): assert (root/f'tests/test_{name}.py').exists(), fault.name

@@ -6,11 +6,7 @@ from selback.functional import MemorySampler, chosen, favor_hard, top_k, top_los
 from torch import Tensor, nn
 
 def trains(learn:Learner)->Learner:
-    learn.favor_hard(beta=2)
-    learn.selective_backprop(beta=2, start=.1)
-    learn.top_loss(keep=.25)
-    learn.watch_items()
-    learn.full_batches()
+    learn.favor_hard(beta=2) # fastai's learner takes any name: what is checked are the classes
     return learn.add_cbs([StaleLossCallback(beta=2, n=3), ScaleLR()])
 
 def attaches(learn:Learner)->Learner:
@@ -40,3 +36,9 @@ def by_a_sampler(n:int)->int:
 class EveryThird(BatchSelection):
     "A method of one's own"
     def choose(self, scores:Tensor)->Chosen: return Chosen(torch.arange(0, len(scores), 3))
+
+def is_refused(losses:Tensor):
+    "What must not pass, or the types say nothing"
+    top_k(losses, 'half') # pyright: ignore[reportArgumentType]
+    StaleLossCallback(beta='no') # pyright: ignore[reportArgumentType]
+    favor_hard(bta=1.) # pyright: ignore[reportCallIssue]

@@ -275,7 +275,7 @@ def differences(name, before, after):
     "What processes do otherwise in a case: sentences"
     for rank,(a,b) in enumerate(zip(before, after, strict=True)):
         a,b = fields_of(a),fields_of(b)
-        for field in a.keys()-exempt(name):
+        for field in sorted(a.keys()-exempt(name)):
             if a[field]!=b[field]: yield f'{name}, process {rank}, {field}: {first_difference(a[field], b[field])}'
 
 def all_cases():
@@ -286,11 +286,16 @@ def as_read(cases): return json.loads(json.dumps(cases))
 
 def git(*args): return subprocess.run(['git', *args], cwd=root, capture_output=True, check=True).stdout
 
-def cases_at(commit, file):
-    "What happened at another commit, by its own copy of this file; it is run once"
+def cases_at(commit):
+    "What happened at another commit, by its own copy of this file; it is run once with each PyTorch"
+    kind = f'{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}'.replace(' ', '-')
+    file = root/f'runs/goldens/{commit[:12]}-{kind}.json'
+    if b'--write' not in git('show', f'{commit}:tests/goldens.py'):
+        raise ValueError(f'goldens: got {commit[:12]}, wanted a commit whose tests/goldens.py can write what it does.')
     if not file.exists():
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(['tar', 'x', '-C', folder], input=git('archive', commit), check=True)
+            files = git('archive', commit, 'selback', 'tests')
+            subprocess.run(['tar', 'xf', '-', '-C', folder], input=files, check=True)
             file.parent.mkdir(parents=True, exist_ok=True)
             paths = os.pathsep.join([folder, f'{folder}/tests'])
             subprocess.run([sys.executable, 'tests/goldens.py', '--write', str(file)], cwd=folder, check=True,
@@ -299,7 +304,7 @@ def cases_at(commit, file):
 
 def hold(commit):
     "Print what differs from a commit; gives how many differences there are"
-    before = cases_at(commit, root/f'runs/goldens/{commit}.json')
+    before = cases_at(commit)
     after = as_read(all_cases())
     found = [f'{name} is in one of them only' for name in sorted(before.keys() ^ after.keys())]
     for name in sorted(before.keys() & after.keys()): found += differences(name, before[name], after[name])

@@ -53,6 +53,7 @@ def one_liner(cls): return next(name for name,method in known_methods().items() 
 PATHS = dict(
     epoch=FavorHardCallback, # chosen before loading
     weighted_epoch=InfoBatchCallback, # with weights
+    drawn_epoch=PrioritizedSamplingCallback, # with replacement
     batch=TopLossCallback, # chosen from each batch
     gathered=SelectiveBackpropCallback, # waits until a batch is full
     weighted_batch=ImportanceSamplingCallback, # drawn from several batches, with weights
@@ -63,10 +64,12 @@ def slow(*values, **kwargs): return pytest.param(*values, marks=pytest.mark.slow
 def by_path(cases):
     "Cases that begin with a method, of which those are slow whose method stands for no path"
     every = [case if isinstance(case, tuple) else (case,) for case in cases]
+    assert any(case[0] in PATHS.values() for case in every)
     return [pytest.param(*case) if case[0] in PATHS.values() else slow(*case) for case in every]
 
 def mostly_slow(names, *fast):
     "Cases, of which those are slow that are not among `fast`"
+    assert {*fast}<={*names}, {*fast}-{*names}
     return [name if name in fast else slow(name) for name in names]
 
 def leaves_out(cls):

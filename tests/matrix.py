@@ -464,8 +464,9 @@ METHODS = with_all(WITH_ORACLE, methods())
 
 # Which way a method's items take, as in `PATHS`
 OF_PATH = dict(
-    epoch=('favor_hard','drop_easy','random_before','balanced_sampling','seta','early_loss_sampling'),
-    weighted_epoch=('info_batch','prioritized_sampling'),
+    epoch=('favor_hard','drop_easy','random_before','seta'),
+    weighted_epoch=('info_batch',),
+    drawn_epoch=('prioritized_sampling','balanced_sampling','early_loss_sampling'),
     batch=('batch_loss_filter','composer','top_loss','tails','random_subset'),
     gathered=('gathered_filter','selective_backprop','stale_loss','gathered_random'),
     weighted_batch=('importance_sampling',))

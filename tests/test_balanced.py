@@ -221,6 +221,7 @@ def test_sizes_are_counted_over_what_the_loader_draws():
     assert is_near(drawn(epochs), p)
     assert {len(items_of(epoch)) for epoch in epochs}=={27}
 
+@pytest.mark.slow
 def test_workers_load_the_same_items():
     def epochs(num_workers): return trained_only(learner(num_workers=num_workers, bs=50), 2).diary.epochs
     alone,shared = epochs(0),epochs(2)

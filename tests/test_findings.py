@@ -5,8 +5,6 @@ import numpy as np, pandas as pd, pytest
 from helpers import *
 from selback.bench.findings import *
 
-pytestmark = pytest.mark.slow # workbench
-
 def run(method, seed, losses, seconds, **more):
     n = len(losses)
     costs = dict(seconds=seconds, cpu_seconds=seconds, forwarded=1, backpropagated=[100*s for s in seconds], kept=.5)

@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from goldens import COLUMNS, as_read, differences, exempt, fields_of, run
+from goldens import COLUMNS, EXCEPTIONS, as_read, differences, fields_of, run
 
 @pytest.fixture(scope='module')
 def case(): return as_read(run('top_loss', 'plain'))
@@ -25,7 +25,7 @@ def test_each_difference_is_named(case, monkeypatch):
         assert said.startswith(f'top_loss-plain, process 0, {name}: (3, ')
         assert str(value) in said
 
-    monkeypatch.setitem(exempt.__globals__['EXCEPTIONS'], 'top_loss-*', ('Why.', ['items']))
+    monkeypatch.setitem(EXCEPTIONS, 'top_loss-*', ('Why.', ['items']))
     both = changed(case, items=[1,2], rates=.5)
     assert [said.split()[3] for said in differences('top_loss-plain', [case], [both])]==['rates:']
 

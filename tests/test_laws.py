@@ -330,7 +330,7 @@ def lively(cls):
     "Selects in a fit of one epoch, in two steps at least"
     return at_once(cls, seed=0, **LIVELY.get(cls, {}))
 
-SUDDEN = KeyboardInterrupt,CancelEpochException,CancelBatchException # one of each kind: a fit, an epoch, a batch ends
+SUDDEN = KeyboardInterrupt,CancelFitException,*OTHERS # all but an error, which ends as an interrupt does
 
 @pytest.mark.law(6)
 @pytest.mark.parametrize('ex', mostly_slow(INTERRUPTS, *SUDDEN), ids=case_id)

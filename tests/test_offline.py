@@ -1,5 +1,5 @@
 "Tests use no network and no data that lie on this machine, in whichever process"
-import os, re, subprocess, sys
+import os, re, socket, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,14 @@ connect(('2001:db8::1', 80), socket.AF_INET6)
 THIS = '''
 connect(('127.0.0.1', 1))
 connect(('localhost', 1))
-connect('/no/such/socket', socket.AF_UNIX)
+if hasattr(socket, 'AF_UNIX'): connect('/no/such/socket', socket.AF_UNIX)
 '''
 
 def test_other_machines_are_out_of_reach_and_this_one_is_not():
     "192.0.2.1 and 2001:db8::1 are addresses of documentation, which nobody has"
     assert said(CONNECT+OTHERS)==['refused']*2
-    assert said(CONNECT+THIS)==['tried']*3
+    has_unix = hasattr(socket, 'AF_UNIX')
+    assert said(CONNECT+THIS)==['tried']*(2+has_unix)
 
 def test_processes_below_are_alike():
     inner = CONNECT+"connect(('192.0.2.1', 80))"

@@ -272,6 +272,7 @@ def test_all_from_the_own_order_is_plain_training_with_all_options(drop_last):
     assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
     assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
 
+@pytest.mark.slow
 def test_workers_load_the_same_items():
     def epochs(num_workers):
         cb = PrioritizedSamplingCallback(correct=1., seed=0, warmup=1)

@@ -446,6 +446,7 @@ def test_picks_add_up_to_what_trained(kwargs):
     assert first==0
     assert all(0<=more<=most for more in others)
 
+@pytest.mark.slow
 def test_items_of_workers_and_a_dropped_last_batch():
     learn = linear_learner(TopLossCallback(keep=.5, track_items=True), drop_last=True)
     learn.dls.loaders[0] = learn.dls.train.new(num_workers=2)
