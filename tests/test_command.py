@@ -30,7 +30,7 @@ def test_help_lists_every_method_with_its_own_options():
 
 def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
-    assert defaults==['digits','3','64','128','0.001','one_cycle','runs']
+    assert defaults==['digits','3','small_resnet','64','128','0.001','one_cycle','runs']
 
     examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
     args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
