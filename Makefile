@@ -2,9 +2,9 @@
 #   photograph; one page.
 # make test: what anyone runs: each law by each path that items take, values, oracles, the package's own notebooks;
 #   without a network and without data.
-# make test-all: what make test leaves out of what holds the product: all methods with all tasks, workers, two processes, pages, the site
-#   in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning and Hugging Face too, which
-#   it installs) and test-release (the wheel, in an empty folder); it needs the package index.
+# make test-all: what make test leaves out of what holds the product: all methods with all tasks, workers, two
+#   processes, pages, the site in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning
+#   and Hugging Face too, which it installs) and test-release (the wheel, in an empty folder); it needs the index.
 # make check: forms: cards, pages, links, names, lines, types.
 # make faults: is each of some sixty hand-made faults caught by `make test`?
 # make goldens from=COMMIT: does training do, step by step, what it did there?

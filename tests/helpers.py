@@ -19,7 +19,6 @@ from selback.core.batches import as_tensors, map_tensors
 from selback.callback.base import known_methods
 from selback.all import *
 from selback.bench.datasets import TensorItems
-from selback.callback.watching import WatchItemsCallback
 from torch import distributed as dist, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
