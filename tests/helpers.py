@@ -17,6 +17,8 @@ from fastcore.foundation import L
 from IPython.core.formatters import HTMLFormatter
 from selback.core.batches import as_tensors, map_tensors
 from selback.callback.base import known_methods
+from selback.callback.learner import split_batch
+from selback.callback.loaders import ChosenWithin
 from selback.all import *
 from selback.bench.datasets import TensorItems
 from torch import distributed as dist, nn
@@ -83,17 +85,19 @@ def full_epochs(cls, n):
     "The option by which a method begins with `n` epochs of all items; one that keeps early losses has one at least"
     return dict(after=max(1, n)) if cls is EarlyLossSamplingCallback else dict(warmup=n)
 
-class StepWatch:
-    "Tells a callback ahead of the selection, which sees batches as they are scored and steps, one from the other"
-    def __init__(self, learn): self.learn,self.n_handed = learn,0
-
-    def is_chosen_step(self):
-        "Asked once in each `before_batch`: is it a step of items that were chosen from batches before?"
-        loader = self.learn.selection.loader
-        if loader is None: return False # its epoch is about to begin
-        is_step = loader.n_handed>self.n_handed
-        self.n_handed = loader.n_handed
-        return is_step and loader.current.is_chosen
+class LoaderBatches(Callback):
+    "Notes each batch of the loader, before it is chosen from"
+    order,run_valid = BatchSelection.order-1,False
+    def before_train(self):
+        cb = self.learn.selection
+        if isinstance(cb, BatchSelection): cb.reads = partial(self.noted, type(cb).reads.__get__(cb))
+    def noted(self, reads, batches):
+        for read in reads(batches):
+            self.note(read.i, *split_batch(self.learn, read.batch))
+            yield read
+    def before_batch(self):
+        if type(self.learn.selection.loader) is not ChosenWithin: self.note(self.iter, self.xb, self.yb)
+    def note(self, i, xb, yb): raise NotImplementedError
 
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"

@@ -266,7 +266,7 @@ def test_a_callback_that_changes_batches_first_is_refused():
         order,run_valid = SelectionCallback.order-1,False
         def before_batch(self): self.learn.xb = (2*self.x,)
     learn = table_learner(cbs=[Doubles(), TopLossCallback(.5, warmup=0, ahead=2)])
-    with pytest.raises(ValueError, match='ahead: got a batch that a callback'): quiet_fit(learn, 1)
+    with pytest.raises(ValueError, match='got a batch that a callback of a lower order'): quiet_fit(learn, 1)
 
     class Watches(Callback):
         order,run_valid,seen = SelectionCallback.order-1,False,0

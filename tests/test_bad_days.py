@@ -255,9 +255,10 @@ BOXES = dict(
 @every_method
 @pytest.mark.parametrize('boxes', BOXES)
 def test_detection_lists_are_refused_before_training(cls, boxes):
-    class Boxes(Ahead):
-        def before_batch(self): self.learn.yb = (self.y,BOXES[boxes](len(self.y)))
-    check_refused(ValueError, 'as detection has them', short_learner(cbs=[Boxes(), cls()]))
+    learn = short_learner(cbs=cls())
+    learn.dls.train.after_batch = lambda batch: (*batch, BOXES[boxes](len(batch[1])))
+    learn.dls.train._n_inp = 1
+    check_refused(ValueError, 'as detection has them', learn)
 
 @dataclass
 class Record: logits:object
@@ -273,12 +274,11 @@ ODD = [
 @pytest.mark.parametrize('odd,error,match', ODD)
 @every_method
 def test_batches_that_cannot_be_taken_apart_are_refused_before_training(cls, odd, error, match):
-    class Odd(Ahead):
-        def before_batch(self): self.learn.xb = odd(self.xb)
     class Net(Wrapped):
         def forward(self, x, *rest): return self.net(x)
 
-    learn = short_learner(cbs=[Odd(), cls()])
+    learn = short_learner(cbs=cls())
+    learn.dls.train.after_batch = lambda batch: (*odd(batch[:1]), batch[1])
     learn.model = Net()
     check_refused(error, match, learn)
 
@@ -347,9 +347,8 @@ def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
     def hidden(pred, y):
         is_early = len(y)<2 or len(calls)<3
         return pred.sum()*0+(1. if is_early else pred.var())
-    class Count(Callback):
-        order,run_valid = -20,False
-        def before_batch(self): calls.append(1)
+    class Count(LoaderBatches):
+        def note(self, i, xb, yb): calls.append(1)
 
     learn = short_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)])
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
@@ -587,7 +586,7 @@ def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
     class Off(Callback):
         order,run_valid = SelectionCallback.order-10,False
         def before_batch(self):
-            if self.iter==3: self.learn.full_batches()
+            if self.iter==1: self.learn.full_batches()
 
     learn = quiet_fit(short_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
     assert not learn.selection

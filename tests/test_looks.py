@@ -152,19 +152,18 @@ def test_copies_check_what_they_get():
         with pytest.raises(ValueError): ModelCopy(**bad)
 
 # several batches in one look
-class Batches(Callback):
-    "Each batch of the loader, with what losses a look at it finds, ahead of the selection"
-    order,run_valid = SelectionCallback.order-1,False
+class Batches(LoaderBatches):
+    "Each batch of the loader, with what losses a look at it finds"
     def __init__(self): self.epochs = []
     def before_train(self):
+        super().before_train()
         self.epochs.append([])
-        self.watch = StepWatch(self.learn)
-    def before_batch(self):
-        if self.watch.is_chosen_step(): return
+    def note(self, i, xb, yb):
+        (x,),(y,) = xb,yb
         with fixed_random(),torch.no_grad():
-            losses = F.cross_entropy(self.model.eval()(self.x), self.y, reduction='none')
+            losses = F.cross_entropy(self.model.eval()(x), y, reduction='none')
         self.model.train()
-        self.epochs[-1].append((self.x.clone(), self.y.clone(), losses))
+        self.epochs[-1].append((x.clone(), y.clone(), losses))
 
 class Trained(Callback):
     "The items of each step"

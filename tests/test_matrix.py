@@ -23,22 +23,20 @@ def main_output(learn, pred): return pred[0] if hasattr(learn, 'rnn') else pred
 def is_mixed_precision(learn): return hasattr(learn, 'mixed_precision')
 
 # What watches a training
-def pred_by_hand(cb):
+def pred_by_hand(cb, xb):
     "What the model says in evaluation mode, as if it had not been asked"
     model = cb.model
     flags,rng = [m.training for m in model.modules()],torch.get_rng_state()
     precision = torch.autocast('cpu', dtype=torch.bfloat16, enabled=is_mixed_precision(cb.learn))
     model.eval()
-    with torch.no_grad(),precision: pred = main_output(cb.learn, model(*as_tensors(cb.xb)))
+    with torch.no_grad(),precision: pred = main_output(cb.learn, model(*as_tensors(xb)))
 
     for m,training in zip(model.modules(), flags): m.training = training
     torch.set_rng_state(rng)
     return pred.float()
 
-class Before(Callback):
-    "Ahead of the selection: notes each batch of the loader, and scores it by hand"
-    order,run_valid = SelectionCallback.order-1,False
-
+class Before(LoaderBatches):
+    "Notes each batch of the loader, and scores it by hand"
     def __init__(self, by_hand):
         self.by_hand = by_hand
         self.epochs,self.fit = [],0
@@ -46,14 +44,12 @@ class Before(Callback):
     def before_fit(self): self.fit += 1
 
     def before_train(self):
+        super().before_train()
         self.epochs.append(dict(batches=[], steps=[], fit=self.fit, number=self.epoch, n_epoch=self.n_epoch))
-        self.watch = StepWatch(self.learn)
 
-    def before_batch(self):
-        batches,items = self.epochs[-1]['batches'],keys(self.xb)
-        if self.watch.is_chosen_step(): return
-
-        losses = self.by_hand(pred_by_hand(self), *as_tensors(self.yb)).tolist()
+    def note(self, i, xb, yb):
+        batches,items = self.epochs[-1]['batches'],keys(xb)
+        losses = self.by_hand(pred_by_hand(self, xb), *as_tensors(yb)).tolist()
         multiple = 8 if is_mixed_precision(self.learn) else 1
         gen = torch.Generator().set_state(self.learn.selection.generator.get_state())
         batches.append(dict(keys=items, losses=losses, seen=None, multiple=multiple, gen=gen))

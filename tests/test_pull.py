@@ -27,9 +27,8 @@ def share_trained(cb, i):
     "Of the fit, when batch `i` of its epoch begins"
     return pytest.approx((cb.epoch+i/cb.n_iter)/cb.n_epoch)
 
-class Arrivals(Callback):
-    "Ahead of the selection: notes each batch of the loader once, and what is chosen"
-    order,run_valid = SelectionCallback.order-1,False
+class Arrivals(LoaderBatches):
+    "Notes each batch of the loader, and what is chosen"
     def before_fit(self):
         self.epochs = []
         selection = self.learn.selection
@@ -40,16 +39,13 @@ class Arrivals(Callback):
             return chosen
         selection.choose = noted
     def before_train(self):
+        super().before_train()
         self.batches,self.choices = [],[]
-        self.watch = StepWatch(self.learn)
         self.epochs.append((self.batches, self.choices))
-    def before_batch(self):
-        loader,n_handed = self.learn.selection.loader,self.watch.n_handed
-        if self.watch.is_chosen_step(): return
-        i,is_announced = loader.n_read-1,loader.n_handed>n_handed
+    def note(self, i, xb, yb):
+        assert self.learn.selection.loader.n_read==i+1
         assert self.pct_train==share_trained(self, i)
-        assert is_announced or self.iter==i
-        self.batches.append((i, numbers(self.x)))
+        self.batches.append((i, numbers(xb[0])))
 
 class Steps(Callback):
     "Behind the selection: the items of each step, and the clocks"
@@ -210,9 +206,9 @@ def test_hooks_of_callbacks_fire_as_often_as_in_plain_training(cls, kwargs, ever
         return seen
     assert calls()==calls(cls(**kwargs, warmup=0))!=[]
 
-# callbacks that prepare a batch
-class Prepares(Callback):
-    "Marks each item once, in a new tensor or in place"
+# callbacks that change a batch
+class Changes(Callback):
+    "Marks each item, in a new tensor or in place"
     order,run_valid = -8,False
     def __init__(self, in_place):
         self.in_place = in_place
@@ -226,52 +222,62 @@ class Prepares(Callback):
 @pytest.mark.parametrize('make', [
     GATHERING['selective'],
     GATHERING['window'],
-    lambda **k: TopLossCallback(.95, gather=True, **k)])
-def test_each_item_is_prepared_once(make, in_place):
-    "Also those of a batch that is handed out again, for a last step that it fills up"
-    cbs = [make(warmup=0, seed=0), Prepares(in_place), Witness()]
+    lambda **k: TopLossCallback(.5, **k),
+    lambda **k: StaleLossCallback(**k)], ids=['gathers','window','at_once','stale'])
+@pytest.mark.parametrize('warmup', [0, 1])
+def test_a_callback_that_changes_what_was_scored_is_refused(make, in_place, warmup):
+    "In the first batch of a fit, before a step"
+    learn = numbered_learner(n=32+192, cbs=[make(warmup=warmup, seed=0), Changes(in_place)])
+    before = weights(learn)
+    with pytest.raises(ValueError, match='a callback of a lower order has changed.*in a batch transform'):
+        quiet_fit(learn, 2)
+    assert same(weights(learn), before)
+    assert learn.changes.n==1
+
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('make', [
+    GATHERING['random'],
+    lambda **k: TopLossCallback(.5, passes=1, **k),
+    lambda **k: FavorHardCallback(**k)], ids=['random','one_pass','before_loading'])
+def test_where_no_pass_scores_a_callback_may_change_each_step_once(make, in_place):
+    cbs = [make(warmup=0, seed=0), Changes(in_place), Witness()]
     learn = quiet_fit(numbered_learner(n=32+192, cbs=cbs), 1)
     trained = torch.cat([x for x,_,_,_ in learn.witness.batches])
-    assert len(trained)==learn.selection.stats.trained.sum()
     assert (trained[:,0]-1000).abs().max()<10 # not 0, not 2000
-    assert learn.prepares.n>=12
 
 class Refuses(Callback):
-    "Raises for some batches of the loader, each time it meets them"
+    "Ahead of the selection: cancels some steps"
     order,run_valid = -8,False
-    def __init__(self, ex, when):
-        self.ex,self.when = ex,when
-        self.refused = {} # by number of the batch
-    def before_train(self): self.watch = StepWatch(self.learn)
+    def __init__(self, when):
+        self.when = when
+        self.met = [] # pairs: items, and are they refused?
     def before_batch(self):
-        if self.watch.is_chosen_step() or not self.when(self): return
-        self.refused[self.learn.selection.loader.n_read] = numbers(self.x)
-        raise self.ex
+        is_refused = self.when(self.learn.selection.loader.n_handed-1)
+        self.met.append((numbers(self.x), is_refused))
+        if is_refused: raise CancelBatchException
 
-REFUSED = dict(
-    pulled=lambda cb: cb.n_read in (1,4),
-    announced=lambda cb: cb.n_read in (0,3,9),
-    last=lambda cb: len(cb.y)<16,
-    all=lambda cb: True)
-
-@pytest.mark.parametrize('when', REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize('when', [lambda n: n==0, lambda n: n in (1,4), lambda n: True], ids=['first','some','all'])
 @some_gathering
-def test_a_cancelled_batch_is_dropped_alone(make, when):
-    class Refusing(Refuses):
-        n_read = property(lambda self: self.learn.selection.loader.n_read-1)
+def test_a_cancelled_step_is_dropped_alone(make, when):
     cb = make(warmup=0, seed=0)
-    cbs = [cb, Refusing(CancelBatchException, when), Arrivals(), Steps()]
-    learn = quiet_fit(numbered_learner(n=32+180, cbs=cbs), 1)
+    learn = quiet_fit(numbered_learner(n=32+180, cbs=[cb, Refuses(when), Arrivals(), Steps()]), 1)
     (batches,choices),steps = learn.arrivals.epochs[0],learn.steps.epochs[0]
-    arrived,refused = sum((items for _,items in batches), []),sum(learn.refusing.refused.values(), [])
+    trained = [items for items,_,_ in steps]
 
     wanted = steps_by_the_rules(batches, choices, lambda i: cb.window.is_on(i/12, 0, i), cb.presample)
-    assert_same_steps([items for items,_,_ in steps], wanted)
-    assert len(refused)>=4
-    assert sorted(arrived+refused)==list(range(180))
+    assert_same_steps([items for items,_ in learn.refuses.met], wanted)
+    assert trained==[items for items,is_refused in learn.refuses.met if not is_refused]
     assert learn.pct_train==pytest.approx(1)
     assert cb.report.left==0
-    assert cb.stats.seen.sum()==len(arrived)
+    assert cb.stats.trained.sum()==sum(map(len, trained))
+
+class BreaksOff(Arrivals):
+    "Raises when a batch is read"
+    name = 'arrivals'
+    def __init__(self, ex, when): self.ex,self.when = ex,when
+    def note(self, i, xb, yb):
+        if self.when(self.epoch, i): raise self.ex
+        super().note(i, xb, yb)
 
 @pytest.mark.parametrize('ex,trains_again,n_rows', [
     (CancelTrainException, True, 2),
@@ -280,8 +286,8 @@ def test_a_cancelled_batch_is_dropped_alone(make, when):
     (KeyboardInterrupt, False, 0)])
 def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, trains_again, n_rows):
     cb = SelectiveBackpropCallback(beta=9, warmup=0, seed=0)
-    refuses = Refuses(ex, lambda o: o.epoch==0 and o.learn.selection.loader.n_read==7)
-    learn = numbered_learner(n=32+180, cbs=[cb, refuses, Arrivals(), Steps()])
+    breaks = BreaksOff(ex, lambda epoch, i: (epoch,i)==(0, 6))
+    learn = numbered_learner(n=32+180, cbs=[cb, breaks, Steps()])
     with pytest.raises(ex) if ex is KeyboardInterrupt else contextlib.nullcontext(): quiet_fit(learn, 2)
 
     batches,choices = learn.arrivals.epochs[0]
@@ -294,7 +300,7 @@ def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, train
     assert not [t for t in tensors_of(cb.state_dict()) if t.ndim>1] # no items in it
     assert not len(cb.__getstate__()["waiting"])
 
-    refuses.when = lambda o: False
+    breaks.when = lambda epoch, i: False
     quiet_fit(learn, 1)
     assert cb.report.left==waited
     assert n_waiting(cb)==0

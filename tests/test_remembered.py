@@ -89,7 +89,7 @@ def test_a_loss_that_mixes_items_is_refused_wherever_its_inputs_come_from(make):
     for order in (0, -8):
         views = Views()
         views.order = order
-        refused(learner(make(warmup=0), info_nce, Pair(), cbs=[views]))
+        refused(learner(make(warmup=0), info_nce, Pair(), cbs=[views]), 'item_loss|batch transform')
 
 class Weighted(nn.Module):
     "Cross-entropy with a weight for each item of the batch, which a callback gives it"
@@ -493,7 +493,7 @@ def plain(pred, y): return F.cross_entropy(pred, y)
 def test_an_object_that_a_callback_unpacks_is_named_and_what_helps_does(loss):
     said = refused(learner(TopLossCallback(warmup=0), loss, Object(), cbs=[Unpacked()]), 'Record')
     assert 'item_loss=' in said
-    assert 'needs an order below' not in said
+    assert 'batch transform' not in said
     fit(learner(FavorHardCallback(), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
     def raw(pred, y): return F.cross_entropy(getattr(pred, 'logits', pred), y, reduction='none')
     fit(learner(TopLossCallback(warmup=0, item_loss=raw), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
@@ -506,17 +506,20 @@ def test_errors_of_a_model_are_told_with_what_helps():
         def forward(self, x): return self.net(x['table'])
     class NeedsMore(Named):
         def forward(self, x, more): return self.net(x)
-    def gives(xb):
-        class Gives(Callback):
-            def before_batch(self): self.learn.xb = xb(self.x)
-        return Gives()
-    for model,cb,error in ((Named(), gives(lambda x: (dict(table=x),)), 'Error'),
-            (NeedsMore(), gives(lambda x: (x,x)), 'missing 1 required positional argument')):
-        said = refused(learner(TopLossCallback(warmup=0), model=model, cbs=[cb]), 'needs an order below')
-        assert 'failed in the scoring pass' in said
-        assert error in said
-        cb.order = -8
-        fit(learner(TopLossCallback(warmup=0), model=model, lr=1e-2, cbs=[cb]))
+    class Gives(Callback):
+        run_valid = False
+        def __init__(self, xb, order): self.xb_of,self.order = xb,order
+        def before_batch(self): self.learn.xb = self.xb_of(self.x)
+    for model,xb,error in ((Named(), lambda x: (dict(table=x),), 'Error'),
+            (NeedsMore(), lambda x: (x,x), 'missing 1 required positional argument')):
+        for order in 0,-8:
+            cbs = [Gives(xb, order)]
+            said = refused(learner(TopLossCallback(warmup=0), model=model, cbs=cbs), 'change it in a batch transform')
+            assert 'failed in the scoring pass' in said
+            assert error in said
+        learn = learner(TopLossCallback(warmup=0), model=model, lr=1e-2)
+        learn.dls.train.after_batch = lambda batch: (*xb(batch[0]), batch[1])
+        fit(learn)
 
 @by_losses
 def test_shapes_that_are_broadcast_are_named(make):

@@ -11,7 +11,6 @@ from functools import partial, reduce
 from itertools import takewhile
 
 import torch
-from fastai.callback.core import CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.hook import HookCallback
 from fastcore.meta import delegates
@@ -27,7 +26,7 @@ from ..core.scoring import Scorer, ScoringPass, detached
 from ..core.ahead import PassAhead, predictions_of
 from .loaders import ChosenWithin, CurrentItems, ReadAhead, check_loader, known_of, pads
 from .report import callback_of
-from .learner import autocast_of, base_loss, mixed_of, muted_hooks, true_output
+from .learner import autocast_of, base_loss, mixed_of, muted_hooks, split_batch, true_output
 from .tracking import Plan
 from .clock import Clock
 from .selection import Selection
@@ -75,12 +74,12 @@ class ScoringSelection(Selection):
         self.multiple_of = multiple_of
         self.gathers = False # in this fit; some loaders pad each batch to a length of its own
         self.waiting = Replace() # where chosen items wait
-        self.prepared = [] # what is scored of the batches that were read, `Items`
         self.form = None # the kind of a batch
+        self.as_handed = None # tensors of a fit's first step, as it was handed out; (): it will be; None: no need
         self.has_selected = False # was anything chosen from yet?
         self.has_stepped = False # has this batch made a step?
 
-    def __getstate__(self): return super().__getstate__() | dict(waiting=Replace(), prepared=[], pass_ahead=None)
+    def __getstate__(self): return super().__getstate__() | dict(waiting=Replace(), as_handed=None, pass_ahead=None)
 
     @property
     def parts(self): return super().parts | dict(scoring=self.scorer.scoring)
@@ -114,6 +113,16 @@ class ScoringSelection(Selection):
         return self.multiple_of or ('auto' if callback_of(self.learn, MixedPrecision) else 1)
 
 # %% ../../nbs/callback/09_batch.ipynb #c84b8a74
+def _is_equal(a, b):
+    "Are two tensors equal, NaN for NaN?"
+    is_alike = a.shape==b.shape and a.dtype==b.dtype
+    return is_alike and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+def _has_batches(cb):
+    "Does a callback get each batch before it trains? One with hooks does something to the model"
+    has_event = 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
+    return has_event and not isinstance(cb, HookCallback)
+
 class ChoosingSelection(ScoringSelection):
     "Chooses from what it has scored"
     def begin_fit(self):
@@ -127,6 +136,8 @@ class ChoosingSelection(ScoringSelection):
                 raise ValueError(error_text('score', f'{got} holdout losses',
                     f'{wanted}, one for each item of the training set'))
         if self.scored: get_score(self.scorer.score, self.losses.function(base_loss(self.learn)))
+        earlier = takewhile(lambda cb: cb is not self, self.learn.cbs.sorted('order'))
+        self.as_handed = () if self.scores_apart and any(map(_has_batches, earlier)) else None
         super().begin_fit()
 
     def choose(self,
@@ -135,10 +146,22 @@ class ChoosingSelection(ScoringSelection):
         "Which items of a batch train"
         raise NotImplementedError(f'{type(self).__name__} needs a method `choose(self, scores)` that returns `Chosen`.')
 
-    def should_select(self)->bool:
-        "Can the batch that the learner holds be chosen from, now that it is time?"
+    def before_batch(self):
+        if self.as_handed: self.check_as_handed()
+        super().before_batch()
+
+    def check_as_handed(self):
+        "Refuse a callback that changes a fit's first batch after it was scored"
         learn = self.learn
-        return len(learn.yb)>0 and n_items(learn.xb)>0
+        scored,self.as_handed = learn._set_device(self.as_handed),None
+        trains = tensors_in((learn.xb, learn.yb))
+        if len(scored)==len(trains) and all(map(_is_equal, scored, trains)): return
+        raise ValueError(error_text('learn.xb, learn.yb', 'a batch that a callback of a lower order has changed',
+            'what the loader has handed out, which was scored', 'change batches in a batch transform of the loader'))
+
+    def should_select(self)->bool:
+        "May a batch be chosen from, now that it is time?"
+        return True
 
     def score(self,
         batch:Items, # Shape (n,)
@@ -165,89 +188,41 @@ class ChoosingSelection(ScoringSelection):
         self.has_stepped = False
 
 # %% ../../nbs/callback/09_batch.ipynb #c862169f
-def _is_equal(a, b):
-    "Are two tensors equal, NaN for NaN?"
-    is_alike = a.shape==b.shape and a.dtype==b.dtype
-    return is_alike and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-def _prepares(cb):
-    "Does a callback do something to a batch before it trains? One with hooks does it to the model"
-    has_event = 'before_batch' in vars(cb) or hasattr(type(cb), 'before_batch')
-    return has_event and not isinstance(cb, HookCallback)
-
 class WaitingSelection(ChoosingSelection):
     "Has what is chosen of batches wait until it trains"
     def drop_waiting(self):
-        self.prepared.clear()
         self.report.leave(self.waiting.drop())
         if self.pass_ahead: self.pass_ahead.end()
         self.pass_ahead = None
 
+    def split(self,
+        read:Read, # A batch of the loader
+    )->Items:
+        "A batch as inputs and targets, where the model is"
+        read.batch = self.learn._set_device(read.batch)
+        return Items(*split_batch(self.learn, read.batch), read.idx, read.weight)
+
     def is_due(self,
         read:Read, # A batch of the loader
-    )->bool|None: # None: it does not train, either
-        "Is a batch chosen from? Then the learner holds it, and it is prepared"
+    )->bool:
+        "Is a batch chosen from?"
         if not (self.is_awake and self.is_time(read.i)): return False
-        self.take_up(read)
-        if not self.should_select(): return False
-        try: prepared = self.prepare(read)
-        except CancelBatchException: return
-        if prepared is None: return False
-        if not self.is_tried: self.try_first(prepared)
-        self.prepared.append(prepared)
+        batch = self.split(read)
+        if not (len(batch.yb) and len(batch) and self.should_select()): return False
+        if not self.is_tried: self.try_first(batch)
+        read.scored = batch
         return True
-
-    def take_up(self, read):
-        "Have the learner hold a batch"
-        learn = self.learn
-        read.batch = learn._set_device(read.batch)
-        learn._split(read.batch)
-        if not self.is_tried: self.check_first()
-
-    def is_left_out(self)->bool:
-        "Was the batch that was handed out last cancelled before it came here?"
-        return self.current is not self.loader.current
-
-    def prepare(self, read)->Items|None: # None: the selection was taken off meanwhile
-        "A batch as callbacks of a lower order prepare it for training"
-        learn,items = self.learn,read.items
-        before = takewhile(lambda cb: cb is not self, learn.cbs.sorted('order'))
-        first = [cb for cb in before if _prepares(cb)]
-        if not first: return Items(learn.xb, learn.yb, items.idx, items.weight)
-        learn.xb,learn.yb = map_tensors(torch.clone, (learn.xb, learn.yb))
-        for cb in first: cb('before_batch')
-        if not self.is_awake: return
-
-        n = n_items(learn.xb)
-        if n!=items.n:
-            raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{items.n}', 'a callback of an order '
-                'below the selection\'s changes the number of items; do that in a batch transform of the loader'))
-        prepared = Items(learn.xb, learn.yb, items.idx, items.weight)
-        if read.predicted is not None: self.check_as_read(read, prepared)
-        return prepared
-
-    def check_as_read(self,
-        read:Read, # Was predicted before it was its turn
-        prepared:Items, # The same as callbacks have prepared it
-    ): # Raises a `ValueError` if it is another one
-        "Check that what was predicted is what will train"
-        before,now = tensors_in(read.items.xb),tensors_in((prepared.xb, prepared.yb))
-        if len(before)==len(now) and all(map(_is_equal, before, now)): return
-        raise ValueError(error_text('ahead', 'a batch that a callback of a lower order changes once it is its turn',
-            'batches that train as they are read', 'change them in a batch transform of the loader, or use ahead=0'))
 
     def select(self,
         pool:list, # `Read`s that are due
     ):
         "Choose from batches that are scored together"
-        if not self.is_awake: return # taken off since they were read
-        batch = reduce(Items.join, self.prepared)
-        self.prepared.clear()
+        batch = reduce(Items.join, [read.scored for read in pool])
         if self.waiting.bs is None: self.waiting.take_size(pool[0].items.n)
         if not self.has_selected: self.begin_selecting()
         scores,losses = self.score_pool(pool, batch)
         chosen = self.choose_from(batch, scores, losses)
-        as_read = reduce(Items.join, [read.items for read in pool]) # the step will be prepared itself
+        as_read = reduce(Items.join, [read.items for read in pool])
         self.waiting.add(as_read, chosen, scores)
         self.note_choice(pool, losses, chosen)
 
@@ -303,12 +278,10 @@ class AheadSelection(WaitingSelection):
         "Have a batch predicted that may be chosen from"
         if not (self.is_awake and self.scored and self.will_select(read.i)): return
         if not self.has_selected: self.begin_selecting()
-        learn = self.learn
-        read.batch = learn._set_device(read.batch)
-        learn._split(read.batch)
-        xb,yb = learn.xb,learn.yb
-        if not (len(yb) and n_items(xb)): return
-        with muted_hooks(learn): read.predicted = self.pass_ahead.begin(learn.model, xb, yb, autocast_of(learn))
+        learn,batch = self.learn,self.split(read)
+        if not (len(batch.yb) and len(batch)): return
+        with muted_hooks(learn):
+            read.predicted = self.pass_ahead.begin(learn.model, batch.xb, batch.yb, autocast_of(learn))
 
 # %% ../../nbs/callback/09_batch.ipynb #9d64f98f
 class SteppingSelection(AheadSelection):
@@ -325,7 +298,7 @@ class SteppingSelection(AheadSelection):
         "What trains in an epoch"
         reads = self.reads(batches)
         if self.passes==1: steps = (Step(read.items, read) for read in reads)
-        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample, self.is_left_out)
+        else: steps = chosen_steps(reads, self.waiting, self.select, self.is_due, self.presample)
         for step in steps:
             yield self.handed(step)
             step = None # it may be large
@@ -347,6 +320,7 @@ class SteppingSelection(AheadSelection):
         i,items,read = self.loader.n_read-1,step.items,step.read
         if self.is_awake: self.count(i)
         batch = batch_of(items, self.form) if read is None else read.batch
+        if self.as_handed is not None: self.as_handed = tensors_in(map_tensors(torch.clone, batch))
         return batch,CurrentItems(i, items.idx, items.weight, read is None)
 
     def count(self,
@@ -364,8 +338,9 @@ class BatchSelection(SteppingSelection):
     "Train each batch on the items that `choose` picks from their scores"
     def after_pred(self):
         is_within = self.passes==1 and type(self.loader) is ChosenWithin and not self.so_far.is_heard
-        if is_within and self.is_time(self.iter) and self.should_select(): self.weigh_chosen()
-        elif is_within and self.scored and self.by_item is None and len(self.yb) and len(self.x): self.score_step()
+        if is_within and len(self.yb) and n_items(self.xb):
+            if self.is_time(self.iter) and self.should_select(): self.weigh_chosen()
+            elif self.scored and self.by_item is None: self.score_step()
         super().after_pred()
 
     def score_step(self): # Items, their scores and their losses; scores that cannot be had are refused on a first batch

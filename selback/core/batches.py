@@ -376,6 +376,7 @@ class Read:
         self.i,self.batch = i,batch
         self.idx,self.weight = idx,weight
         self.predicted = predicted
+        self.scored = None # the same as inputs and targets, `Items`, if it is chosen from
 
     @cached_property
     def items(self):
@@ -391,16 +392,13 @@ def chosen_steps(
     reads, # `Read`s, one after the other
     waiting, # `Gather` or `Replace`: where chosen items wait
     select, # Called with a list of `Read`s: chooses from them, and has what is chosen wait
-    is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is; None: it does not train, either
+    is_due=lambda read: True, # Is a batch chosen from? If not, it trains as it is
     presample:int=1, # How many batches are chosen from together
-    is_left_out=lambda: False, # Was the batch that was handed out last left out by whoever was to train it?
 ): # `Step`s
     "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
     pool,is_owed = [],False # is there a batch that no step was made for?
     for read in reads:
-        due = is_due(read)
-        if due is None: continue
-        if due:
+        if is_due(read):
             is_owed = True
             pool.append(read)
             if len(pool)<presample: continue
@@ -412,7 +410,6 @@ def chosen_steps(
             if pool: select(pool)
             pool = []
             yield Step(read.items, read) # what was chosen goes on waiting
-            if is_left_out(): continue
             waiting.pass_by(read.items)
         is_owed = False
         while waiting.owes(False): yield Step(waiting.pop())

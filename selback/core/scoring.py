@@ -564,7 +564,7 @@ def _cure(error, scoring):
     if scoring.scorer is not None:
         return ('the scorer must take the inputs of the model, give predictions of the same shape, '
             'and live on a device that is there')
-    return "a callback that prepares its inputs needs an order below the selection's"
+    return 'a batch is scored as the loader hands it out: change it in a batch transform, not in a callback'
 
 def _what_scores_take(error, pred, score):
     "What helps a loss or a score that failed on what a model returned"
