@@ -511,3 +511,18 @@ def test_empty_choices_pull_on_without_gathering(drop_last):
     assert cb.item_weight.tolist()==[0,0] # of two items, so that the epoch's end makes a step
     trained = {2:3, 3:3, 7:3, n_batches-1:2}
     assert cb.stats.trained.tolist()==[trained.get(i, 0) for i in range(n_batches)]
+
+class TargetFirst(Learner):
+    "Has batches whose first part is the target"
+    def _split(self, b): self.xb,self.yb = tuple(b[1:]),tuple(b[:1])
+
+@pytest.mark.parametrize('make', [TopLossCallback, SelectiveBackpropCallback])
+def test_a_learner_that_splits_batches_in_its_own_way_is_refused(make):
+    "It would be scored by other inputs than those that train; what is not scored trains as ever"
+    def learner(cb):
+        x,y = class_data(64)
+        return TargetFirst(dls_of(y, x, n_valid=16), mlp(), CrossEntropyLossFlat(), cbs=cb)
+    before = weights(learn := learner(make(warmup=0)))
+    with pytest.raises(ValueError): quiet_fit(learn, 1)
+    assert same(before, weights(learn))
+    assert quiet_fit(learner(FavorHardCallback(warmup=0)), 2).selection.stats.kept.sum()>0

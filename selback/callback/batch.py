@@ -13,6 +13,7 @@ from itertools import takewhile
 import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.hook import HookCallback
+from fastai.learner import Learner
 from fastcore.meta import delegates
 from torch import Tensor
 
@@ -137,7 +138,8 @@ class ChoosingSelection(ScoringSelection):
                     f'{wanted}, one for each item of the training set'))
         if self.scored: get_score(self.scorer.score, self.losses.function(base_loss(self.learn)))
         earlier = takewhile(lambda cb: cb is not self, self.learn.cbs.sorted('order'))
-        self.as_handed = () if self.scores_apart and any(map(_has_batches, earlier)) else None
+        may_change = any(map(_has_batches, earlier)) or type(self.learn)._split is not Learner._split
+        self.as_handed = () if self.scores_apart and may_change else None
         super().begin_fit()
 
     def choose(self,
@@ -157,7 +159,8 @@ class ChoosingSelection(ScoringSelection):
         trains = tensors_in((learn.xb, learn.yb))
         if len(scored)==len(trains) and all(map(_is_equal, scored, trains)): return
         raise ValueError(error_text('learn.xb, learn.yb', 'a batch that a callback of a lower order has changed',
-            'what the loader has handed out, which was scored', 'change batches in a batch transform of the loader'))
+            'what the loader has handed out, which was scored', 'change batches in a batch transform of the loader, '
+            'and leave `Learner._split` as fastai has it'))
 
     def should_select(self)->bool:
         "May a batch be chosen from, now that it is time?"
