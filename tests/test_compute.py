@@ -403,7 +403,7 @@ def test_preparation_that_eats_up_the_budget_ends_the_run(n, capsys):
     runs = study({'none':'none', 'proxy': by_proxy(5)}, compute=n)
     run = end(runs, 'proxy')
     assert len(runs[runs.method=='proxy'])==1
-    assert run.compute==pytest.approx(5*96*PROXY)
+    assert run.compute==pytest.approx(5*96*PROXY+2*16*PROXY_LOOK) # the first batch was tried, and scored
     assert run.backpropagated==run.selected==0
     assert np.isfinite(run.valid_loss)
     said = 'proxy never selected: its warm-up, its late start or its preparation takes the whole run.'
@@ -503,7 +503,10 @@ class Needy(nn.Module):
 
 def test_a_trial_that_fails_says_why(capsys):
     def needy(): return learner_with(Needy(), cbs=WithExtra())
-    compare(needy, ['none','random_subset(keep=.5,warmup=0)'], epochs=1, seeds=1, plot=False)
+    def prepared(): # a look that must be counted in the unit of a step
+        by_proxy()()
+        return RandomSubsetCallback(keep=.5, warmup=0)
+    compare(needy, {'none':'none', 'random': prepared}, epochs=1, seeds=1, plot=False)
     assert "a trial step failed with TypeError" in capsys.readouterr().out
 
 # who selected

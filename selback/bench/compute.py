@@ -122,13 +122,13 @@ class ComputeCount(Callback):
     def before_batch(self):
         kind = _kind_of(self.model, self.xb, 3)
         if kind==self._loaded: return
-        self._settle()
         self._loaded = kind
         self._cost(kind)
 
     def after_pred(self): self._trains = _kind_of(self.model, self.xb, 3),n_items((self.xb,self.yb))
 
     def after_batch(self): # a trial amid the step would disturb it
+        self._settle() # its batch was scored since the step before
         if self._trains is None: return
         (kind,n),self._trains = self._trains,None
         unit,cost = self._costs[self._loaded],self._cost(kind)
@@ -155,7 +155,7 @@ class ComputeCount(Callback):
         except Exception as e: self.failed = f'{type(e).__name__}: {e}' # a callback prepares what the model wants
 
     def _settle(self):
-        "Add what else was computed, in the unit of the batch it was done for; before the first step it waits for that"
+        "Add what else was computed since the step before, in the unit of its batch; before the first one it waits for that"
         if self._loaded is None: return
         unit = self._costs[self._loaded]
         flops,thirds,unknown = self.count.take()
