@@ -57,7 +57,7 @@ def measure(name, args):
 
 class Steps(Callback):
     "Notes when each step began and ended"
-    order = SelectionCallback.order+1
+    order = BatchSelection.order+1
 
     def __init__(self, device): self.device,self.rows = device,[]
     def before_batch(self): self.start = clock(self.device)

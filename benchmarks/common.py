@@ -100,21 +100,30 @@ class TimedReads:
         try: return next(self.batches)
         finally: self.seconds += self.clock()-start
 
-def timed_steps(steps, batches, clock, note):
-    "What a selection makes of a loader's batches; the seconds of each step are noted, less those of the loader"
-    reads = TimedReads(batches, clock)
-    running = steps(reads)
-    while True:
-        start,waited = clock(),reads.seconds
-        step = next(running, None)
-        note(clock()-start-(reads.seconds-waited))
-        if step is None: return
-        yield step
-        step = None # it may be large
+def time_steps(cb, clock, note):
+    "Have the seconds noted in which a selection makes each step of a loader's batches, less those of the loader"
+    loader_of_epoch = cb.loader_of_epoch
+    def timed():
+        loader,trainer = loader_of_epoch(),cb.engine.trainer
+        reads,steps = trainer.reads,trainer.steps
+        def timed_steps(dl):
+            trainer.reads = lambda dl: read
+            read = TimedReads(reads(dl), clock)
+            running = steps(dl)
+            while True:
+                start,waited = clock(),read.seconds
+                step = next(running, None)
+                note(clock()-start-(read.seconds-waited))
+                if step is None: return
+                yield step
+                step = None # it may be large
+        vars(loader)['steps'] = timed_steps
+        return loader
+    cb.loader_of_epoch = timed
 
 class Turns(Callback):
     "Times kinds of steps in turn, by batches of the loader: plain, smaller and selecting ones, and scoring by itself"
-    order = SelectionCallback.order+1 # no scored batch is copied for it
+    order = BatchSelection.order+1 # no scored batch is copied for it
 
     def __init__(self, kinds, repeats, device):
         self.turns = [(repeat,kind) for repeat in range(-2, repeats) for kind in kinds] # two repeats to warm up

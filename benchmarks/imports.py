@@ -1,4 +1,4 @@
-"Time to import `selback.core.functional`, which needs no fastai, beside PyTorch alone, each in a new process"
+"Time to import `selback.functional`, which needs no fastai, beside PyTorch alone, each in a new process"
 import subprocess, sys, time
 from common import *
 
@@ -14,7 +14,7 @@ def main():
         nothing = seconds('pass')
         of_torch = seconds('import torch')-nothing
         again = seconds('import torch')-nothing
-        ours = seconds('import selback.core.functional')-nothing
+        ours = seconds('import selback.functional')-nothing
         if repeat<0: continue
         rows.append(dict(repeat=repeat, torch_seconds=of_torch, torch_again=again/of_torch, functional=ours/of_torch))
     df = save(rows, 'imports', args)

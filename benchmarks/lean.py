@@ -12,7 +12,7 @@ import numpy as np
 from against import BS, watched
 from common import *
 from fastai.optimizer import Adam
-from selback.core.functional import ItemMemory, fixed_random, prune_easy, select_batch, untouched
+from selback.functional import ItemMemory, fixed_random, prune_easy, select_batch, untouched
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 

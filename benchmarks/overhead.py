@@ -41,7 +41,7 @@ class Fit(greenlet):
 def chooses_only(cb, note, preds):
     """Have a selection choose by predictions that cost nothing, note the seconds for each batch of the loader, and let
     none train"""
-    steps,before_batch = cb.steps,cb.before_batch
+    before_batch = cb.before_batch
     n_read,took = 0,0.
     def now(): return clock(cb.device)
     def add(seconds):
@@ -59,7 +59,7 @@ def chooses_only(cb, note, preds):
         cb.learn.yb = ()
         raise CancelBatchException
 
-    cb.steps = lambda batches: timed_steps(steps, batches, now, add)
+    time_steps(cb, now, add)
     cb.before_batch = timed
     if cb.scored: cb.scorer.scoring = Ready(preds)
     return cb
@@ -142,14 +142,14 @@ def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
     learn = image_learner('small_resnet', 8, 40*args.repeats, args.device)
     learn.top_loss(warmup=99)
-    batches,call,steps = Batches(),SelectionCallback.__call__,learn.selection.steps
+    batches,call = Batches(),BatchSelection.__call__
     def timed(self, event):
         start = time.perf_counter()
         try: return call(self, event)
         finally: batches.add(time.perf_counter()-start)
 
-    learn.selection.steps = lambda reads: timed_steps(steps, reads, time.perf_counter, batches.add)
-    with patch.object(SelectionCallback, '__call__', timed),learn.no_bar(),learn.no_logging(),redirect_stdout(None):
+    time_steps(learn.selection, time.perf_counter, batches.add)
+    with patch.object(BatchSelection, '__call__', timed),learn.no_bar(),learn.no_logging(),redirect_stdout(None):
         learn.fit(1, cbs=batches)
     parts = [batches.spent[40*repeat+1:40*repeat+39] for repeat in range(args.repeats)]
     return [dict(repeat=repeat, microseconds=1e6*float(np.mean(part))) for repeat,part in enumerate(parts)]

@@ -21,8 +21,8 @@ except ModuleNotFoundError: import tomli as tomllib
 root = Path(__file__).parents[1]
 notebooks = sorted(p for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials and the index
-folders = 'core','callback','views','methods','.','bench' # from the ground up; `all` is outside of them
-moved = dict(functional='core.functional', compare='bench.compare', race='bench.race')
+folders = 'core','methods','callback','views','.','bench' # from the ground up; `all` is outside of them
+moved = dict(compare='bench.compare', race='bench.race')
 short = {f'{name}.py': f'selback.{module}' for name,module in moved.items()}
 project = tomllib.loads((root/'pyproject.toml').read_text())
 config = ConfigParser(interpolation=None, delimiters='=')
@@ -142,14 +142,14 @@ def test_notebooks_have_a_title_a_caption_and_lead_on(nb):
     assert any('#| default_exp' in text for text in more)
 
 # Floors
-def place_of(nb):
-    "Its folder's, then its own in it"
-    folder = nb.parent.relative_to(root/'nbs').as_posix()
-    return folders.index(folder),int(nb.stem[:2])
-
 def floors():
-    "The place of each module"
-    return {re.search(r'default_exp ([\w.]+)', nb.read_text())[1]: place_of(nb) for nb in code}
+    "The place of each module: its folder's, then the number of its notebook"
+    found = {re.search(r'default_exp ([\w.]+)', nb.read_text())[1]: int(nb.stem[:2]) for nb in code}
+    return {name: (folders.index(name.rpartition('.')[0] or '.'), number) for name,number in found.items()}
+
+def is_plain_torch(name):
+    "Is a module for loops of one's own, too?"
+    return name=='functional' or name.startswith(('core.','methods.'))
 
 def imports_of(name):
     "The modules that a module imports from: those of the package without its name"
@@ -165,7 +165,7 @@ def test_imports_go_down_only():
     for name,floor in where.items():
         for target in imports_of(name):
             if target in where: assert where[target]<floor, f'{name} {floor} imports {target} {where[target]}'
-            if not name.startswith('core.'): continue
+            if not is_plain_torch(name): continue
             assert target.split('.')[0] not in ('fastai','fastcore'), f'{name} is plain PyTorch, but imports {target}'
 
 IMPORTS_A_STUDY = re.compile(r'^\s*(from|import) studies\b', re.M)
@@ -241,7 +241,7 @@ def test_commands_in_the_readme_exist():
 
 def test_the_map_of_the_house_names_every_notebook():
     there = re.findall(r'^\| `([\w/]+)` \| .+ \|$', text_in('CONTRIBUTING.md'), re.M)
-    in_order = sorted(code, key=lambda nb: (place_of(nb)[0], nb.stem))
+    in_order = sorted(code, key=lambda nb: (folders.index(nb.parent.relative_to(root/'nbs').as_posix()), nb.stem))
     assert there==[nb.relative_to(root/'nbs').with_suffix('').as_posix() for nb in in_order]
 
 def test_commands_in_contributing_exist():

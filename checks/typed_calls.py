@@ -2,7 +2,7 @@
 import torch
 from fastai.vision.all import DataLoader, Learner
 from selback.all import *
-from selback.functional import MemorySampler, chosen, favor_hard, top_k, top_loss
+from selback.functional import MemorySampler, chosen
 from torch import Tensor, nn
 
 def trains(learn:Learner)->Learner:
@@ -22,23 +22,25 @@ def chooses(losses:Tensor)->Tensor:
 
 def in_a_loop(loader:DataLoader, model:nn.Module, opt:torch.optim.Optimizer):
     loss_func = nn.CrossEntropyLoss()
-    for x,y in chosen(loader, model, loss_func, top_loss(keep=.5)):
+    for x,y in chosen(loader, model, loss_func, TopLoss(keep=.5)):
         loss_func(model(x), y).backward()
         opt.step()
 
 def by_a_sampler(n:int)->int:
     memory = ItemMemory(n, ema=.5)
     memory.note(torch.arange(n), torch.rand(n))
-    sampler = MemorySampler(memory, favor_hard(beta=1.))
+    sampler = MemorySampler(memory, FavorHard(beta=1.))
     losses:Tensor = item_losses(nn.MSELoss(), torch.zeros(n, 2), torch.zeros(n, 2))
     return len(sampler)+len(losses)
 
-class EveryThird(BatchSelection):
+class EveryThird(BatchMethod):
     "A method of one's own"
-    def choose(self, scores:Tensor)->Chosen: return Chosen(torch.arange(0, len(scores), 3))
+    def choose(self, scores:Tensor, now:Now)->Chosen: return Chosen(torch.arange(0, len(scores), 3))
+
+def attaches_own(learn:Learner)->Learner: return learn.add_cb(BatchSelection(EveryThird(gather=True), warmup=0))
 
 def is_refused(losses:Tensor):
     "What must not pass, or the types say nothing"
     top_k(losses, 'half') # pyright: ignore[reportArgumentType]
-    StaleLossCallback(beta='no') # pyright: ignore[reportArgumentType]
-    favor_hard(bta=1.) # pyright: ignore[reportCallIssue]
+    StaleLoss(beta='no') # pyright: ignore[reportArgumentType]
+    MemorySampler() # pyright: ignore[reportCallIssue]

@@ -10,23 +10,30 @@ from fastcore.docments import docments
 
 import selback.all
 from selback.bench.command import run_study
-from selback.callback.base import known_methods
+from selback.callback.attach import known_methods
 from selback.callback.batch import BatchSelection
-from selback.callback.epoch import InclusionSelection
+from selback.callback.epoch import EpochSelection
 from selback.callback.selection import Selection
 from selback.compare import compare
+from selback.core.method import BatchMethod, Inclusion
 from selback import functional
 from selback.race import race
 
 # A call as it is written, what it does, where it is defined, and its name there
 Call = namedtuple('Call', 'written does module name')
 
+OWN_MODULES = 'selback.callback.methods','selback.callback.early' # of the methods' callbacks
+
 def is_ours(o): return (getattr(o, '__module__', None) or '').startswith('selback.')
+
+def method_of(cls):
+    "What has the options of a class that are its own: of a method's callback, the method"
+    return getattr(cls, 'of', None) or cls
 
 def parameters(o):
     "The parameters that a function or class names itself, and whether it takes others"
     params = [p for p in inspect.signature(o).parameters.values() if p.name!='self']
-    f = inspect.unwrap(o.__init__ if inspect.isclass(o) else o)
+    f = inspect.unwrap(method_of(o).__init__ if inspect.isclass(o) else o)
     if not hasattr(f, '__code__'): return params,False # a named tuple
     code = f.__code__
     names = code.co_varnames[:code.co_argcount+code.co_kwonlyargcount]
@@ -65,7 +72,7 @@ def of_class(cls, before, is_wanted, owner=None):
         yield call(before, o, name)._replace(name=f'{owner or cls.__name__}.{name}')
 
 # Groups of calls
-def is_own(name, cls): return cls.__module__.startswith('selback.methods.') and name in vars(Learner)
+def is_own(name, cls): return cls.__module__ in OWN_MODULES and name in vars(Learner)
 
 def methods():
     "Methods by the name of their one-liner"
@@ -75,7 +82,7 @@ def one_liners():
     "The methods, each as a call on a learner, with the options of its class"
     for name,cls in methods().items():
         does = inspect.getdoc(vars(Learner)[name])
-        yield call('learn.', cls, name)._replace(does=does, name=f'Learner.{name}')
+        yield call('learn.', cls, name)._replace(does=does, module=cls.of.__module__, name=f'Learner.{name}')
 
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
@@ -92,11 +99,11 @@ def called_on(cls):
     owned = [call.name.rpartition('.') for call in GROUPS['The selection of a learner']]
     return [name for owner,_,name in owned if owner==cls.__name__]
 
-def named(folder):
-    "Functions and classes of `selback.all` that a folder of modules has"
+def named(folder, *others):
+    "Functions and classes of `selback.all` that a folder of modules has, but for those of other modules"
     for name in selback.all.__all__:
         o = getattr(selback.all, name)
-        is_there = is_ours(o) and o.__module__.startswith(f'selback.{folder}.')
+        is_there = is_ours(o) and f'{o.__module__}.'.startswith(f'selback.{folder}.') and o.__module__ not in others
         if is_there and (inspect.isfunction(o) or inspect.isclass(o)): yield call('', o, name)
 
 def comparing():
@@ -104,20 +111,23 @@ def comparing():
     yield call('', compare, 'compare')
     yield call('', race, 'race')
 
-in_a_loop = ('chosen','selective_backprop','batch_loss_filter','top_loss','random_subset','importance_sampling',
-    'BatchMethod','MemorySampler','favor_hard','drop_easy','info_batch','prioritized_sampling')
+in_a_loop = ('chosen','MemorySampler','SelectiveBackprop','BatchLossFilter','TopLoss','RandomSubset',
+    'ImportanceSampling','FavorHard','DropEasy','InfoBatch','PrioritizedSampling','SeTa','StaleLoss','EarlyLossSampling',
+    'BalancedSampling')
 
 def groups():
     "All calls, by the heading that they stand under"
+    callbacks = [cls.__name__ for cls in methods().values()]
     return {
         'Methods': list(one_liners()),
         'The selection of a learner': list(on_selection()),
         'Comparisons': list(comparing()),
-        'Callbacks, and what goes with methods': list(named('methods')),
+        'Methods as objects, and what goes with them': list(named('methods')),
+        'Methods as callbacks': [o for o in named('callback') if o.module in OWN_MODULES and o.name in callbacks],
         'Pictures and numbers': list(named('views')),
-        'For a method of your own': list(named('callback')),
+        'For a method of your own': [*named('core.method'), *named('callback', *OWN_MODULES)],
         'In a plain PyTorch loop': [call('', getattr(functional, name), name) for name in in_a_loop],
-        'Its parts': list(named('core'))}
+        'Its parts': list(named('core', 'selback.core.method'))}
 
 # Options
 def who_takes(names, all_names):
@@ -131,7 +141,7 @@ def who_takes(names, all_names):
 def shared_options():
     "Each option that methods hand on: as it is written, what it is, and who takes it"
     comments = {}
-    for cls in BatchSelection,InclusionSelection,Selection: comments |= docments(cls.__init__)
+    for cls in BatchMethod,Inclusion,EpochSelection,BatchSelection,Selection: comments |= docments(cls.__init__)
     taken = {}
     for name,cls in methods().items():
         own = [p.name for p in parameters(cls)[0]]

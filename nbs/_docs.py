@@ -16,7 +16,7 @@ from nbdev.showdoc import BasicMarkdownRenderer
 from sphinx.cmd.build import main as sphinx
 
 import selback.all
-from selback.callback.base import known_methods
+from selback.callback.attach import known_methods
 import _calls
 from _calls import row, table
 from _measured import by_evidence, comparisons, counts, fair
@@ -39,7 +39,7 @@ parts = dict(
     inside=('inside','Inside','api'),
     measured=('measured','What was measured','experiments'))
 
-floors = 'core','callback','views','methods','bench' # folders of modules, from the ground up
+floors = 'core','methods','callback','views','bench' # folders of modules, from the ground up
 
 # pages that stand elsewhere than in the section of their folder
 elsewhere = dict(laws='project')
@@ -99,9 +99,9 @@ lookup = NbdevLookup()
 def enter_one_liners():
     "Add the one-liners to nbdev's index of names, which has what a module defines by `def` and `class`"
     for name,cls in _calls.methods().items():
-        page,file,address = lookup.syms[cls.__name__]
+        page,file,address = lookup.syms[cls.of.__name__]
         entry = f"{page.partition('#')[0]}#learner.{name}",file,address
-        for written in f'Learner.{name}',f'{cls.__module__}.Learner.{name}': lookup.syms[written] = entry
+        for written in f'Learner.{name}',f'{cls.of.__module__}.Learner.{name}': lookup.syms[written] = entry
 
 enter_one_liners()
 
@@ -130,7 +130,7 @@ def link_line(self:NbdevLookup, line):
 # What a page says of a symbol
 def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
 
-twin = '/core/chosen.html','chosen' # a function that differs from the class `Chosen` in its case only: page and name
+twin = '/core/loop.html','chosen' # a function that differs from the class `Chosen` in its case only: page and name
 
 def anchor(name): return f'def-{name.lower()}' if name!=twin[1] else f'def-{name}-function'
 
@@ -171,9 +171,10 @@ def explained(symbol):
 
 @patch
 def _repr_markdown_(self:BasicMarkdownRenderer):
-    "What there is to say of a name, and after a method's class of its one-liner and of what is called besides"
-    one_liners = [getattr(Learner, name) for name,cls in known_methods().items() if cls is self.sym]
-    besides = [getattr(self.sym, name) for name in _calls.called_on(self.sym)] if one_liners else []
+    "What there is to say of a name, and after a method of its one-liner and of what is called besides"
+    found = {name: cls for name,cls in known_methods().items() if _calls.method_of(cls) is self.sym}
+    one_liners = [getattr(Learner, name) for name in found]
+    besides = [getattr(cls, name) for cls in found.values() for name in _calls.called_on(cls)]
     return joined(map(explained, [self, *map(BasicMarkdownRenderer, [*one_liners, *besides])]))
 
 # Cells
@@ -287,7 +288,7 @@ def linked(md, names, labels):
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
 
-cards = {cls.__module__.rpartition('.')[2] for cls in _calls.methods().values()} # the modules with a one-liner
+cards = {cls.of.__module__.rpartition('.')[2] for cls in _calls.methods().values()} # the modules with a one-liner
 
 def folder_of(path):
     "The section of a notebook, or its part of the API; a helper is no method"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import lightning, pytest, transformers
 from fastcore.nbio import read_nb
 from loops import *
-from selback.functional import favor_hard, info_batch, prioritized_sampling
+from selback.functional import FavorHard, InfoBatch, PrioritizedSampling
 
 transformers.logging.set_verbosity_error()
 for name in ('pytorch','fabric'): logging.getLogger(f'lightning.{name}').setLevel(logging.ERROR)
@@ -122,21 +122,21 @@ def test_all_train_on_the_same_items_with_the_same_weights(name, tmp_path):
     assert_same(by_lightning(Choosing(method, **choose)), wanted)
 
 POLICIES = dict(
-    favor_hard=partial(favor_hard, correct=1.),
-    info_batch=partial(info_batch, prune=.4),
-    prioritized=partial(prioritized_sampling, correct=1.))
+    FavorHard=partial(FavorHard, correct=1.),
+    InfoBatch=partial(InfoBatch, prune=.4),
+    prioritized=partial(PrioritizedSampling, correct=1.))
 
 @pytest.mark.parametrize('name', POLICIES)
 def test_all_load_the_same_items_with_the_same_weights(name, tmp_path):
     wanted = by_memory(POLICIES[name](), N_EPOCH)
     assert len({len(step.items) for step in wanted[0]})>1
-    assert_same(by_trainer(RememberingTrainer, tmp_path, len(wanted[0]), policy=POLICIES[name]()), wanted)
+    assert_same(by_trainer(RememberingTrainer, tmp_path, len(wanted[0]), method=POLICIES[name]()), wanted)
     module = Remembering(POLICIES[name]())
     assert_same(by_lightning(module, reload_dataloaders_every_n_epochs=1), wanted)
     assert module.validated==N_EPOCH
 
 def test_without_asking_again_lightning_does_not_validate():
     "As the page says: after as many batches as the first epoch had"
-    module = Remembering(favor_hard())
+    module = Remembering(FavorHard())
     by_lightning(module)
     assert module.validated==1

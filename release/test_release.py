@@ -93,7 +93,7 @@ def test_it_works_where_nothing_else_is_installed(python, tmp_path):
     assert '--methods' in run(python.parent/'selback-compare', '--help', cwd=tmp_path)
 
 IMPORTED = '''
-import sys, selback.core.functional
+import sys, selback.functional
 others = 'fastai','fastcore','pandas','matplotlib','sklearn','torchvision'
 print([name for name in others if name in sys.modules])
 '''

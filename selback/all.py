@@ -22,32 +22,37 @@ from .core.labels import LabelMemory
 from .core.outlook import outlook
 from .core.untouched import untouched
 from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass
-from .core.functional import select_batch
+from .core.method import BatchMethod, EpochMethod, Inclusion, Method, Now, PolicyMethod
+from .core.loop import select_batch
 from .callback.report import SelectionReport
-from .callback.base import known_methods, set_selection, with_one_liner
+from .callback.attach import known_methods, set_selection, with_one_liner
 from .callback.selection import Selection
-from .callback.epoch import EpochSelection, InclusionSelection
-from .callback.batch import BatchSelection, SelectionCallback
+from .callback.epoch import EpochSelection
+from .callback.batch import BatchSelection
+from .callback.methods import *
+from .callback.early import *
 from .callback.watching import *
+from .callback.reducible_loss import *
+from .callback.scale_lr import *
 from .callback.saving import *
 from .views.views import *
 from .views.pictures import *
 from .views.groups import *
 from .views.suspects import *
-from .methods.favor_hard import *
-from .methods.drop_easy import *
-from .methods.prioritized_sampling import *
-from .methods.info_batch import *
-from .methods.seta import *
-from .methods.selective_backprop import *
+from .views.early import *
+from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *
+from .methods.drop_easy import *
+from .methods.early_loss_sampling import *
+from .methods.favor_hard import *
+from .methods.importance_sampling import *
+from .methods.info_batch import *
+from .methods.prioritized_sampling import *
+from .methods.selective_backprop import *
+from .methods.seta import *
 from .methods.stale_loss import *
 from .methods.top_loss import *
-from .methods.importance_sampling import *
-from .methods.reducible_loss import *
-from .methods.scale_lr import *
-from .methods.early_loss_sampling import *
-from .methods.balanced_sampling import *
+
 
 # %% ../nbs/00_all.ipynb #5c1e77f1
 class _WhenCalled:
@@ -68,14 +73,16 @@ race = _WhenCalled('race', 'Find out which method suits some data: rounds with a
 
 __all__ = [o for o in globals() if not o.startswith('_')]
 
-
 # %% ../nbs/00_all.ipynb #5c1e77f4
 _in_studies = dict(
     proxy='replay_choices ReplayChoicesCallback Choices record_choices fingerprint train_proxy proxy_learner EveryNth',
     gradients='gradient_similarity by_percentile plot_by_percentile',
     picks='pick_rates plot_pick_rates')
 
+_renamed = dict(SelectionCallback='BatchSelection', InclusionSelection='Inclusion, a method for EpochSelection(...),')
+
 def __getattr__(name):
+    if name in _renamed: raise ImportError(f'{name} is {_renamed[name]} now.')
     for file,names in _in_studies.items():
         if name in names.split(): raise ImportError(f'{name} is in studies/{file}.py of the repository now.')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -8,7 +8,7 @@ from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 
 from selback.bench.findings import Difference, differences, last_epochs, measure_of, options_of, summarize
-from selback.callback.batch import SelectionCallback
+from selback.callback.batch import BatchSelection
 from selback.callback.clock import seconds_now as clock
 from selback.core.checks import error_text
 from _measured import published # for the notebooks
@@ -119,12 +119,12 @@ def styled(
 
 class StepTimes(Callback):
     "Seconds that the training of a learner spent where, as `seconds`"
-    order,run_valid = SelectionCallback.order+1,False
+    order,run_valid = BatchSelection.order+1,False
 
     def __init__(self):
         self.seconds = dict(selection=0., forward=0., backward=0., other=0.)
         self._mark = None # when the last part ended
-        self._selection = None # whose steps are timed
+        self._engine = None # whose steps are timed
 
     def lap(self,
         what:str, # A key of `seconds`
@@ -133,20 +133,6 @@ class StepTimes(Callback):
         end = clock(self.dls.device or 'cpu')
         self.seconds[what] += end-self._mark
         self._mark = end
-
-    def before_fit(self):
-        selection = self.learn.selection
-        if not isinstance(selection, SelectionCallback): return
-        self._selection,steps = selection,selection.steps
-
-        def timed(batches):
-            own = steps(self._timed(batches, 'selection', 'other')) # reading is not the selection's
-            return self._timed(own, 'other', 'selection')
-        selection.steps = timed
-
-    def after_fit(self):
-        if self._selection is not None: del self._selection.steps
-        self._selection = None
 
     def _timed(self, batches, before, until):
         "The batches; the time until one is there was spent on `until`, that before it was asked for on `before`"
@@ -157,8 +143,16 @@ class StepTimes(Callback):
             if batch is None: return
             yield batch
 
-    def before_train(self): self._mark = clock(self.dls.device or 'cpu')
-    def before_batch(self): self.lap('other' if self._selection is None else 'selection')
+    def before_train(self):
+        self._mark = clock(self.dls.device or 'cpu')
+        self._engine = getattr(self.learn.selection, 'engine', None) or None
+        if self._engine is None: return
+        loader,trainer = self.learn.dl,self._engine.trainer
+        steps,reads = trainer.steps,trainer.reads
+        trainer.reads = lambda dl: self._timed(reads(dl), 'selection', 'other') # reading is not the selection's
+        vars(loader)['steps'] = lambda dl: self._timed(steps(dl), 'other', 'selection')
+
+    def before_batch(self): self.lap('other' if self._engine is None else 'selection')
     def after_loss(self): self.lap('forward')
     def after_backward(self): self.lap('backward')
     def after_train(self): self.lap('other')

@@ -2,7 +2,7 @@
 import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 
-from selback.callback.base import AttachedCallback
+from selback.callback.attach import AttachedCallback
 from selback.core.checks import check_range, error_text
 from selback.views.pictures import check_remembered
 from selback.views.views import tidy, width

@@ -9,18 +9,19 @@ import numpy as np, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import num_distrib
-from fastcore.meta import delegates
 from torch import Tensor, nn
 
-from selback.callback.base import with_one_liner
+from selback.callback.attach import with_one_liner
+from selback.callback.batch import BatchSelection
 from selback.callback.epoch import EpochSelection
 from selback.callback.learner import base_loss
 from selback.callback.loaders import check_loader, own_loader, unaugmented
 from selback.core.checks import check_range, error_text
 from selback.core.losses import preserved
-from selback.core.policies import Chosen
+from selback.core.method import EpochMethod
+from selback.core.policies import Chosen, at_least_two
 from selback.core.untouched import fixed_random
-from selback.methods.top_loss import TopLossCallback
+from selback.methods.top_loss import TopLoss
 from selback.views.views import lone_target_of
 
 class EveryNth(Callback):
@@ -154,26 +155,28 @@ class Choices:
             raise ValueError(error_text('choices', path, wanted, remedy)) from None
         return choices
 
-class _Recorder(TopLossCallback):
+class _Recorder(TopLoss):
     "Notes what is kept of each batch"
+    needs_items = True
+
     def __init__(self, keep):
-        super().__init__(keep, warmup=0, auto=False, track_items=True)
+        super().__init__(keep)
         self.kept = [] # a mask of all items for each epoch
+        self.n = None # of the dataset
 
-    def before_train(self):
-        super().before_train()
-        all_items = torch.ones(len(self.memory), dtype=torch.bool, device=self.device)
-        self.kept.append(self.kept[-1].clone() if self.kept else all_items)
+    def begin_epoch(self): self.is_new = True
 
-    def choose_from(self, batch, scores, losses):
+    def choose(self, scores, now):
         if not scores.isfinite().any():
-            got = f'no finite loss from the proxy in epoch {self.epoch}'
+            got = f'no finite loss from the proxy in epoch {now.epoch}'
             raise ValueError(error_text('record_choices', got, 'one that learns', 'train it at a lower rate'))
 
-        chosen = super().choose_from(batch, scores, losses)
-        kept = self.kept[-1]
-        kept[batch.idx] = False
-        kept[batch.idx[chosen.rows]] = True
+        if self.is_new: self.kept.append(self.kept[-1].clone() if self.kept else torch.ones(self.n, dtype=torch.bool))
+        self.is_new = False
+        chosen = super().choose(scores, now)
+        kept,idx = self.kept[-1],now.idx.cpu()
+        kept[idx] = False
+        kept[idx[at_least_two(chosen, scores).rows.cpu()]] = True
         return chosen
 
 def record_choices(
@@ -190,29 +193,36 @@ def record_choices(
     example = 'as in lambda small: small.fit_one_cycle(10)'
     if not callable(fit): raise TypeError(error_text('fit', repr(fit), f'a function that trains a learner, {example}'))
 
-    recorder = _Recorder(keep)
-    dataset = fingerprint(check_loader(learn.dls.train).dataset)
-    every_nth = EveryNth(every, recorder.order+1)
-    with proxy_learner(learn, proxy, [recorder, every_nth]) as small: fit(small)
+    loader,recorder = check_loader(learn.dls.train),_Recorder(keep)
+    dataset,recorder.n = fingerprint(loader.dataset),loader.n
+    cb = BatchSelection(recorder, warmup=0, auto=False)
+    with proxy_learner(learn, proxy, [cb, EveryNth(every, cb.order+1)]) as small: fit(small)
 
     if not recorder.kept:
         raise ValueError(error_text('record_choices', 'a `fit` that trained no epoch', f'one at least, {example}'))
     return Choices(torch.stack(recorder.kept), dataset)
 
-@with_one_liner("Train on the items that recorded choices keep")
-class ReplayChoicesCallback(EpochSelection):
-    "Load what recorded choices keep (airbench)"
-    @delegates(EpochSelection.__init__)
+class ReplayChoices(EpochMethod):
+    "Load what recorded choices keep"
     def __init__(self,
         choices, # `Choices`, or the path of a file with some
-        warmup:int=0, # Epochs of full batches after the callback is attached
         **kwargs
     ):
-        super().__init__(warmup=warmup, **kwargs)
+        super().__init__(**kwargs)
         if not isinstance(choices, (Choices,str,PathLike)):
             wanted = 'what record_choices returns, or the path of a file with it'
             raise TypeError(error_text('choices', repr(choices), wanted))
         self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
+
+    def choose(self, scores, now):
+        n_recorded = len(self.choices)
+        kept = self.choices[min(int(now.pct*n_recorded+1e-9), n_recorded-1)].to(now.idx.device)
+        return Chosen(kept[now.idx].nonzero()[:,0])
+
+@with_one_liner("Train on the items that recorded choices keep")
+class ReplayChoicesCallback(EpochSelection):
+    "Load what recorded choices keep (airbench)"
+    of,defaults = ReplayChoices,dict(warmup=0)
 
     def begin_fit(self):
         super().begin_fit()
@@ -224,8 +234,3 @@ class ReplayChoicesCallback(EpochSelection):
             got = 'a training set with other targets than the recorded one of as many items'
             raise ValueError(error_text('replay_choices', got, 'the same items in the same order', remedy))
 
-    def choose_items(self, idxs):
-        n_recorded = len(self.choices)
-        epoch = min(int(self.pct_train*n_recorded+1e-9), n_recorded-1)
-        kept = self.choices[epoch].to(idxs.device)
-        return Chosen(kept[idxs].nonzero()[:,0])

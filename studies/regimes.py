@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import (balanced_chances, InclusionSelection, reducible_loss, SelectiveBackpropCallback,
+from selback.all import (balanced_chances, EpochSelection, Inclusion, reducible_loss, SelectiveBackpropCallback,
     step_inclusion)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
@@ -263,11 +263,11 @@ def file_learner()->Learner:
         num_workers=0)
     return in_bf16(Learner(dls, small_convnet(10), CrossEntropyLossFlat(), opt_func=sgd, metrics=error_rate))
 
-class EasiestFirst(InclusionSelection):
+class EasiestFirst(Inclusion):
     "The easiest half of the items in the first half of the training, then all (Wu et al. 2021)"
-    def inclusion(self, loss):
-        if self.pct_train>=.5: return torch.ones_like(loss)
-        return 1-step_inclusion(loss, .5, 1.)
+    def inclusion(self, losses, now):
+        if now.pct>=.5: return torch.ones_like(losses)
+        return 1-step_inclusion(losses, .5, 1.)
 
 class Regime:
     "A situation: parts, which are learners with methods, and a budget"
@@ -382,7 +382,7 @@ def _with_little_time():
         'none': 'none',
         'hardest first': 'favor_hard(end=.5)',
         'hardest always': look_free,
-        'easiest first': lambda: EasiestFirst()}
+        'easiest first': lambda: EpochSelection(EasiestFirst())}
     return Regime(dict(all=(few, methods)), 60_000)
 
 def _with_a_proxy():

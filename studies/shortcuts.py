@@ -9,8 +9,8 @@ from fastcore.script import call_parse
 from PIL import Image
 from torch.nn import functional as F
 
-from selback.all import (as_tensors, balanced_chances, Chosen, EarlyLossSamplingCallback, EpochSelection, ScoringPass,
-    WorstGroup, item_losses)
+from selback.all import (as_tensors, balanced_chances, Chosen, EarlyLossSamplingCallback, EpochMethod, EpochSelection,
+    ScoringPass, WorstGroup, item_losses)
 from selback.bench.compare import compare, describe
 from selback.bench.datasets import coloured_digits, PadCrop, small_convnet, tensor_dls
 from selback.callback.learner import autocast_of
@@ -232,23 +232,23 @@ class WrongOften(EarlyLossSamplingCallback):
         is_wrong = self.learn.pred.argmax(1)!=self.y
         super().note_losses(torch.where(is_wrong, float(self.factor), 1.))
 
-class Upsampled(EpochSelection):
+class Upsampled(EpochMethod):
     "Each item once an epoch, and some of them `factor` times (Liu et al. 2021)"
     def __init__(self, is_often, factor=50, **kwargs):
-        super().__init__(warmup=0, **kwargs)
+        super().__init__(**kwargs)
         self.is_often,self.factor = is_often,factor
 
-    def choose_items(self, idxs):
-        often = self.is_often[idxs].nonzero()[:,0]
-        rows = torch.cat([torch.arange(len(idxs)), often.repeat(self.factor-1)])
-        return Chosen(rows[torch.randperm(len(rows), generator=self.generator)])
+    def choose(self, scores, now):
+        often = self.is_often[now.idx].nonzero()[:,0]
+        rows = torch.cat([torch.arange(len(scores)), often.repeat(self.factor-1)])
+        return Chosen(rows[torch.randperm(len(rows), generator=now.generator)])
 
 def jtt(get_learner, epochs, lr):
     "Just train twice: a second training from scratch, in which the first one's errors come often; all is counted"
     first = get_learner()
     with first.no_bar(),first.no_logging(): first.fit(epochs, lr)
     pred,target = look_at_all(first)
-    return Upsampled(pred.argmax(1)!=target)
+    return EpochSelection(Upsampled(pred.argmax(1)!=target), warmup=0)
 
 off = dict()
 

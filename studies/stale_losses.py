@@ -7,7 +7,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
 from fastai.torch_core import set_seed
 from selback.bench.datasets import get_dls
-from selback.methods.stale_loss import StaleLossCallback
+from selback.callback.methods import StaleLossCallback
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset

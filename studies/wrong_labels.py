@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from selback.all import EpochSelection
 from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, tensor_dls
+from selback.core.method import All
 from selback.core.labels import BinaryLabels, ClassLabels, LabelMemory
 from studies import pretrained
 from studies.experiments import results_folder, scale
@@ -25,7 +26,7 @@ kept = results_folder.parent/'runs/wrong_labels' # what each item was predicted,
 
 class Trajectory(EpochSelection):
     "Plain training that keeps what is predicted of each item in each epoch"
-    def choose_items(self, idxs): "All train"
+    def __init__(self): super().__init__(All())
 
     def before_fit(self):
         ds = self.dls.train_ds

@@ -74,13 +74,17 @@ class Witness(Callback):
         return {name: getattr(self, name) for name in names}
 
 # who trains
-class OddOnes(SelectionCallback):
+class OddOnes(BatchMethod):
     "Chooses nothing on one rank in every other batch"
-    def choose(self, scores): return Chosen(torch.arange(0 if dist.get_rank()==self.iter%2 else 3))
+    def begin_epoch(self): self.n = 0
 
-class OnlyTheFirst(SelectionCallback):
+    def choose(self, scores, now):
+        self.n += 1
+        return Chosen(torch.arange(3 if dist.get_rank()==self.n%2 else 0))
+
+class OnlyTheFirst(BatchMethod):
     "Chooses on rank 0 only"
-    def choose(self, scores): return Chosen(torch.arange(0 if dist.get_rank() else min(5, len(scores))))
+    def choose(self, scores, now): return Chosen(torch.arange(0 if dist.get_rank() else min(5, len(scores))))
 
 class CancelEpoch(Callback):
     "Leaves the third epoch half-way"
@@ -91,9 +95,9 @@ class CancelEpoch(Callback):
         self.learn.witness.n_cancelled = len(self.y)
         raise CancelEpochException
 
-class LeaveThirds(EpochSelection):
+class LeaveThirds(EpochMethod):
     "Leaves out every third item, others in each epoch"
-    def choose_items(self, idxs): return Chosen(((idxs+self.epoch)%3>0).nonzero()[:,0])
+    def choose(self, scores, now): return Chosen(((now.idx+now.epoch)%3>0).nonzero()[:,0])
 
 CASES = dict(
     plain=lambda: None,
@@ -105,7 +109,7 @@ CASES = dict(
     stale=lambda: StaleLossCallback(beta=1, n=2),
     stale_batchwise=lambda: StaleLossCallback(beta=1, n=2, gather=False),
     top=lambda: TopLossCallback(.5),
-    pooled=lambda: TopLossCallback(.6, gather=True, presample=3),
+    pooled=lambda: pooled(3, TopLossCallback(.6, gather=True)),
     tracked=lambda: TopLossCallback(.5, track_items=True),
     random=lambda: RandomSubsetCallback(.5),
     gathered_random=lambda: RandomSubsetCallback(.7, gather=True),
@@ -116,7 +120,7 @@ CASES = dict(
     drop_easy=lambda: DropEasyCallback(drop=1., max_rest=1),
     info_long=lambda: InfoBatchCallback(prune=.7, delta=1.),
     seta=lambda: SeTaCallback(prune=.2, n_groups=3, window=.5, delta=1.),
-    thirds=lambda: LeaveThirds(warmup=0),
+    thirds=lambda: EpochSelection(LeaveThirds(), warmup=0),
     all_hard=lambda: FavorHardCallback(beta=0, warmup=0),
     all_own=lambda: PrioritizedSamplingCallback(uniform=1., warmup=0),
     prioritized=lambda: PrioritizedSamplingCallback(alpha=2., uniform=.3, correct=1., warmup=1),
@@ -127,9 +131,9 @@ CASES = dict(
     all_as_they_are=lambda: BalancedSamplingCallback(power=0.),
     importance=lambda: ImportanceSamplingCallback(presample=2, tau=1.02, score='loss'),
     info=lambda: InfoBatchCallback(delta=1.),
-    empty=OddOnes,
-    empty_gathered=lambda: OddOnes(gather=True),
-    needy=lambda: OnlyTheFirst(gather=True),
+    empty=lambda: BatchSelection(OddOnes()),
+    empty_gathered=lambda: BatchSelection(OddOnes(gather=True)),
+    needy=lambda: BatchSelection(OnlyTheFirst(gather=True)),
     left_over=lambda: RandomSubsetCallback(34/101, before_loading=True),
     dropped=lambda: None,
     dropped_top=lambda: TopLossCallback(.5),

@@ -15,9 +15,9 @@ from fastai.torch_core import TensorCategory, TensorImage, default_device, set_s
 from fastai.vision.augment import aug_transforms
 from fastcore.foundation import L
 from IPython.core.formatters import HTMLFormatter
-from selback.core.batches import as_tensors, map_tensors
-from selback.callback.base import known_methods
-from selback.callback.learner import split_batch
+from selback.core.batches import Batch, as_tensors, map_tensors
+from selback.callback.attach import known_methods
+from selback.callback.learner import autocast_of, base_loss, split_batch, true_output
 from selback.callback.loaders import ChosenWithin
 from selback.all import *
 from selback.bench.datasets import TensorItems
@@ -38,6 +38,52 @@ class CPUMixedPrecision(MixedPrecision):
         self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
 
 # Methods
+class ByPlace(EpochMethod):
+    "Loads what a function of the dataset indices that were drawn, and of `Now`, chooses"
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def choose(self, scores, now): return self.found(now.idx, now)
+
+def pooled(
+    n, # Batches
+    cb, # Gathers
+):
+    "Have a selection score and choose from several batches together, as `ImportanceSampling` does"
+    cb.method.presample = n
+    return cb
+
+def chosen_before_loading(cb, idxs):
+    "What a selection chooses of the items of an epoch"
+    return cb.method.choose(cb.losses_of(idxs), cb.now(idx=idxs, due=cb.tracker.due(idxs)))
+
+def scores_of(cb, xb, yb):
+    "The scores of a batch by a selection's scoring pass"
+    learn = cb.learn
+    return cb.scorer(learn.model, base_loss(learn), Batch(xb, yb), autocast_of(learn), partial(true_output, learn))
+
+def watch_choices(cb, note):
+    "Have `note(batch, scores, losses, chosen)` called whenever a selection chooses from batches"
+    loader_of_epoch = cb.loader_of_epoch
+    def watched():
+        loader,engine = loader_of_epoch(),cb.engine
+        if engine is None: return loader
+        score,choose,seen = engine.score,engine.choose,[]
+        def score_and_keep(batch, reads=()):
+            seen[:] = batch,*score(batch, reads)
+            return seen[1:]
+        def choose_and_note(scores, idx=None):
+            chosen = choose(scores, idx)
+            note(*seen, chosen)
+            return chosen
+        engine.score,engine.choose = score_and_keep,choose_and_note
+        return loader
+    cb.loader_of_epoch = watched
+    return cb
+
+OWN_MODULES = 'selback.callback.methods','selback.callback.early'
+
 def needs_nothing(cls):
     "Has each parameter of a class a default?"
     params = inspect.signature(cls).parameters.values()
@@ -45,7 +91,7 @@ def needs_nothing(cls):
 
 def methods():
     "Every method of the package that needs nothing to choose by"
-    ours = [cls for cls in known_methods().values() if cls.__module__.startswith('selback.methods.')]
+    ours = [cls for cls in known_methods().values() if cls.__module__ in OWN_MODULES]
     return [cls for cls in ours if needs_nothing(cls)]
 
 def one_liner(cls): return next(name for name,method in known_methods().items() if method is cls)
@@ -77,6 +123,10 @@ def leaves_out(cls):
     "Does a method train on fewer items, or on others in their place?"
     return cls not in (PrioritizedSamplingCallback, EarlyLossSamplingCallback, BalancedSamplingCallback)
 
+def does_score(cls):
+    "Does a class of selections score batches?"
+    return issubclass(cls, BatchSelection) and cls.of.scored
+
 def goes_by_losses(cls):
     "Does a method, as it is by default, ask for the losses of items?"
     return cls not in (RandomSubsetCallback, BalancedSamplingCallback)
@@ -90,18 +140,29 @@ class LoaderBatches(Callback):
     order,run_valid = BatchSelection.order-1,False
     def before_train(self):
         cb = self.learn.selection
-        if isinstance(cb, BatchSelection): cb.reads = partial(self.noted, type(cb).reads.__get__(cb))
-    def noted(self, reads, batches):
-        for read in reads(batches):
-            self.note(read.i, *split_batch(self.learn, read.batch))
-            yield read
+        if not isinstance(cb, BatchSelection) or cb is getattr(self, 'watched', None): return
+        self.watched = cb
+        cb.loader_of_epoch = partial(self.loader_of_epoch, cb, cb.loader_of_epoch)
+    def loader_of_epoch(self, cb, make):
+        loader = make()
+        if cb.engine: self.watch(cb.engine)
+        return loader
+    def watch(self, engine):
+        trainer = engine.trainer
+        turn = trainer.turn
+        def noted(read):
+            read.xb = self.learn._set_device(read.xb)
+            self.note(read.i, *split_batch(self.learn, read.raw))
+            return turn(read)
+        trainer.turn = noted
     def before_batch(self):
         if type(self.learn.selection.loader) is not ChosenWithin: self.note(self.iter, self.xb, self.yb)
     def note(self, i, xb, yb): raise NotImplementedError
 
 def n_waiting(selection):
     "How many chosen items wait until there are enough for a batch"
-    return len(selection.waiting) if isinstance(selection, BatchSelection) else 0
+    engine = getattr(selection, 'engine', None) if isinstance(selection, BatchSelection) else None
+    return len(engine.waiting) if engine else 0
 
 def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
 
@@ -209,9 +270,11 @@ def by_hand(net, x, y, epochs, lr, ema=.9):
     table = [dict(loss=nan, ewma=nan, seen=0, picked=0, rested=0) for _ in y]
     opt = torch.optim.SGD(net.parameters(), lr)
 
-    def note(item, loss):
+    def note(item, losses): # of its rows in a batch
+        loss = losses[-1]
         average = ema*item['ewma']+(1-ema)*loss if item['seen'] else loss
-        item.update(loss=loss, ewma=average, seen=item['seen']+1, picked=item['picked']+1, rested=0)
+        n = len(losses)
+        item.update(loss=loss, ewma=average, seen=item['seen']+n, picked=item['picked']+n, rested=0)
 
     for epoch in epochs:
         for batch,weight,_ in epoch:
@@ -219,7 +282,7 @@ def by_hand(net, x, y, epochs, lr, ema=.9):
             opt.zero_grad()
             (losses*torch.tensor(weight)).mean().backward()
             opt.step()
-            for i,loss in zip(batch, losses.tolist()): note(table[i], loss)
+            for i in {*batch}: note(table[i], [loss for j,loss in zip(batch, losses.tolist()) if j==i])
         for item in table: item['rested'] += 1
     return table
 

@@ -47,15 +47,15 @@ class Case(NamedTuple):
     n_whole:int = 0 # batches that come before the method chooses from any
 
 CASES = dict(
-    selective=Case(SelectiveBackpropCallback, plain.selective_backprop, dict(beta=2, seed=0)),
-    by_rank=Case(SelectiveBackpropCallback, plain.selective_backprop, dict(beta=2, gather=False, seed=0)),
-    top=Case(TopLossCallback, plain.top_loss, dict(keep=.5)),
-    top_gathered=Case(TopLossCallback, plain.top_loss, dict(keep=.3, also_bottom=.1, gather=True)),
-    share=Case(BatchLossFilterCallback, plain.batch_loss_filter, dict(min_loss_perc=.7)),
-    random=Case(RandomSubsetCallback, plain.random_subset, dict(keep=.4, seed=0)),
+    selective=Case(SelectiveBackpropCallback, plain.SelectiveBackprop, dict(beta=2, seed=0)),
+    by_rank=Case(SelectiveBackpropCallback, plain.SelectiveBackprop, dict(beta=2, gather=False, seed=0)),
+    top=Case(TopLossCallback, plain.TopLoss, dict(keep=.5)),
+    top_gathered=Case(TopLossCallback, plain.TopLoss, dict(keep=.3, also_bottom=.1, gather=True)),
+    share=Case(BatchLossFilterCallback, plain.BatchLossFilter, dict(min_loss_perc=.7)),
+    random=Case(RandomSubsetCallback, plain.RandomSubset, dict(keep=.4, seed=0)),
     # the smoothed gain of sampling begins at 0: a first batch trains whole
-    importance=Case(ImportanceSamplingCallback, plain.importance_sampling, dict(presample=2, seed=0), n_whole=1),
-    ahead=Case(SelectiveBackpropCallback, plain.selective_backprop, dict(beta=2, seed=0), dict(ahead=2)))
+    importance=Case(ImportanceSamplingCallback, plain.ImportanceSampling, dict(presample=2, seed=0), n_whole=1),
+    ahead=Case(SelectiveBackpropCallback, plain.SelectiveBackprop, dict(beta=2, seed=0), dict(ahead=2)))
 
 class Noted(Callback):
     "Notes what trains, behind the selection"

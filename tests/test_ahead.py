@@ -9,13 +9,14 @@ from fastai.optimizer import OptimWrapper
 from helpers import *
 from selback.core import ahead as ahead_room
 from selback.core.ahead import PassAhead, Worker, read_ahead
-from selback.core.chosen import chosen, top_loss
+from selback.core.loop import chosen
+from selback.functional import TopLoss
 from torch.nn import functional as F
 
 AHEAD = dict(
     selective=lambda **k: SelectiveBackpropCallback(beta=1, **k),
     top=lambda **k: TopLossCallback(.5, **k),
-    gathered=lambda **k: TopLossCallback(.3, gather=True, presample=2, **k),
+    gathered=lambda **k: pooled(2, TopLossCallback(.3, gather=True, **k)),
     share=lambda **k: BatchLossFilterCallback(.6, **k),
     stale=lambda **k: StaleLossCallback(beta=1, n=2, **k),
     importance=lambda **k: ImportanceSamplingCallback(tau=0, presample=2, **k),
@@ -263,13 +264,13 @@ def test_a_model_that_draws_random_numbers_when_it_predicts_is_refused():
 
 def test_a_callback_that_changes_batches_first_is_refused():
     class Doubles(Callback):
-        order,run_valid = SelectionCallback.order-1,False
+        order,run_valid = BatchSelection.order-1,False
         def before_batch(self): self.learn.xb = (2*self.x,)
     learn = table_learner(cbs=[Doubles(), TopLossCallback(.5, warmup=0, ahead=2)])
     with pytest.raises(ValueError, match='got a batch that a callback of a lower order'): quiet_fit(learn, 1)
 
     class Watches(Callback):
-        order,run_valid,seen = SelectionCallback.order-1,False,0
+        order,run_valid,seen = BatchSelection.order-1,False,0
         def before_batch(self): self.seen += 1
     learn = quiet_fit(table_learner(cbs=[Watches(), TopLossCallback(.5, warmup=0, ahead=2)]), 1)
     assert learn.watches.seen
@@ -297,7 +298,7 @@ def test_a_compiled_model():
 def test_what_waits_for_a_slow_thread_at_the_end_of_an_epoch_is_trained(monkeypatch):
     def run(worker):
         monkeypatch.setattr(ahead_room, 'Worker', worker)
-        learn = table_learner(cbs=[TopLossCallback(.3, gather=True, presample=5, warmup=0, ahead=2)])
+        learn = table_learner(cbs=[pooled(5, TopLossCallback(.3, gather=True, warmup=0, ahead=2))])
         return weights(quiet_fit(learn, 1))
     assert same(run(VeryLate), run(AtOnce))
 
@@ -399,7 +400,7 @@ def test_a_smaller_scorer_that_is_trained_itself_is_followed():
     copies = []
     class Looks(Callback):
         order,run_valid = 40,False
-        def after_batch(self): copies.append(float(self.selection.pass_ahead.copy.model.steps))
+        def after_batch(self): copies.append(float(self.selection.engine.pass_ahead.copy.model.steps))
     learn.add_cb(Looks())
     quiet_fit(learn, 1)
     assert len(copies)>20 and copies[0]==0
@@ -407,7 +408,7 @@ def test_a_smaller_scorer_that_is_trained_itself_is_followed():
 
 def test_inputs_that_are_not_numbers_are_themselves():
     class Watches(Callback):
-        order,run_valid = SelectionCallback.order-1,False
+        order,run_valid = BatchSelection.order-1,False
         def before_batch(self): "Nothing"
     learn = table_learner(cbs=[Watches(), TopLossCallback(.5, warmup=0, ahead=2)])
     learn.dls.train.dataset.tensors[0][3,1] = torch.nan
@@ -422,7 +423,7 @@ def test_the_autocast_around_a_loop_is_that_of_all_passes():
             return out
     batches = [(torch.randn(4, 3),torch.randint(2, (4,))) for _ in range(4)]
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        for batch in chosen(batches, Notes(3, 2), F.cross_entropy, top_loss(), ahead=2): pass
+        for batch in chosen(batches, Notes(3, 2), F.cross_entropy, TopLoss(), ahead=2): pass
     assert kinds==4*[torch.bfloat16]
 
 def test_the_reader_hands_out_each_batch_once():

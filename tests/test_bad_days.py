@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
-from selback.core.batches import Items, take
+from selback.core.batches import take
 from selback.core.losses import ItemLoss, check_separable
 from selback.core.untouched import fixed_random
 from torch.nn import functional as F
@@ -19,11 +19,11 @@ every_method = pytest.mark.parametrize('cls', by_path(methods()), ids=name_of)
 # Places in a step
 class Ahead(Callback):
     "Comes right before the selection"
-    order,run_valid = SelectionCallback.order-1,False
+    order,run_valid = BatchSelection.order-1,False
 
 class Behind(Callback):
     "Comes right after it"
-    order,run_valid = SelectionCallback.order+1,False
+    order,run_valid = BatchSelection.order+1,False
 
 class Wrapped(nn.Module):
     "A small network with something odd around it"
@@ -103,14 +103,10 @@ def test_any_loss_trains_on_and_is_told_of(cls, kind):
 def test_a_bad_loss_trains_first():
     learn = table_learner(loss_func=Changed(some(math.nan)), n=256+32)
     chosen = []
-    class Spy(TopLossCallback):
-        def choose(self, scores):
-            got = super().choose(scores)
-            bad = scores.isnan().nonzero()[:,0].tolist()
-            chosen.append((bad, got.rows.tolist()))
-            return got
+    def note(batch, scores, losses, got): chosen.append((scores.isnan().nonzero()[:,0].tolist(), got.rows.tolist()))
+    cb = watch_choices(TopLossCallback(.25, warmup=0), note)
 
-    with pytest.warns(UserWarning, match='chosen first'): quiet_fit(learn.add_cb(Spy(.25, warmup=0)), 1)
+    with pytest.warns(UserWarning, match='chosen first'): quiet_fit(learn.add_cb(cb), 1)
     assert all(bad==[0] for bad,_ in chosen)
     assert all(0 in rows for _,rows in chosen)
 
@@ -178,11 +174,7 @@ def scored_by(most):
     learn = skip_validation(short_learner(cbs=TopLossCallback(.5, warmup=0))) # which has no smaller parts
     learn.model,seen = Small(most),[]
     learn.model.net.load_state_dict(short_learner().model.state_dict())
-    choose = learn.selection.choose
-    def noting(scores):
-        seen.append(scores)
-        return choose(scores)
-    learn.selection.choose = noting
+    watch_choices(learn.selection, lambda batch, scores, losses, chosen: seen.append(scores))
 
     set_seed(3)
     quiet_fit(learn, 2)
@@ -309,7 +301,7 @@ def test_losses_that_mix_items_are_refused_before_training(cls):
     if not goes_by_losses(cls):
         quiet_fit(learn, 2)
         return
-    kept = weights if cls.scored else parameters # else the first training pass shows it, which BatchNorm notes
+    kept = weights if does_score(cls) else parameters # else the first training pass shows it, which BatchNorm notes
     check_refused(ValueError, 'normalised gives no loss per item.*It mixes items.*item_loss=', learn, 2, kept)
     assert learn.selection.epochs_done==0
 
@@ -322,8 +314,8 @@ def test_item_loss_says_what_each_item_is_worth(cls):
     def scores(loss, **kwargs):
         learn = short_learner(loss_func=loss, cbs=cls(**kwargs))
         x,y = learn.dls.train.one_batch()
-        return learn.selection.score(Items((x,), (y,)))
-    if not cls.scored: return
+        return scores_of(learn.selection, (x,), (y,))
+    if not does_score(cls): return
     torch.testing.assert_close(scores(normalised, item_loss=by_item), scores(CrossEntropyLossFlat()))
 
 def test_item_losses_of_another_shape_are_refused():
@@ -551,7 +543,7 @@ def test_the_table_goes_on_after_a_validation_within_a_fit():
 def test_one_pass_does_not_choose_from_a_batch_that_is_to_be_whole(cancel):
     "After one that was interrupted before its predictions"
     class Stop(Callback):
-        order,run_valid = SelectionCallback.order+1,False
+        order,run_valid = BatchSelection.order+1,False
         def before_batch(self):
             if self.selection.stats.shape[0]!=2: return
             raise CancelBatchException if cancel else KeyboardInterrupt
@@ -584,7 +576,7 @@ def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls):
 
 def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
     class Off(Callback):
-        order,run_valid = SelectionCallback.order-10,False
+        order,run_valid = BatchSelection.order-10,False
         def before_batch(self):
             if self.iter==1: self.learn.full_batches()
 
@@ -943,7 +935,7 @@ def test_texts_have_a_reducible_loss():
     assert losses.isfinite().all()
 
 def test_a_plain_loop_is_told_what_a_policy_returns():
-    from selback.core.functional import select_batch
+    from selback.functional import select_batch
     x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
     def refused(policy, got):
         with pytest.raises(TypeError, match=f'policy: got {got}.*wanted Chosen'):
@@ -1045,7 +1037,7 @@ def equation_learner(cbs=None, by_item=False):
     learn = Learner(dls, model, loss_func=one_number if by_item else growth, cbs=cbs, lr=1e-2)
     return skip_validation(learn) # which keeps no derivatives
 
-BY_TRAINING = [cls for cls in methods() if not issubclass(cls, SelectionCallback)]
+BY_TRAINING = [cls for cls in methods() if not issubclass(cls, BatchSelection)]
 
 @pytest.mark.parametrize('by_item', [False, True])
 @pytest.mark.parametrize('cls', by_path(BY_TRAINING), ids=lambda cls: cls.__name__)

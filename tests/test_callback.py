@@ -1,4 +1,5 @@
 "What every method has: warm-up, columns, precision, neighbours, errors"
+import itertools
 import functools, math, pickle, re, subprocess, sys, warnings
 
 import numpy as np, pandas as pd, pytest, torch
@@ -32,15 +33,17 @@ def hardest_and_easiest(scores):
     rows = torch.cat([order[:2], order[-2:]]).sort().values
     return Chosen(rows, torch.full((4,), .5))
 
-class BothTails(SelectionCallback):
+class BothTails(BatchMethod):
     "The two easiest and the two hardest items, at half weight"
-    def choose(self, scores): return hardest_and_easiest(scores)
+    weighs = True
 
-class Nothing(SelectionCallback):
-    def choose(self, scores): return Chosen(torch.arange(0))
+    def choose(self, scores, now): return hardest_and_easiest(scores)
+
+class Nothing(BatchMethod):
+    def choose(self, scores, now): return Chosen(torch.arange(0))
 
 def test_a_new_method_trains_and_reports():
-    learn = quiet_fit(set_selection(table_learner(), BothTails()), 3)
+    learn = quiet_fit(set_selection(table_learner(), BatchSelection(BothTails())), 3)
     later = learn.selection.stats.query('epoch>0')
     assert steps(learn, epoch=0).kept.eq(16).sum()==6
     assert (later.kept==4).all()
@@ -53,10 +56,11 @@ def test_weights_of_a_method_scale_the_gradient():
         def before_fit(self): self.seen = []
         def after_backward(self): self.seen.append(next(self.model.parameters()).grad.clone())
     class Unweighted(BothTails):
-        def choose(self, scores): return Chosen(super().choose(scores).rows)
+        def choose(self, scores, now): return Chosen(super().choose(scores, now).rows)
 
     def first_grad(cb): return quiet_fit(table_learner(cbs=[cb, Grad()]), 1).grad.seen[0]
-    torch.testing.assert_close(first_grad(BothTails(warmup=0))*2, first_grad(Unweighted(warmup=0)))
+    torch.testing.assert_close(first_grad(BatchSelection(BothTails(), warmup=0))*2,
+        first_grad(BatchSelection(Unweighted(), warmup=0)))
 
 @pytest.mark.parametrize('method', ['favor_hard','top_loss','watch_items'])
 def test_a_fit_without_a_batch_says_so(method, capsys):
@@ -159,7 +163,7 @@ def test_only_a_whole_epoch_without_a_choice_is_warned_of(ends_early):
         def before_batch(self):
             if ends_early and self.epoch==1: raise CancelTrainException
 
-    cb = FavorHardCallback() if ends_early else Nothing()
+    cb = FavorHardCallback() if ends_early else BatchSelection(Nothing())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         quiet_fit(table_learner(cbs=[cb, Budget()]), 2)
@@ -279,16 +283,13 @@ def test_tensorboard_sees_real_steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize('mixer', [MixUp, CutMix])
 def test_clean_items_are_chosen_then_mixed(mixer, ours_first):
     seen,mixed = [],[]
-    class Spy(TopLossCallback):
-        def choose(self, scores):
-            seen.append((self.x.clone(), self.y.clone(), scores.clone()))
-            return super().choose(scores)
+    def note(batch, scores, losses, chosen): seen.append((batch.xb[0].clone(), batch.yb[0].clone(), scores.clone()))
     class After(Callback):
         order,run_valid = 5,False
         def before_batch(self): mixed.append((self.x.clone(), self.y.clone(), owner(self.loss_func)))
     def owner(function): return type(getattr(function, '__self__', None))
 
-    cbs = [Spy(keep=.5, warmup=0), mixer()]
+    cbs = [watch_choices(TopLossCallback(keep=.5, warmup=0), note), mixer()]
     learn = image_learner(cbs=[*(cbs if ours_first else cbs[::-1]), After()])
     loss_func = learn.loss_func
     quiet_fit(learn, 2)
@@ -324,7 +325,7 @@ SELECTS_SOON = {ImportanceSamplingCallback: dict(tau=0), BatchLossFilterCallback
 def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
     within,after = [],[]
     class Spy(Callback):
-        order,run_valid = SelectionCallback.order+1,False
+        order,run_valid = BatchSelection.order+1,False
         def after_pred(self): within.append(torch.is_autocast_enabled('cpu'))
         def after_batch(self): after.append(torch.is_autocast_enabled('cpu'))
 
@@ -357,13 +358,13 @@ def test_scores_have_the_precision_of_training():
     quiet_fit(learn.top_loss(warmup=0), 1)
     assert set(learn.model.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
 
-@pytest.mark.parametrize('kwargs,wanted',
-    [(dict(), 1), (dict(multiple_of=4), 4), (dict(multiple_of=8), 8), (dict(multiple_of=1), 1)])
-def test_multiple_of(kwargs, wanted):
-    learn = table_learner().batch_loss_filter(.01, **kwargs)
-    assert learn.selection.round_to==wanted
+def test_counts_are_rounded_in_mixed_precision_alone():
+    learn = table_learner().batch_loss_filter(.01)
+    assert learn.selection.round_to==1
     learn.add_cb(CPUMixedPrecision())
-    assert learn.selection.round_to==(wanted if kwargs else 'auto')
+    assert learn.selection.round_to=='auto'
+    with pytest.raises(ValueError, match='in mixed precision counts are multiples of 8 by themselves'):
+        table_learner().batch_loss_filter(.01, multiple_of=8)
 
 # Resolution and scores
 class AnySize(nn.Module):
@@ -415,12 +416,9 @@ def test_scale_factor_is_refused_before_training(make, match):
 
 def test_entropy_selects_without_labels():
     seen = []
-    class Spy(TopLossCallback):
-        def choose(self, scores):
-            seen.append((scores, self.x, weights(self.learn)))
-            return super().choose(scores)
-
-    learn = quiet_fit(table_learner(cbs=Spy(keep=.5, score='entropy', warmup=0)), 1)
+    def note(batch, scores, losses, chosen): seen.append((scores, batch.xb[0], weights(cb.learn)))
+    cb = watch_choices(TopLossCallback(keep=.5, score='entropy', warmup=0), note)
+    learn = quiet_fit(table_learner(cbs=cb), 1)
     scores,x,state = seen[-1]
     model = mlp()
     model.load_state_dict(state)
@@ -495,27 +493,26 @@ def test_batches_without_targets_train_in_full():
 
 def test_a_lone_item_gets_company():
     seen,trained = [],[]
-    class One(SelectionCallback):
-        def choose(self, scores):
-            seen.append((self.x.clone(), scores.clone()))
-            return Chosen(scores.argmin()[None])
+    def note(batch, scores, losses, chosen): seen.append((batch.xb[0].clone(), scores.clone()))
+    cb = watch_choices(BatchSelection(lambda scores: Chosen(scores.argmin()[None]), warmup=0), note)
     class Spy(Inside):
         def after_loss(self): trained.append(self.x.clone())
 
-    learn = quiet_fit(table_learner(n=160, cbs=[One(warmup=0), Spy()]), 1)
+    learn = quiet_fit(table_learner(n=160, cbs=[cb, Spy()]), 1)
     assert learn.selection.stats.trained.tolist()==[2]*8
     for (x,scores),got in zip(seen, trained):
         rows = torch.stack([scores.argmin(), scores.argmax()]).sort().values
         assert torch.equal(got, x[rows])
 
 def test_weighted_company_adds_no_gradient():
-    class One(SelectionCallback):
-        def choose(self, scores): return Chosen(scores.argmax()[None], torch.tensor([3.]))
+    class One(BatchMethod):
+        weighs = True
+        def choose(self, scores, now): return Chosen(scores.argmax()[None], torch.tensor([3.]))
     grads = []
     class Spy(Inside):
         def after_backward(self): grads.append((self.x.clone(), self.y.clone(), self.model.weight.grad.clone()))
 
-    learn = table_learner(cbs=[One(warmup=0), Spy()])
+    learn = table_learner(cbs=[BatchSelection(One(), warmup=0), Spy()])
     learn.model = nn.Linear(4, 3)
     weight,bias = (p.clone().detach().requires_grad_() for p in learn.model.parameters())
     with warnings.catch_warnings():
@@ -529,17 +526,16 @@ def test_weighted_company_adds_no_gradient():
 
 def test_no_weight_counts_as_a_weight_of_1_where_batches_wait_together():
     "As when a schedule of `correct` passes 0"
-    class Some(SelectionCallback):
-        def choose(self, scores):
-            weight = torch.full((3,), 5.) if self.iter%2 else None
-            return Chosen(torch.arange(3), weight)
+    turns = itertools.count()
+    def some(scores): return Chosen(torch.arange(3), torch.full((3,), 5.) if next(turns)%2 else None)
     seen = set()
     class Weights(Callback):
         def after_pred(self):
             weight = self.learn.selection.item_weight
             if weight is not None: seen.update(weight.tolist())
 
-    quiet_fit(table_learner(cbs=[Some(gather=True, warmup=0),Weights()], n=32+96), 1)
+    cb = BatchSelection(PolicyMethod(some, gather=True, weighs=True), warmup=0)
+    quiet_fit(table_learner(cbs=[cb, Weights()], n=32+96), 1)
     assert seen=={1.,5.}
 
 def test_stats_may_be_read_at_any_time():
@@ -577,10 +573,10 @@ NO_CHOICES = [
 
 @pytest.mark.parametrize('wrong', NO_CHOICES)
 def test_a_choice_of_another_kind_is_refused(wrong):
-    class Wrong(SelectionCallback):
-        def choose(self, scores): return wrong(scores)
+    class Wrong(BatchMethod):
+        def choose(self, scores, now): return wrong(scores)
 
-    learn = table_learner(cbs=Wrong(warmup=0))
+    learn = table_learner(cbs=BatchSelection(Wrong(), warmup=0))
     with pytest.raises(TypeError, match=r'Wrong.choose: got .*wanted Chosen\(rows\)'): quiet_fit(learn, 1)
 
 @pytest.mark.filterwarnings('ignore:Epoch 1. no item')
@@ -589,7 +585,7 @@ def test_where_nothing_is_chosen_an_epoch_makes_a_step_without_a_gradient():
     class Spy(Inside):
         def after_backward(self): largest.append(max(p.grad.abs().max().item() for p in self.model.parameters()))
 
-    learn = quiet_fit(table_learner(cbs=[Nothing(), Spy()]), 2)
+    learn = quiet_fit(table_learner(cbs=[BatchSelection(Nothing()), Spy()]), 2)
     assert learn.selection.stats.query('epoch==1').trained.tolist()==[0]*6+[2]
     assert learn.selection.item_weight.tolist()==[0,0]
     assert len(largest)==len(learn.recorder.losses)==8
@@ -613,7 +609,6 @@ OUT_OF_RANGE = [
     lambda learn: learn.top_loss(scale_factor=0),
     lambda learn: learn.top_loss(scale_factor=1.5),
     lambda learn: learn.top_loss(score='luck'),
-    lambda learn: learn.top_loss(multiple_of=0),
     lambda learn: learn.top_loss(seed=-1)]
 
 @pytest.mark.parametrize('call', OUT_OF_RANGE)
@@ -629,7 +624,7 @@ def test_wrong_types_and_words():
     def misspelt(method, option, who, wanted):
         match = f"^{who}: got an unknown option '{option}', wanted {wanted}"
         with pytest.raises(TypeError, match=match): getattr(learn, method)(**{option: 1})
-    misspelt('top_loss', 'kep', 'TopLossCallback', "'keep', or another of keep, also_bottom, score, ")
+    misspelt('top_loss', 'kep', 'TopLossCallback', "'keep', or another of keep, also_bottom, gather, ")
     misspelt('selective_backprop', 'gathr', 'SelectiveBackpropCallback', "'gather'")
     misspelt('stale_loss', 'xyzzy', 'StaleLossCallback', 'one of beta, n, ')
     misspelt('importance_sampling', 'presampl', 'ImportanceSamplingCallback', "'presample'")
@@ -681,7 +676,7 @@ def test_pickle_and_export(cls, tmp_path, capsys):
     copy = pickle.loads(pickle.dumps(learn))
     assert copy.selection.loader is None # no pixels in an exported model
     assert copy.selection.item_idx is None
-    assert not isinstance(copy.selection, BatchSelection) or copy.selection.waiting.last is None
+    assert not isinstance(copy.selection, BatchSelection) or copy.selection.engine is None
     quiet_fit(copy, 3)
     assert type(copy.selection) is cls
     assert copy.selection is not learn.selection

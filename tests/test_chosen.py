@@ -6,8 +6,8 @@ from itertools import islice
 import pytest, torch
 from helpers import mlp, on_two_ranks, same
 from loops import *
-from selback.functional import (BatchMethod, Chosen, ItemMemory, MemorySampler, batch_loss_filter, chosen, favor_hard,
-    importance_sampling, inputs_and_targets, item_losses, random_subset, selective_backprop, top_loss, weigh_grads)
+from selback.functional import (PolicyMethod, Chosen, ItemMemory, MemorySampler, BatchLossFilter, chosen, FavorHard,
+    ImportanceSampling, inputs_and_targets, item_losses, RandomSubset, SelectiveBackprop, TopLoss, weigh_grads)
 from torch.nn import functional as F
 
 @pytest.mark.parametrize('name', CASES)
@@ -46,12 +46,12 @@ def choosing(method, **kwargs):
     return lambda batches, net: chosen(batches, net, F.cross_entropy, method, **kwargs)
 
 ALL = dict(
-    selective=partial(selective_backprop, beta=0, seed=0),
-    by_rank=partial(selective_backprop, beta=0, gather=False, seed=0),
-    top=partial(top_loss, 1.),
-    top_gathered=partial(top_loss, 1., gather=True),
-    share=partial(batch_loss_filter, 1.),
-    random=partial(random_subset, 1., seed=0))
+    selective=partial(SelectiveBackprop, beta=0, seed=0),
+    by_rank=partial(SelectiveBackprop, beta=0, gather=False, seed=0),
+    top=partial(TopLoss, 1.),
+    top_gathered=partial(TopLoss, 1., gather=True),
+    share=partial(BatchLossFilter, 1.),
+    random=partial(RandomSubset, 1., seed=0))
 
 @pytest.mark.parametrize('name,ahead', [*((name,0) for name in ALL), *((name,2) for name in ALL if name!='random')])
 def test_choosing_everything_is_plain_training(name, ahead):
@@ -62,7 +62,7 @@ def test_choosing_everything_is_plain_training(name, ahead):
 
 def test_choosing_a_part_is_not_plain_training():
     plainly,_ = fit_of_all()
-    ours,_ = fit(choosing(top_loss(.9)))
+    ours,_ = fit(choosing(TopLoss(.9)))
     assert not same(ours, plainly)
 
 # What a batch may be
@@ -73,7 +73,7 @@ class AsDict(nn.Module):
 
     def forward(self, inputs): return self.net(inputs['x'])
 
-SOME = top_loss,partial(selective_backprop, seed=0),partial(importance_sampling, seed=0)
+SOME = TopLoss,partial(SelectiveBackprop, seed=0),partial(ImportanceSampling, seed=0)
 
 @pytest.mark.parametrize('method', SOME)
 def test_a_dict_is_chosen_from_as_a_tuple_is(method):
@@ -99,15 +99,15 @@ def test_a_split_of_ones_own_says_what_is_what():
     "Here the target comes first"
     swapped = [(y,x) for x,y in loader()]
     net = network().eval()
-    ours = [*chosen(swapped, net, F.cross_entropy, top_loss(), split=lambda batch: (batch[1:], batch[:1]))]
-    wanted = [*chosen(loader(), net, F.cross_entropy, top_loss())]
+    ours = [*chosen(swapped, net, F.cross_entropy, TopLoss(), split=lambda batch: (batch[1:], batch[:1]))]
+    wanted = [*chosen(loader(), net, F.cross_entropy, TopLoss())]
     assert [x.tolist() for _,x in ours]==[x.tolist() for x,_ in wanted]
 
 def test_what_is_no_part_of_an_item_is_refused():
     numbers_only = [(x, [7]*len(x), y) for x,y in loader()]
     net = network()
     net.forward = lambda x, _: net.net(x[:,:4])
-    with pytest.raises(TypeError, match='collate'): next(chosen(numbers_only, net, F.cross_entropy, top_loss()))
+    with pytest.raises(TypeError, match='collate'): next(chosen(numbers_only, net, F.cross_entropy, TopLoss()))
 
 class OwnLoss(nn.Module):
     "Returns its loss, a single number"
@@ -121,7 +121,7 @@ class OwnLoss(nn.Module):
 def test_a_model_that_returns_its_loss_is_refused(ahead):
     "Each item would have the same, and any of them would be chosen"
     def split(batch): return batch,batch[1:]
-    steps = chosen(loader(), OwnLoss(), lambda loss, y: loss, top_loss(), split=split, ahead=ahead)
+    steps = chosen(loader(), OwnLoss(), lambda loss, y: loss, TopLoss(), split=split, ahead=ahead)
     with pytest.raises(ValueError, match='a single number from the model'): next(steps)
 
 # Saved and gone on with
@@ -133,10 +133,10 @@ def saved(state):
     return torch.load(file, weights_only=True)
 
 STATES = dict(
-    selective=partial(selective_backprop, seed=0),
-    by_rank=partial(selective_backprop, gather=False, seed=0),
-    random=partial(random_subset, seed=0),
-    importance=partial(importance_sampling, 2, seed=0))
+    selective=partial(SelectiveBackprop, seed=0),
+    by_rank=partial(SelectiveBackprop, gather=False, seed=0),
+    random=partial(RandomSubset, seed=0),
+    importance=partial(ImportanceSampling, 2, seed=0))
 
 def epoch_of(net, method):
     "The steps of an epoch"
@@ -170,7 +170,7 @@ def epoch_by_memory(net, memory, sampler):
 
 def made_sampler():
     memory = ItemMemory(N)
-    return memory,MemorySampler(memory, favor_hard(correct=1.), generator=torch.Generator().manual_seed(0))
+    return memory,MemorySampler(memory, FavorHard(correct=1.), generator=torch.Generator().manual_seed(0))
 
 def test_a_saved_sampler_goes_on_as_if_nothing_had_been():
     net,(memory,sampler) = network(),made_sampler()
@@ -197,7 +197,7 @@ def test_each_chosen_item_trains_in_its_own_epoch(keep):
         of_batch = losses[start:start+BS]
         wanted += (start+of_batch.topk(max(1, round(keep*len(of_batch)))).indices).tolist()
 
-    steps = [numbers(x) for x,_ in chosen(loader(), net, F.cross_entropy, top_loss(keep, gather=True))]
+    steps = [numbers(x) for x,_ in chosen(loader(), net, F.cross_entropy, TopLoss(keep, gather=True))]
     trained = sum(steps, [])
     assert {len(step) for step in steps[:-1]}=={BS}
     assert 2<=len(steps[-1])<=BS
@@ -221,7 +221,7 @@ class Slow(nn.Module):
 @pytest.mark.parametrize('end', ['closed','deleted','interrupted'])
 def test_an_epoch_that_ends_early_leaves_no_thread(end):
     net = Slow()
-    batches = chosen(loader(), net, F.cross_entropy, top_loss(), ahead=3)
+    batches = chosen(loader(), net, F.cross_entropy, TopLoss(), ahead=3)
     next(batches)
     assert threads()
     if end=='closed': batches.close()
@@ -237,16 +237,16 @@ def test_the_loader_stops_where_the_loop_does():
         for batch in loader():
             n_read.append(1)
             yield batch
-    assert len([*islice(chosen(read(), network(), F.cross_entropy, top_loss()), 3)])==3
+    assert len([*islice(chosen(read(), network(), F.cross_entropy, TopLoss()), 3)])==3
     assert len(n_read)==3
 
 # Two processes
 UNEVEN = dict(
-    top=partial(top_loss, .5),
-    gathered=partial(top_loss, .5, gather=True),
-    selective=partial(selective_backprop, seed=0),
-    random=partial(random_subset, .3, gather=True, seed=0),
-    importance=partial(importance_sampling, 2, seed=0))
+    top=partial(TopLoss, .5),
+    gathered=partial(TopLoss, .5, gather=True),
+    selective=partial(SelectiveBackprop, seed=0),
+    random=partial(RandomSubset, .3, gather=True, seed=0),
+    importance=partial(ImportanceSampling, 2, seed=0))
 
 def steps_of_rank(out, rank):
     "Each process has hard items where the other has easy ones, and a last batch of its own size"
@@ -280,19 +280,19 @@ def test_an_item_that_is_left_alone_at_the_end_of_an_epoch_trains_alone():
     "Without weights nothing could say that its company does not count"
     x,y = torch.arange(18.)[:,None],torch.zeros(18, 1)
     def all_but_one(scores): return Chosen(torch.arange(15 if len(scores)==16 else len(scores)))
-    batches,method = [(x[:16],y[:16]),(x[16:],y[16:])],BatchMethod(all_but_one, gather=True)
+    batches,method = [(x[:16],y[:16]),(x[16:],y[16:])],PolicyMethod(all_but_one, gather=True)
     steps = chosen(batches, nn.Linear(1, 1), nn.MSELoss(), method)
     assert [xb[:,0].tolist() for xb,_ in steps]==[[*range(15),16],[17]]
 
 def test_weights_keep_the_form_of_a_batch():
     x,y = torch.randn(8, 3),torch.randint(2, (8,))
-    def first(batch): return next(chosen([batch], nn.Linear(3, 2), F.cross_entropy, importance_sampling(presample=1)))
+    def first(batch): return next(chosen([batch], nn.Linear(3, 2), F.cross_entropy, ImportanceSampling(presample=1)))
     assert type(first([x,y])) is list and len(first([x,y]))==3
     assert type(first((x,y))) is tuple
 
     class Logits(nn.Linear):
         def forward(self, inputs): return super().forward(inputs['x'])
-    def of_dict(**batch): return next(chosen([batch], Logits(3, 2), F.cross_entropy, importance_sampling(presample=1)))
+    def of_dict(**batch): return next(chosen([batch], Logits(3, 2), F.cross_entropy, ImportanceSampling(presample=1)))
     assert {*of_dict(x=x, labels=y)}=={'x','labels','weight'}
     with pytest.raises(ValueError, match="batches with a part 'weight'"): of_dict(x=x, labels=y, weight=torch.ones(8))
 
@@ -300,5 +300,5 @@ def test_an_autocast_that_is_on_outside_ends_there():
     x,y = torch.randn(8, 3),torch.randint(2, (8,))
     autocast = torch.autocast('cpu', dtype=torch.bfloat16)
     with autocast:
-        for _ in chosen([(x,y)]*3, nn.Linear(3, 2), F.cross_entropy, top_loss(), autocast=autocast): pass
+        for _ in chosen([(x,y)]*3, nn.Linear(3, 2), F.cross_entropy, TopLoss(), autocast=autocast): pass
     assert not torch.is_autocast_enabled('cpu')

@@ -21,7 +21,7 @@ def own_defaults(cls):
 def test_help_lists_every_method_with_its_own_options():
     "As the classes have them"
     written = {name.partition('(')[0]: (name,what) for name,what in methods_written().items()}
-    ours = {name: c for name,c in known_methods().items() if c.__module__.startswith('selback.methods.')}
+    ours = {name: c for name,c in known_methods().items() if c.__module__ in OWN_MODULES}
     assert set(written)==set(ours)
     for name,(call,what) in written.items():
         assert eval(f"dict{call.removeprefix(name)}")==own_defaults(ours[name])

@@ -206,13 +206,13 @@ class Clock:
 def test_choosing_before_loading_costs_seconds_and_validation_none(monkeypatch):
     "Each epoch draws for 3 seconds, trains 5 batches of 1, validates for 50"
     clock = Clock(monkeypatch)
-    class Draws(FavorHardCallback):
-        def choose_items(self, idxs): clock.passes(3)
+    class Draws(FavorHard):
+        def choose(self, scores, now): clock.passes(3)
     class Trains(Callback):
         def after_batch(self): clock.passes(1 if self.training else 25)
 
     def get_learner(): return learner_of(bs=20, cbs=Trains())
-    methods = {'none': 'none', 'draws': lambda: Draws(warmup=0)}
+    methods = {'none': 'none', 'draws': lambda: EpochSelection(Draws(), warmup=0)}
     runs = compare(get_learner, methods, 2, 1, plot=False)
     assert runs.method.tolist()==['none','none','draws','draws']
     assert runs.seconds.tolist()==[5,10,8,16]

@@ -319,7 +319,7 @@ SHOWN = {
 
 def shown_early(monkeypatch, labels, classes, n=2):
     "What is shown of a hundred items with such labels: indices and losses, in order"
-    from selback.methods import early_loss_sampling as module
+    from selback.views import early as module
     shown = []
     monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
     monkeypatch.setattr(module, 'show_items', lambda learn, asked, idxs, facts, **kwargs:
@@ -356,7 +356,7 @@ def test_one_class_may_be_named(monkeypatch):
 
 def test_a_class_without_early_losses_is_left_out(monkeypatch):
     "Four items of a hundred were dropped with the last batch"
-    from selback.methods import early_loss_sampling as module
+    from selback.views import early as module
     learn = trained_only(learner(EarlyLossSamplingCallback(1), drop_last=True), 1)
     dropped = kept(learn).isnan()
     labels = ['rare' if is_dropped else 'common' for is_dropped in dropped]

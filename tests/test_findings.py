@@ -139,7 +139,7 @@ def test_tables_lead_with_the_measure_and_the_difference_and_show_options():
 
 def test_options_are_those_that_run():
     for name,c in known_methods().items():
-        if not c.__module__.startswith('selback.methods.'): continue
+        if not c.__module__ in OWN_MODULES: continue
         told = eval(f'dict({options_of(name)})')
         assert told
         assert {k: v for k,v in told.items() if v!=inspect.signature(c).parameters[k].default}=={}

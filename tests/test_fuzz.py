@@ -3,9 +3,10 @@ import math, os
 
 import pytest, torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
-from selback.core.batches import Items
+from selback.core.batches import Batch as Items
 from selback.core.losses import item_losses_how
-from selback.core.functional import *
+from selback.core.batches import ItemPool
+from selback.functional import *
 from torch import nn
 from torch.nn import functional as F
 

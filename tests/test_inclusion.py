@@ -350,17 +350,19 @@ def test_full_epochs_in_between_are_counted_over_fits():
     assert whole==sizes(one_by_one)==[True,False,True,False,False,True,False,False,True]
 
 @pytest.mark.parametrize('found,match', [
-    (lambda self, idxs: idxs[:50], 'choose_items: got a tensor of torch.int64'),
-    (lambda self, idxs: Chosen(idxs>5), 'choose_items: got Chosen with rows of torch.bool'),
-    (lambda self, idxs: [1,2], 'choose_items: got list'),
-    (lambda self, idxs: Chosen(torch.arange(10), torch.ones(3)),
-        r'choose_items: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
+    (lambda idxs, now: idxs[:50], 'ByPlace.choose: got a tensor of torch.int64'),
+    (lambda idxs, now: Chosen(idxs>5), 'ByPlace.choose: got Chosen with rows of torch.bool'),
+    (lambda idxs, now: [1,2], 'ByPlace.choose: got list'),
+    (lambda idxs, now: Chosen(torch.arange(10), torch.ones(3)),
+        r'ByPlace.choose: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
 def test_what_is_no_choice_of_items_is_named(found, match):
-    class Own(EpochSelection): choose_items = found
-    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=Own(warmup=0)), 1)
+    cb = EpochSelection(ByPlace(found), warmup=0)
+    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=cb), 1)
 
-@pytest.mark.parametrize('found,got', [(lambda self, loss: .5, 'float'), (lambda self, loss: loss[:7], r'\(7,\)')])
+@pytest.mark.parametrize('found,got', [
+    (lambda self, losses, now: .5, 'float'),
+    (lambda self, losses, now: losses[:7], r'\(7,\)')])
 def test_what_is_no_probability_of_each_item_is_named(found, got):
-    class Own(InclusionSelection): inclusion = found
+    class Own(Inclusion): inclusion = found
     message = f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'
-    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=Own()), 2)
+    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=EpochSelection(Own())), 2)

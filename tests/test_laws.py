@@ -10,7 +10,7 @@ from fastai.callback.training import BnFreeze, GradientAccumulation
 from fastai.interpret import Interpretation
 from fastai.learner import Learner
 from helpers import *
-from selback.core.batches import Items
+from selback.core.batches import Batch as Items
 from selback.callback.report import SelectionColumns
 from selback.callback.learner import base_loss
 from selback.callback.watching import WatchItemsCallback
@@ -69,10 +69,14 @@ def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
     assert_trained_as(plain_training('table', drop_last=True), learn)
 
 def test_a_new_method_takes_part_by_itself(monkeypatch):
-    class NewcomerCallback(SelectionCallback):
+    class Newcomer(BatchMethod):
         "A method as a notebook of its own would have it"
-        __module__,keeps_all = 'selback.methods.newcomer',(dict(),)
-        def choose(self, scores): return Chosen(torch.arange(len(scores)))
+        def choose(self, scores, now): return Chosen(torch.arange(len(scores)))
+    @with_one_liner
+    class NewcomerCallback(BatchSelection):
+        of = Newcomer
+        __module__,keeps_all = OWN_MODULES[0],(dict(),)
+    del Learner.newcomer
     assert 'newcomer' not in known_methods() # it has no one-liner yet
 
     monkeypatch.setattr(Learner, 'newcomer', lambda learn: learn.add_cb(NewcomerCallback()), raising=False)
@@ -99,19 +103,17 @@ def collected_anew():
     return found
 
 # law 2 lives in test_policies.py; here: the chosen items are the ones that reach the model
-class ScoreSpy(TopLossCallback):
+def spied(**kwargs):
     "Notes what it is given and what it chooses"
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen = []
-    def choose(self, scores):
-        chosen = super().choose(scores)
-        self.seen.append((numbers(self.x), scores.clone(), chosen.rows.tolist()))
-        return chosen
+    cb = TopLossCallback(**kwargs)
+    cb.seen = []
+    def note(batch, scores, losses, chosen):
+        cb.seen.append((numbers(batch.xb[0]), scores.clone(), chosen.rows.tolist()))
+    return watch_choices(cb, note)
 
 @pytest.mark.law(2)
 def test_exactly_the_hardest_items_train():
-    learn = quiet_fit(numbered_learner(n=128+32, cbs=[ScoreSpy(keep=.25, warmup=0), Spy()]), 2)
+    learn = quiet_fit(numbered_learner(n=128+32, cbs=[spied(keep=.25, warmup=0), Spy()]), 2)
     assert len(learn.spy.batches)==len(learn.selection.seen)==16
 
     for trained,(items,scores,rows) in zip(learn.spy.batches, learn.selection.seen):
@@ -120,20 +122,21 @@ def test_exactly_the_hardest_items_train():
         assert trained==[items[i] for i in hardest]
 
 def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
-    learn = numbered_learner(cbs=ScoreSpy(keep=.5, warmup=0))
+    learn = numbered_learner(cbs=spied(keep=.5, warmup=0))
     x,y = learn.dls.train.one_batch()
     learn.model.eval()
     wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
     learn.model.train()
 
-    scores,losses = learn.selection.score(Items((x,), (y,)))
+    cb = learn.selection
+    scores,losses = cb.scorer(learn.model, base_loss(learn), Items((x,), (y,)))
     torch.testing.assert_close(scores, wanted)
     torch.testing.assert_close(losses, wanted)
 
 # law 4: here what all methods share; test_pull.py has the steps, one by one
 @pytest.mark.law(4)
 @pytest.mark.parametrize('drop_last', [True, False])
-@pytest.mark.parametrize('cls', by_path(c for c in methods() if issubclass(c, SelectionCallback)), ids=case_id)
+@pytest.mark.parametrize('cls', by_path(c for c in methods() if issubclass(c, BatchSelection)), ids=case_id)
 def test_every_method_gathers_full_batches(cls, drop_last):
     "An epoch's steps have 16 items each, but for the last where no other item is left to fill it up"
     is_drawn = cls is ImportanceSamplingCallback # with weights, and not filled up
@@ -220,7 +223,7 @@ def test_a_batch_is_chosen_without_side_effects(cls, setting):
             self.kept = weights(self.learn)
             self.state = state_within_a_step(self.learn)
     class After(Callback):
-        order,run_valid,n = SelectionCallback.order+1,False,0
+        order,run_valid,n = BatchSelection.order+1,False,0
         def before_batch(self):
             if self.before.kept is None: return # a step of what waited, for which nothing was read
             assert same(self.before.kept, weights(self.learn))

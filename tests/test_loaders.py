@@ -12,7 +12,8 @@ from fastai.text.data import LMDataLoader, SortedDL
 from fastcore.basics import chunked
 from helpers import *
 from selback.bench.datasets import TensorDL
-from selback.callback.loaders import (ChosenBefore, ChosenWithin, CurrentItems, check_loader, draw, is_distributed,
+from selback.core.batches import Batch
+from selback.callback.loaders import (ChosenBefore, ChosenWithin, check_loader, draw, is_distributed,
     own_loader, unwrapped_loader)
 
 class OwnNumbers:
@@ -429,10 +430,20 @@ def in_places(dl):
     "A loader of each kind in its place, and one in the place of another"
     known = isinstance(dl, DataLoader)
     before = [ChosenBefore(dl, draw(dl))] if known else []
-    return [*before, *(ChosenWithin(o, handed_on) for o in (dl, *before))]
+    return [*before, *(within(o, handed_on) for o in (dl, *before))]
 
-def handed_on(batches):
-    for i,batch in enumerate(batches): yield batch,CurrentItems(i)
+def handed_on(reads):
+    for i,raw in reads: yield Batch.of(raw, i=i)
+
+def within(dl, steps):
+    "What hands out the steps that a function makes of a loader's numbered batches"
+    def reads(dl):
+        for i,raw in enumerate(dl):
+            place.turn(i+1)
+            yield i,raw
+        place.turn(place.n_read, is_last=True)
+    place = ChosenWithin(dl, lambda dl: steps(reads(dl)))
+    return place
 
 @pytest.mark.parametrize('make', [
     plain_dl,
@@ -475,12 +486,12 @@ def test_what_is_set_within_an_epoch_arrives_at_the_users_loader():
 def loader(n=50): return DataLoader(list(range(n)), bs=8)
 
 def test_a_generator_reads_further_and_makes_more_steps_than_there_are_batches():
-    def steps(batches):
-        for i,batch in enumerate(batches):
-            more = [o for o in [next(batches, None)] if o is not None]
-            yield torch.cat([batch, *more]),CurrentItems(2*i+len(more), is_chosen=True)
-        for left in (1,2): yield batch[:left],CurrentItems(6)
-    dl = ChosenWithin(loader(), steps)
+    def steps(reads):
+        for i,batch in reads:
+            more = [o for _,o in [next(reads, (None,None))] if o is not None]
+            yield Batch.of(torch.cat([batch, *more]), i=i+len(more), is_chosen=True)
+        for left in (1,2): yield Batch.of(batch[:left], i=6)
+    dl = within(loader(), steps)
     seen = [(step.tolist(), dl.n_read, dl.n_handed, dl.current.i) for step in dl]
     assert [n_read for _,n_read,_,_ in seen]==[2,4,6,7,7,7]
     assert [n_handed for _,_,n_handed,_ in seen]==list(range(1, 7))
@@ -489,14 +500,6 @@ def test_a_generator_reads_further_and_makes_more_steps_than_there_are_batches()
     assert [step for step,*_ in seen[4:]]==[[48], [48,49]]
     assert dl.is_done
     assert dl.is_exhausted
-
-def test_what_a_generator_leaves_is_handed_out_as_it_is():
-    def two(batches):
-        for i in range(2): yield next(batches)[:3],CurrentItems(i, is_chosen=True)
-    dl = ChosenWithin(loader(), two)
-    seen = [(step.tolist(), dl.current) for step in dl]
-    assert [step for step,_ in seen]==[[0,1,2], [8,9,10], *batches_of(torch.arange(50))[2:]]
-    assert [(current.i, current.is_chosen) for _,current in seen]==[(i, i<2) for i in range(7)]
 
 def test_a_batch_is_known_by_its_place_and_its_size():
     base = plain_dl()
@@ -518,11 +521,9 @@ class Closes:
 def test_an_iteration_that_is_left_is_closed():
     dl = Closes()
     for leave in (lambda it: it.close(), lambda it: it.throw(KeyboardInterrupt), list):
-        def pairs(batches):
-            for i in batches: yield (i, next(batches, None)),CurrentItems()
-        place = ChosenWithin(dl, pairs)
+        place = within(dl, handed_on)
         it = iter(place)
-        assert next(it)==(0,1)
+        assert next(it)==0
         with suppress(KeyboardInterrupt): leave(it)
         it = None
     assert dl.closed==3
@@ -709,7 +710,7 @@ def test_the_progress_bar_counts_the_shortened_epoch(capsys):
 
 def test_a_halved_batch_is_refused():
     class Half(Callback):
-        order,run_valid = SelectionCallback.order-1,False
+        order,run_valid = BatchSelection.order-1,False
         def before_batch(self):
             self.learn.xb = self.x[:4],
             self.learn.yb = self.y[:4],
@@ -717,9 +718,8 @@ def test_a_halved_batch_is_refused():
     with pytest.raises(ValueError, match='a callback of a lower order has changed'): quiet_fit(learn, 1)
 
 def test_a_lone_last_item_has_company():
-    class Nine(EpochSelection):
-        def choose_items(self, idxs): return Chosen(torch.arange(9))
-    learn,_ = numbered_learner(Nine(warmup=0), drop_last=False)
+    nine = ByPlace(lambda idxs, now: Chosen(torch.arange(9)))
+    learn,_ = numbered_learner(EpochSelection(nine, warmup=0), drop_last=False)
     stats = quiet_fit(learn, 2).selection.stats
     assert stats.query('step>=0').trained.tolist()==[8,2]*2
 

@@ -1,4 +1,5 @@
 "The scoring pass: cheap looks, copies of the model, several batches at once, batches that are not chosen from"
+import itertools
 import copy, threading
 
 import pytest, torch
@@ -37,12 +38,10 @@ def test_a_proxy_scores_and_the_model_does_not():
     learn,proxy = image_learner(n=36),Looks()
     learn.model = main = Looks()
     chosen = []
-    class Spy(TopLossCallback):
-        def choose_from(self, batch, scores, losses):
-            chosen.append((as_tensors(batch.xb)[0], as_tensors(batch.yb)[0], scores))
-            return super().choose_from(batch, scores, losses)
+    def note(batch, scores, losses, rows): chosen.append((as_tensors(batch.xb)[0], as_tensors(batch.yb)[0], scores))
+    cb = watch_choices(TopLossCallback(.5, warmup=0, scorer=proxy), note)
     learn._do_epoch_validate = lambda *args: None
-    quiet_fit(learn.add_cb(Spy(.5, warmup=0, scorer=proxy)), 1)
+    quiet_fit(learn.add_cb(cb), 1)
 
     assert len(proxy.looks)>=4
     assert not main.looks
@@ -198,12 +197,8 @@ def keys(x): return {item.numpy().tobytes() for item in x}
 def test_batches_are_scored_together(k):
     "The hardest of `k` batches at once, and of as many as are there at an epoch's end; nothing waits between epochs"
     looks = []
-    class Spy(TopLossCallback):
-        def score(self, batch):
-            scores,losses = super().score(batch)
-            looks.append((batch.xb[0], losses))
-            return scores,losses
-    learn,epochs = follow(Spy(keep=.25, warmup=0, gather=True, presample=k))
+    cb = pooled(k, TopLossCallback(keep=.25, warmup=0, gather=True))
+    learn,epochs = follow(watch_choices(cb, lambda batch, scores, losses, chosen: looks.append((batch.xb[0], losses))))
     pools_of = [[together(batches[i:i+k]) for i in range(0, len(batches), k)] for batches,_ in epochs]
 
     for (x,losses),(wanted_x,_,wanted) in zip(looks, sum(pools_of, []), strict=True):
@@ -236,12 +231,10 @@ def assert_chosen_from_every(k, rows, n_batches):
 def test_selective_backprop_of_several_batches(k):
     "Each item that is chosen trains once, in its turn and its epoch"
     choices = []
-    class Spy(SelectiveBackpropCallback):
-        def choose_from(self, batch, scores, losses):
-            got = super().choose_from(batch, scores, losses)
-            choices.append((batch.xb[0][got.rows], batch.xb[0]))
-            return got
-    learn,epochs = follow(Spy(beta=1, warmup=0, seed=0, presample=k))
+    def note(batch, scores, losses, got): choices.append((batch.xb[0][got.rows], batch.xb[0]))
+    cb = watch_choices(SelectiveBackpropCallback(beta=1, warmup=0, seed=0), note)
+    cb.method.presample = k
+    learn,epochs = follow(cb)
 
     in_turn = iter(choices)
     for batches,steps in epochs:
@@ -257,11 +250,12 @@ def test_selective_backprop_of_several_batches(k):
     assert next(in_turn, None) is None
 
 def test_weighted_items_of_several_batches_are_scored_together():
-    class Weighs(SelectionCallback):
-        def choose(self, scores):
+    class Weighs(BatchMethod):
+        weighs,presample = True,2
+        def choose(self, scores, now):
             half = len(scores)//2
             return Chosen(torch.arange(half), torch.full((half,), 2.))
-    cb = Weighs(warmup=0, gather=True, presample=2)
+    cb = BatchSelection(Weighs(gather=True), warmup=0)
     stats = quiet_fit(table_learner(n=32+336, drop_last=True, cbs=cb), 1).selection.stats
     assert stats.trained.sum()==stats.kept.sum()==336//2
     assert stats[stats.trained>0].trained.tolist()==[16]*10+[8] # not filled up
@@ -273,13 +267,10 @@ def test_what_presample_and_passes_refuse():
     for bad in 3,'auto':
         with pytest.raises(ValueError, match=f'passes: got {bad!r}, wanted 1 or 2'): TopLossCallback(passes=bad)
 
-    with pytest.raises(ValueError, match='presample: got 2 with passes=1.*wanted passes=2 and gather=True'):
-        SelectiveBackpropCallback(passes=1, presample=2)
-    with pytest.raises(ValueError, match='presample: got 2 with passes=2 and gather=False, '
-                                         'wanted passes=2 and gather=True'):
-        TopLossCallback(presample=2)
-    with pytest.raises(ValueError, match='presample: got 0'): TopLossCallback(presample=0, gather=True)
-    with pytest.raises(ValueError, match='passes: got 1, but importance sampling draws from several batches'):
+    with pytest.raises(ValueError, match="'presample', wanted none; it is importance_sampling's"):
+        TopLossCallback(presample=2, gather=True)
+    with pytest.raises(ValueError, match='presample: got 0'): ImportanceSamplingCallback(presample=0)
+    with pytest.raises(ValueError, match='passes: got 1, wanted none; importance sampling draws from several batches'):
         ImportanceSamplingCallback(passes=1)
 
 # before each pull it is asked whether that batch is chosen from
@@ -320,7 +311,7 @@ class InBetween:
 @pytest.mark.parametrize('interrupt', [2, 3, 5])
 def test_a_batch_in_between_trains_as_it_is(interrupt, presample):
     "What waits goes on waiting for the next one that is chosen from, or for the epoch's end"
-    cb = TopLossCallback(keep=.25, warmup=0, gather=True, interrupt=interrupt, presample=presample)
+    cb = pooled(presample, TopLossCallback(keep=.25, warmup=0, gather=True, interrupt=interrupt))
     learn,epochs = follow(cb, n=32+176)
     for batches,steps in epochs:
         wanted = InBetween(presample)
@@ -353,12 +344,14 @@ def test_the_window_is_asked_for_each_batch():
 
 def test_the_gain_is_asked_for_each_batch():
     "Where it is too small for a batch, those that had come are chosen from, and that one trains as it is"
-    class Spy(ImportanceSamplingCallback):
-        def note_gain(self, scores): "It is told below"
-        def should_select(self):
-            self.tau_now = torch.tensor(0. if self.iter in (0,5) else 9.)
-            return super().should_select()
-    learn,((batches,steps),) = follow(Spy(tau=1., warmup=0, seed=0), n=32+160, n_epoch=1)
+    turns = itertools.count()
+    class Spy(ImportanceSampling):
+        def look(self, scores): "It is told below"
+        def is_on(self):
+            self.tau_now = torch.tensor(0. if next(turns) in (0,5) else 9.)
+            return super().is_on()
+    cb = BatchSelection(Spy(tau=1., seed=0), warmup=0)
+    learn,((batches,steps),) = follow(cb, n=32+160, n_epoch=1)
     stats = learn.selection.stats
     assert stats.query('seen>0').scored.tolist()==[i not in (0,5) for i in range(10)]
     assert len(steps)==6

@@ -56,7 +56,7 @@ class Before(LoaderBatches):
 
 class After(Callback):
     "Behind the selection: notes each step, and what the items' losses are in training"
-    order,run_valid = SelectionCallback.order+1,False
+    order,run_valid = BatchSelection.order+1,False
 
     def before_batch(self):
         epoch,weight = self.before.epochs[-1],self.learn.selection.item_weight
@@ -79,7 +79,7 @@ class Losses(Callback):
 
 class Replay(Callback):
     "Feeds plain training the batches that a selection handed over, at the same times"
-    order,run_valid = SelectionCallback.order,False
+    order,run_valid = BatchSelection.order,False
 
     def __init__(self, epochs): self.epochs = iter(epochs)
 
@@ -118,29 +118,26 @@ def run(task, other, first, witnesses=(), tmp_path=None):
 
 def note_scores(cb):
     "Have the scores that a method computes noted, batch by batch"
-    score = cb.score
-    def noting(batch):
-        scores,losses = score(batch)
+    def noting(batch, scores, losses, chosen):
         rest = scores.tolist()
         for noted in cb.learn.before.epochs[-1]['batches'][::-1]: # they may have been scored together
             if not rest: break
             n = len(noted['keys'])
             noted['seen'],rest = rest[-n:],rest[:-n]
-        return scores,losses
-    cb.score = noting
+    watch_choices(cb, noting)
 
 def note_loads(cb):
     "By epoch, what a method goes by when it chooses before loading: indices, losses, and its random numbers"
     loads = {}
-    if not hasattr(type(cb), 'choose_items'): return loads
-    choose_items = cb.choose_items
-    def noting(idxs):
+    choose = cb.method.choose
+    def noting(scores, now):
+        if not isinstance(cb, EpochSelection) and not cb.method.before_loading: return choose(scores, now)
         gen,losses = torch.Generator().set_state(cb.generator.get_state()),cb.memory.loss.tolist()
-        chosen = choose_items(idxs)
+        chosen = choose(scores, now)
         epoch = len(cb.learn.before.epochs)-1
-        if chosen is not None: loads[epoch] = idxs.tolist(),losses,gen
+        if chosen is not None: loads[epoch] = now.idx.tolist(),losses,gen
         return chosen
-    cb.choose_items = noting
+    cb.method.choose = noting
     return loads
 
 def close(got, wanted, tol=2e-5):
@@ -260,7 +257,7 @@ def check_case(make, oracle, task, other, tmp_path):
     options = dict(item_loss=of_item) if task=='item_loss' else {}
     cb,witness = make(warmup=0, seed=1, **options),Before(TASKS[task][1])
     loads = note_loads(cb) if oracle else None
-    if oracle and hasattr(cb, 'score'): note_scores(cb)
+    if oracle and isinstance(cb, BatchSelection): note_scores(cb)
     learn = run(task, other, cb, [witness, After(), Losses()], tmp_path)
     epochs = witness.epochs
 
@@ -384,12 +381,13 @@ def test_watching_is_plain_training(task, other, tmp_path, monkeypatch):
     assert labels.looks.tolist()==[n for n in items.seen for _ in range(labels.n_labels)]
 
 def test_a_new_method_enters_by_itself(monkeypatch, tmp_path):
-    class EveryThirdCallback(SelectionCallback):
+    class EveryThird(BatchMethod):
         "A method of one's own, as CONTRIBUTING says"
-        def choose(self, scores): return Chosen(torch.arange(0, len(scores), 3))
+        def choose(self, scores, now): return Chosen(torch.arange(0, len(scores), 3))
 
-    def every_third(self, **kwargs): return set_selection(self, EveryThirdCallback(**kwargs))
-    monkeypatch.setattr(Learner, 'every_third', every_third, raising=False)
+    monkeypatch.setattr(Learner, 'every_third', None, raising=False)
+    @with_one_liner
+    class EveryThirdCallback(BatchSelection): of = EveryThird
     cases = with_all(METHODS, [*methods(), EveryThirdCallback])
     assert METHODS.keys()==cases.keys()-{'every_third'}
     assert {type(make()) for make,_ in METHODS.values()}==set(methods())

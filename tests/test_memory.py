@@ -1,8 +1,8 @@
-"The memory against a table that takes one row after the other"
+"The memory against a table that is kept by hand"
 import math
 
 import pytest, torch
-from selback.core.memory import ItemMemory, may_repeat
+from selback.core.memory import ItemMemory
 
 def nothing_known(): return dict(loss=math.nan, total=0., ewma=math.nan, age=0, seen=0, picked=0)
 
@@ -11,16 +11,22 @@ class Table:
     def __init__(self, ema): self.ema,self.rows = ema,{}
 
     def note(self, idx, losses, fresh=True, picked=False, again=False):
-        for i,loss in zip(idx, losses):
+        last = dict(zip(idx, losses)) # of an item with several rows
+        for i,loss in last.items():
             row = self.rows.setdefault(i, nothing_known())
+            if not again: self.smooth(row, loss)
+        for i,loss in zip(idx, losses):
+            row = self.rows[i]
             if not again: self.count(row, loss)
             row['loss'] = loss
             row['picked'] += picked
             if fresh: row['age'] = 0
 
-    def count(self, row, loss):
+    def smooth(self, row, loss):
         is_first = math.isnan(row['ewma'])
         row['ewma'] = loss if is_first else self.ema*row['ewma']+(1-self.ema)*loss
+
+    def count(self, row, loss):
         row['total'] += loss
         row['seen'] += 1
 
@@ -34,20 +40,13 @@ def agree(memory, table):
             lost = 1e-4 if name=='total' else 1e-12 # a sum of both signs loses digits
             assert held==pytest.approx(value, rel=1e-5, abs=lost, nan_ok=True), (i, name)
 
-@pytest.fixture(params=['asked', 'not asked'])
-def rows(request):
-    "The way of a CPU, which finds out whether items repeat, and that of a GPU, which takes any batch as if they did"
-    if request.param=='asked': return lambda idx: idx
-    class Elsewhere(torch.Tensor):
-        is_cpu = False
-    return lambda idx: idx.as_subclass(Elsewhere)
-
-def test_an_item_twice_in_a_batch_is_smoothed_once_for_each_row(rows):
+def test_an_item_twice_in_a_batch_has_the_last_rows_loss():
     memory = ItemMemory(2, ema=.5)
     memory.note(torch.tensor([0]), torch.tensor([4.]))
-    memory.note(rows(torch.tensor([0,0])), torch.tensor([2.,0.]), picked=True)
-    assert memory.ewma[0]==1.5
+    memory.note(torch.tensor([0,0]), torch.tensor([2.,0.]), picked=True)
+    assert memory.ewma[0]==2
     assert memory.loss[0]==0.
+    assert memory.total[0]==6
     assert memory.seen[0]==3
     assert memory.picked[0]==2
     assert memory.loss[1].isnan()
@@ -62,13 +61,13 @@ BATCHES = [
 
 @pytest.mark.parametrize('ema', [0., .3, .5, .9, .99])
 @pytest.mark.parametrize('n', [1, 3, 40])
-def test_rows_count_one_after_the_other(n, ema, rows):
+def test_all_rows_count_and_the_last_one_of_an_item_tells_its_loss(n, ema):
     generator = torch.Generator().manual_seed(n)
     memory,table = ItemMemory(n, ema=ema),Table(ema)
     for size,kwargs in BATCHES:
         idx = torch.randint(0, n, (size,), generator=generator)
         losses = torch.randn(size, generator=generator)*5
-        memory.note(rows(idx), losses, **kwargs)
+        memory.note(idx, losses, **kwargs)
         table.note(idx.tolist(), losses.tolist(), **kwargs)
         agree(memory, table)
         memory.next_epoch()
@@ -76,7 +75,7 @@ def test_rows_count_one_after_the_other(n, ema, rows):
 
 def are_equal(a, b): return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
 
-def test_a_batch_without_repeats_is_noted_as_ever(rows):
+def test_a_batch_without_repeats_is_noted_as_ever():
     generator = torch.Generator().manual_seed(0)
     memory,past = ItemMemory(50),torch.full((50,), math.nan)
     for _ in range(9):
@@ -85,23 +84,23 @@ def test_a_batch_without_repeats_is_noted_as_ever(rows):
         losses[0] = [1.,math.nan,math.inf,-math.inf][int(idx[0])%4]
         old = past[idx]
         past[idx] = torch.where(old.isnan(), losses, torch.lerp(losses, old, .9))
-        memory.note(rows(idx), losses)
+        memory.note(idx, losses)
         assert are_equal(memory.ewma, past)
         assert are_equal(memory.loss[idx], losses)
 
 IN_TWO_ROWS = [
     ([2.,math.nan], math.nan),
-    ([math.nan,2.], 2.),
+    ([math.nan,2.], 3.),
     ([math.nan,math.nan], math.nan),
     ([6.,math.inf], math.inf)]
 
 @pytest.mark.parametrize('losses,wanted', IN_TWO_ROWS)
-def test_losses_that_are_not_finite_in_two_rows(losses, wanted, rows):
+def test_losses_that_are_not_finite_in_two_rows(losses, wanted):
     memory,table = ItemMemory(3, ema=.5),Table(.5)
     memory.note(torch.tensor([1]), torch.tensor([4.]))
     table.note([1], [4.])
 
-    memory.note(rows(torch.tensor([1,1])), torch.tensor(losses))
+    memory.note(torch.tensor([1,1]), torch.tensor(losses))
     table.note([1,1], losses)
     assert memory.ewma[1].item()==pytest.approx(wanted, nan_ok=True)
     assert memory.loss[1].item()==pytest.approx(losses[-1], nan_ok=True)
@@ -118,14 +117,3 @@ def test_elsewhere_than_on_the_cpu_nothing_is_waited_for():
     memory.note(idx, losses)
     memory.note(idx, losses, picked=True, again=True)
     with pytest.raises(NotImplementedError): memory.loss.tolist()
-
-def test_what_is_known_to_have_no_repeats_is_noted_alike():
-    idx = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:20]
-    one,other = ItemMemory(50),ItemMemory(50)
-    for losses in torch.rand(3, 20, generator=torch.Generator().manual_seed(1)):
-        one.note(idx, losses, picked=True)
-        other.note(idx, losses, picked=True, repeats=False)
-    for name in one.fields: torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0,
-        equal_nan=True)
-    assert not may_repeat(idx, 50)
-    assert may_repeat(torch.cat([idx, idx[:1]]), 50)

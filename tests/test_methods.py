@@ -7,7 +7,7 @@ from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import SchedLin
 from fastai.data.block import CategoryBlock
 from helpers import *
-from selback.core.functional import select_batch
+from selback.functional import select_batch
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
@@ -110,12 +110,9 @@ class Grads(Callback):
 def test_importance_sampling_gradients_are_unbiased():
     "The mean weighted gradient over many draws is that of the pool, also of the smaller one at an epoch's end"
     pools = []
-    class Spy(ImportanceSamplingCallback):
-        def select(self, pool):
-            batches = [read.batch for read in pool]
-            pools.append([torch.cat(tensors) for tensors in zip(*batches)])
-            return super().select(pool)
-    learn = table_learner(n=32+64, bs=16, cbs=[Spy(tau=0, warmup=1, presample=3), Grads()])
+    cb = ImportanceSamplingCallback(tau=0, warmup=1, presample=3)
+    watch_choices(cb, lambda batch, scores, losses, chosen: pools.append([*batch.xb, *batch.yb]))
+    learn = table_learner(n=32+64, bs=16, cbs=[cb, Grads()])
     learn.model,learn.opt = nn.Linear(4, 3),None
     trained_only(learn, 81, lr=0.)
 
@@ -147,11 +144,11 @@ def test_importance_sampling_waits_for_its_threshold():
 def test_tau_is_smoothed_as_in_the_paper():
     learn = table_learner(n=32+48).importance_sampling(warmup=0, tau=99)
     cb,gains = learn.selection,[]
-    note = cb.note_gain
+    note = cb.method.look
     def spy(scores):
         gains.append(float(variance_gain(scores)))
         note(scores)
-    cb.note_gain = spy
+    cb.method.look = spy
     quiet_fit(learn, 2)
     wanted = 0.
     for g in gains: wanted = .9*wanted+.1*g
@@ -277,11 +274,9 @@ def test_training_refreshes_a_loss_but_not_its_age():
 def test_stale_epochs_draw_anew_and_by_loss():
     learn = item_learner([StaleLossCallback(beta=2, n=10**6, seed=0), Loads()], drop_last=False)
     cb = learn.selection
-    choose = cb.choose_items
-    def fixed(idxs):
-        cb.memory.loss.copy_(torch.arange(50.))
-        return choose(idxs)
-    cb.choose_items = fixed
+    choose = cb.method.choose
+    def fixed(scores, now): return choose(torch.arange(50.)[now.idx] if cb.method.before_loading else scores, now)
+    cb.method.choose = fixed
     trained_only(learn, 121, bs=50)
     picks = [frozenset(epoch) for epoch in learn.loads.epochs[1:]]
     rate = torch.tensor([sum(i in pick for pick in picks)/120 for i in range(50)])
@@ -329,21 +324,19 @@ def test_a_memory_is_small():
     assert sum(getattr(memory, name).element_size() for name in memory.fields)<=24
 
 # scores for noisy data
-class Scored(TopLossCallback):
+def scored(**kwargs):
     "Notes what each batch was chosen by, and its losses by hand"
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen = []
-
-    def choose_from(self, batch, scores, losses):
-        with torch.no_grad(): by_hand = F.cross_entropy(self.model.eval()(batch.xb[0]), batch.yb[0], reduction='none')
-        self.model.train()
-        self.seen.append((batch, scores, by_hand))
-        return super().choose_from(batch, scores, losses)
+    cb = TopLossCallback(**kwargs)
+    cb.seen = []
+    def note(batch, scores, losses, chosen):
+        with torch.no_grad(): by_hand = F.cross_entropy(cb.model.eval()(batch.xb[0]), batch.yb[0], reduction='none')
+        cb.model.train()
+        cb.seen.append((batch, scores, by_hand))
+    return watch_choices(cb, note)
 
 def test_reducible_loss_scores_by_item():
     il = torch.rand(50, generator=gen())*3
-    learn = item_learner(Scored(keep=.5, score=ReducibleLoss(il), warmup=0))
+    learn = item_learner(scored(keep=.5, score=ReducibleLoss(il), warmup=0))
     for batch,scores,losses in quiet_fit(learn, 2).selection.seen:
         assert batch.idx.tolist()==batch.xb[0][:,0].long().tolist()
         torch.testing.assert_close(scores, losses-il[batch.idx])
@@ -466,7 +459,7 @@ def holds_batches(state):
 
 @pytest.mark.parametrize('make,waits', [
     (lambda: SelectiveBackpropCallback(beta=1, warmup=0), True),
-    (lambda: TopLossCallback(.7, gather=True, presample=2, warmup=0), True),
+    (lambda: pooled(2, TopLossCallback(.7, gather=True, warmup=0)), True),
     (lambda: RandomSubsetCallback(.7, gather=True, warmup=0), True),
     (lambda: ImportanceSamplingCallback(tau=0, warmup=0), False)]) # it draws a whole batch each time
 def test_a_state_saved_within_an_epoch_holds_no_items_of_a_batch(make, waits):
@@ -491,7 +484,7 @@ RESUMED = {
     BalancedSamplingCallback: [dict(), dict(alpha=1., ema=.5), dict(power=.5, n=30)],
     ImportanceSamplingCallback: [dict(tau=0), dict(tau=1.05)],
     RandomSubsetCallback: [dict(), dict(before_loading=True), dict(gather=True)],
-    TopLossCallback: [dict(), dict(gather=True, presample=3), dict(passes=1)]}
+    TopLossCallback: [dict(), dict(gather=True), dict(passes=1)]}
 
 WITH_STATE = StaleLossCallback,EarlyLossSamplingCallback # of their own
 
@@ -547,7 +540,7 @@ def test_states_of_another_dataset_are_refused():
     used = quiet_fit(table_learner(n=64).stale_loss(), 1).selection
     before = used.state_dict()
     with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): used.load_state_dict(state)
-    assert used.epochs_done==before['counters']['epochs_done']
+    assert used.epochs_done==before['parts']['progress']['epochs']
     assert used.memory.frame().equals(memory_of(before))
     fresh = table_learner(n=64).stale_loss().selection
     with pytest.raises(ValueError, match='got a state of 100 items, wanted 32'): fresh.load_state_dict(state)
@@ -573,7 +566,7 @@ def test_columns_that_are_unknown_are_left_out():
 def test_a_saved_state_stays_as_it_was():
     learn = quiet_fit(short_learner().stale_loss(warmup=0), 2)
     state = learn.selection.state_dict()
-    def history(): return state['parts']['history']['values']
+    def history(): return state['parts']['method']['history']['values']
     memory,values = memory_of(state),history().clone()
     quiet_fit(learn, 2)
     assert memory_of(state).equals(memory)
@@ -594,13 +587,12 @@ def test_two_that_load_a_state_share_nothing():
 
 def test_select_batch_chooses_as_the_callback_does():
     seen = []
-    class Spy(TopLossCallback):
-        def choose(self, scores):
-            chosen = super().choose(scores)
-            x,y,w = select_batch(self.model, self.loss_func, self.x, self.y, 'top_k', keep=.25)
-            seen.append(w is None and torch.equal(x, self.x[chosen.rows]) and torch.equal(y, self.y[chosen.rows]))
-            return chosen
-    quiet_fit(table_learner(n=160, cbs=Spy(keep=.25, warmup=0)), 1)
+    def note(batch, scores, losses, chosen):
+        (xb,),(yb,),learn = batch.xb,batch.yb,cb.learn
+        x,y,w = select_batch(learn.model, learn.loss_func, xb, yb, 'top_k', keep=.25)
+        seen.append(w is None and torch.equal(x, xb[chosen.rows]) and torch.equal(y, yb[chosen.rows]))
+    cb = watch_choices(TopLossCallback(keep=.25, warmup=0), note)
+    quiet_fit(table_learner(n=160, cbs=cb), 1)
     assert seen==[True]*8
 
 def test_select_batch_keeps_forms_and_refuses_unknown_names():
@@ -649,12 +641,12 @@ def test_tiny_shares_load_two_items():
 def test_a_gain_is_noted_once_a_batch():
     learn = table_learner(n=32+192).importance_sampling(warmup=0, tau=1.2)
     cb,sizes = learn.selection,[]
-    note = cb.note_gain
+    note = cb.method.look
     def spy(scores):
         sizes.append((cb.iter, len(scores)))
         note(scores)
         cb.tau_now = 1.21 if cb.iter==0 else 1.
-    cb.note_gain = spy
+    cb.method.look = spy
     quiet_fit(learn, 1)
     assert sizes==[(0,16),(3,48)]+[(i,16) for i in range(4, 12)]
 
@@ -698,7 +690,7 @@ def test_tables_held_out():
 
 def test_reducible_loss_by_a_model():
     small = mlp()
-    learn = quiet_fit(short_learner(cbs=Scored(keep=.5, score=ReducibleLoss(small), warmup=0)), 1)
+    learn = quiet_fit(short_learner(cbs=scored(keep=.5, score=ReducibleLoss(small), warmup=0)), 1)
     for batch,scores,losses in learn.selection.seen:
         held_out = F.cross_entropy(small.eval()(batch.xb[0]), batch.yb[0], reduction='none')
         torch.testing.assert_close(scores, losses-held_out.detach())

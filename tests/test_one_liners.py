@@ -7,9 +7,9 @@ from fastcore.docments import docments
 from fastcore.meta import delegates
 from helpers import *
 from selback.bench.compare import compare, get_method
-from selback.callback.base import AttachedCallback
+from selback.callback.attach import AttachedCallback
 
-OURS = {name: cls for name,cls in known_methods().items() if cls.__module__.startswith('selback.methods.')}
+OURS = {name: cls for name,cls in known_methods().items() if cls.__module__ in OWN_MODULES}
 each_method = pytest.mark.parametrize('name,cls', OURS.items(), ids=list(OURS))
 
 def parameters_of(f): return [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]

@@ -27,22 +27,22 @@ def held(o, path, seen):
 
 def holders(cb):
     "The same for each part of a callback"
-    no_parts = '_learn','learn','loader' # which is the learner's for an epoch
+    no_parts = '_learn','learn','loader','engine' # which are the learner's for an epoch
     parts = {name: o for name,o in vars(cb).items() if name not in no_parts}
     return [found for name,o in parts.items() for found in held(o, name, {})]
 
 EVERYTHING = dict(track_items=True, interrupt=3, start=.01, end=.99, auto=True, seed=0, warmup=0)
-BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2), multiple_of=4, presample=2)
+BATCHWISE = dict(gather=True, precision='bf16', scorer=ModelCopy(2))
 ONE_PASS = dict(passes=1, score='entropy')
 TAKES_NO = {
-    **{cls: ('auto',) for cls in methods() if not issubclass(cls, SelectionCallback)},
+    **{cls: ('auto',) for cls in methods() if not issubclass(cls, BatchSelection)},
     ImportanceSamplingCallback: ('gather','passes'),
     StaleLossCallback: ('score',),
     RandomSubsetCallback: ('score','scorer','precision')}
 
 def settings_of(cls):
     "Options that make all of a method's parts, together and apart"
-    ways = [BATCHWISE, ONE_PASS, {}] if issubclass(cls, SelectionCallback) else [{}]
+    ways = [BATCHWISE, ONE_PASS, {}] if issubclass(cls, BatchSelection) else [{}]
     return [EVERYTHING | way for way in ways]
 
 SETTINGS = [(cls,kwargs) for cls in methods() for kwargs in settings_of(cls)]
@@ -69,7 +69,7 @@ def test_no_part_holds_the_learner_or_a_callback(cls, kwargs):
 def test_what_is_held_is_noticed():
     class Part: __module__ = 'selback.part'
     cb = TopLossCallback()
-    for way in (cb, [cb], dict(a=(cb,)), lambda: cb, cb.choose, partial(print, cb), (lambda x=cb: x)):
+    for way in (cb, [cb], dict(a=(cb,)), lambda: cb, cb.now, partial(print, cb), (lambda x=cb: x)):
         cb.scorer.part = Part()
         cb.scorer.part.way = way
         found = holders(cb)

@@ -1,4 +1,5 @@
 "Until a batch is full the loader is read further: every batch that fastai announces trains"
+import itertools
 import contextlib, functools, multiprocessing
 from collections import Counter
 
@@ -17,7 +18,7 @@ GATHERING = dict(
     most=lambda **k: TopLossCallback(.8, gather=True, **k),
     share=lambda **k: BatchLossFilterCallback(.7, gather=True, **k),
     random=lambda **k: RandomSubsetCallback(.4, gather=True, **k),
-    in_threes=lambda **k: TopLossCallback(.3, gather=True, presample=3, **k),
+    in_threes=lambda **k: pooled(3, TopLossCallback(.3, gather=True, **k)),
     window=lambda **k: TopLossCallback(.3, gather=True, interrupt=5, start=.2, end=.9, **k))
 
 gathering = pytest.mark.parametrize('make', GATHERING.values(), ids=GATHERING)
@@ -29,22 +30,21 @@ def share_trained(cb, i):
 
 class Arrivals(LoaderBatches):
     "Notes each batch of the loader, and what is chosen"
-    def before_fit(self):
-        self.epochs = []
-        selection = self.learn.selection
-        choose = type(selection).choose.__get__(selection)
-        def noted(scores):
-            chosen = choose(scores)
+    def before_fit(self): self.epochs = []
+    def watch(self, engine):
+        super().watch(engine)
+        choose = engine.trainer.choose
+        def noted(scores, idx):
+            chosen = choose(scores, idx)
             self.choices.append((scores.tolist(), chosen.rows.tolist()))
             return chosen
-        selection.choose = noted
+        engine.trainer.choose = noted
     def before_train(self):
         super().before_train()
         self.batches,self.choices = [],[]
         self.epochs.append((self.batches, self.choices))
     def note(self, i, xb, yb):
-        assert self.learn.selection.loader.n_read==i+1
-        assert self.pct_train==share_trained(self, i)
+        assert self.learn.selection.loader.n_read==i # it is about to be read
         self.batches.append((i, numbers(xb[0])))
 
 class Steps(Callback):
@@ -127,7 +127,7 @@ def test_steps_by_the_rules(make, drop_last):
     for epoch,((batches,choices),steps) in enumerate(zip(learn.arrivals.epochs, learn.steps.epochs)):
         def selects(i): return cb.window.is_on((epoch+i/n_iter)/3, 0, i)
         got = [items for items,_,_ in steps]
-        assert_same_steps(got, steps_by_the_rules(batches, choices, selects, cb.presample))
+        assert_same_steps(got, steps_by_the_rules(batches, choices, selects, cb.method.presample))
         assert [i for i,_ in batches]==list(range(n_iter))
         assert set(Counter(sum(got, [])).values())=={1} # each trains once
 
@@ -146,7 +146,7 @@ def assert_reported(cb, epoch, batches, choices, steps):
     assert rows.trained[rows.trained>0].tolist()==list(map(len, steps))
     assert rows.seen[rows.seen>0].tolist()==[len(items) for _,items in batches]
     assert rows.kept[rows.scored].sum()==sum(len(chosen) for _,chosen in choices) or not cb.scored
-    if cb.presample>1: return
+    if cb.method.presample>1: return
     assert rows.step.tolist()==list(range(len(rows)))
     assert not rows.kept[rows.step>=len(batches)].any()
 
@@ -264,7 +264,7 @@ def test_a_cancelled_step_is_dropped_alone(make, when):
     (batches,choices),steps = learn.arrivals.epochs[0],learn.steps.epochs[0]
     trained = [items for items,_,_ in steps]
 
-    wanted = steps_by_the_rules(batches, choices, lambda i: cb.window.is_on(i/12, 0, i), cb.presample)
+    wanted = steps_by_the_rules(batches, choices, lambda i: cb.window.is_on(i/12, 0, i), cb.method.presample)
     assert_same_steps([items for items,_ in learn.refuses.met], wanted)
     assert trained==[items for items,is_refused in learn.refuses.met if not is_refused]
     assert learn.pct_train==pytest.approx(1)
@@ -298,7 +298,7 @@ def test_what_else_is_raised_passes_through_and_what_waited_is_dropped(ex, train
     assert len(learn.steps.epochs)==1+trains_again
     assert len([v for v in learn.recorder.values if len(v)])==n_rows
     assert not [t for t in tensors_of(cb.state_dict()) if t.ndim>1] # no items in it
-    assert not len(cb.__getstate__()["waiting"])
+    assert cb.__getstate__()["engine"] is None
 
     breaks.when = lambda epoch, i: False
     quiet_fit(learn, 1)
@@ -452,13 +452,15 @@ def test_a_fit_within_a_fit(event):
     assert stats.groupby(['fit','epoch']).seen.sum().max()==180
 
 # which items fill up the last step
-class Weighted(SelectionCallback):
+class Weighted(BatchMethod):
     "The hardest `k` of each batch, with weights; of some batches none"
+    weighs = True
     def __init__(self, k, which):
-        super().__init__(gather=True, warmup=0)
+        super().__init__(gather=True)
         self.k,self.which = k,which
-    def choose(self, scores):
-        k = self.k if self.iter in self.which else 0
+    def begin_epoch(self): self.turns = itertools.count()
+    def choose(self, scores, now):
+        k = self.k if next(self.turns) in self.which else 0
         return Chosen(scores.topk(k).indices.sort().values, torch.full((k,), 1.5))
 
 @pytest.mark.parametrize('k,which,sizes,weights', [
@@ -470,7 +472,7 @@ class Weighted(SelectionCallback):
     (0, [], [2], [0.,0.])])
 def test_weighted_items_are_not_filled_up(k, which, sizes, weights):
     "But one item has company, of weight 0, and an epoch makes a step"
-    cb = Weighted(k, which)
+    cb = BatchSelection(Weighted(k, which), warmup=0)
     learn = quiet_fit(numbered_learner(n=32+180, drop_last=True, cbs=[cb, Spy()]), 1)
     assert list(map(len, learn.spy.batches))==sizes
     assert cb.stats.trained[cb.stats.trained>0].tolist()==sizes
@@ -482,7 +484,8 @@ def test_weighted_items_are_not_filled_up(k, which, sizes, weights):
 @pytest.mark.parametrize('interrupt,pools', [(0, [48,48,48,36]), (5, [48,16,48,16,20])])
 def test_batches_that_are_scored_together(cls, kwargs, interrupt, pools):
     "As many as `presample` says; fewer at an epoch's end, and before a batch that trains whole"
-    cb = cls(**kwargs, presample=3, warmup=0, interrupt=interrupt, seed=0)
+    cb = cls(**kwargs, warmup=0, interrupt=interrupt, seed=0)
+    cb.method.presample = 3
     cb.tau_now = 1.
     learn = quiet_fit(numbered_learner(n=32+180, cbs=[cb, Arrivals(), Steps()]), 1)
     batches,choices = learn.arrivals.epochs[0]
@@ -499,9 +502,9 @@ def test_batches_that_are_scored_together(cls, kwargs, interrupt, pools):
 
 @pytest.mark.parametrize('drop_last', [True, False])
 def test_empty_choices_pull_on_without_gathering(drop_last):
-    class Some(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(3 if self.iter in (2,3,7) else 0))
-    cb,n_batches = Some(warmup=0),11+(not drop_last)
+    turns = itertools.count()
+    def some(scores): return Chosen(torch.arange(3 if next(turns) in (2,3,7) else 0))
+    cb,n_batches = BatchSelection(some, warmup=0),11+(not drop_last)
     learn = quiet_fit(numbered_learner(n=32+180, drop_last=drop_last, cbs=[cb, Arrivals(), Steps()]), 1)
     (batches,_),steps = learn.arrivals.epochs[0],learn.steps.epochs[0]
     assert len(batches)==n_batches

@@ -265,9 +265,10 @@ def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
     assert (stats.trained==stats.seen).all()
 
 def test_weights_that_no_step_takes_are_refused():
-    class Weighs(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
-    for cb in Weighs(warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
+    class Weighs(BatchMethod):
+        weighs = True
+        def choose(self, scores, now): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
+    for cb in BatchSelection(Weighs(), warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
         learn = learner(cb, lr=1e-3, kind=OwnStep)
         with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
         assert learn.iter==0

@@ -7,7 +7,7 @@ from fastai.callback.core import CancelBatchException, CancelEpochException, Can
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from helpers import *
-from selback.callback.report import BatchRow, SelectionReport, rising_loss
+from selback.callback.report import SelectionReport, rising_loss
 
 COLUMNS = ['samp_perc','loss_perc','full_loss','saved_secs']
 nan = float('nan')
@@ -25,16 +25,22 @@ def rows_of(report, *names):
 
 def test_a_row_is_written_once_its_step_is_known():
     report = begun()
-    row = report.batch_row(0, 4, 2, torch.tensor([1.,2,3,4]), torch.tensor([2,3]))
-    assert isinstance(row, BatchRow)
+    assert report.read(0, 4, 2, torch.tensor([1.,2,3,4]), torch.tensor([2,3]))
+    (row,) = report.unwritten
     assert (row.i,row.seen,row.kept,row.sums.tolist())==(0,4,2,[10,7,4,0,0])
     assert report.stats.empty
+    assert not report.lacks_mean # it was scored
 
-    report.add(row, 2)
-    report.add(report.batch_row(1, 4, 1, torch.tensor([1.,2,3,4]), torch.tensor([0]))) # it waits
-    report.add(report.batch_row(2, 4, 4), 4, torch.tensor(2., requires_grad=True)) # a whole batch
-    report.add(report.batch_row(3, 4, 4), 4) # one that was cancelled
-    report.add(report.batch_row(4, 4, 1), 1, torch.tensor(8.)) # chosen without scores
+    report.write(2)
+    report.write(9) # nothing was read for it
+    report.read(1, 4, 1, torch.tensor([1.,2,3,4]), torch.tensor([0])) # it waits
+    report.read(2, 4, 4) # a whole batch
+    assert report.lacks_mean
+    report.write(4, torch.tensor(2., requires_grad=True)) # both
+    report.read(3, 4, 4) # one that was cancelled
+    report.write(4)
+    report.read(4, 4, 1) # chosen without scores
+    report.write(1, torch.tensor(8.))
     report.add_step(1)
     assert rows_of(report, 'fit', 'epoch')==[[1]*6,[3]*6]
     assert rows_of(report, 'step', 'seen', 'kept')==[[0,1,2,3,4,5],[4,4,4,4,4,0],[2,1,4,4,1,0]]
@@ -51,7 +57,8 @@ def test_a_row_does_not_hold_the_graph_of_its_loss():
     report = begun()
     x = torch.ones(3, requires_grad=True)
     loss = (x*x).mean().as_subclass(TensorCategory)
-    report.add(report.batch_row(0, 3, 3), 3, loss)
+    report.read(0, 3, 3)
+    report.write(3, loss)
     report.end_epoch()
     assert report.log[:3]==[1,1,1]
     x.sum().backward()
@@ -60,26 +67,25 @@ def test_a_row_does_not_hold_the_graph_of_its_loss():
 def test_what_counts_as_chosen(scored, kept, is_chosen):
     report = begun()
     losses = dict(losses=torch.ones(4), rows=torch.arange(kept)) if scored else {}
-    report.batch_row(0, 4, kept, **losses)
-    assert report.has_chosen==is_chosen
-    report.begin_fit()
-    assert not report.has_chosen
+    assert report.read(0, 4, kept, **losses)==is_chosen
 
 def test_what_an_epoch_leaves_out():
     report = begun()
     report.left_out(torch.tensor([1.,2,3,nan]), torch.tensor([1,2]))
-    report.add(report.batch_row(0, 2, 2), 2, torch.tensor(9.))
+    report.read(0, 2, 2)
+    report.write(2, torch.tensor(9.))
     assert rows_of(report, 'step', 'seen', 'kept', 'trained')==[[-1,0],[2,2],[0,2],[0,2]]
-    assert report.has_chosen
     report.end_epoch()
     assert report.log[:3]==pytest.approx([.5,5/6,2])
 
 def test_an_epoch_that_was_interrupted_keeps_its_rows():
     report = begun()
-    report.add(report.batch_row(0, 4, 4), 4)
+    report.read(0, 4, 4)
+    report.write(4)
     report.begin_fit()
     report.begin_epoch(0)
-    report.add(report.batch_row(0, 4, 4), 4)
+    report.read(0, 4, 4)
+    report.write(4)
     assert rows_of(report, 'fit', 'epoch')==[[1,2],[3,0]]
     assert report.log is None
 
@@ -95,7 +101,8 @@ def warned(report, *batches):
     "What an epoch of scored batches is warned of"
     for i,losses in enumerate(batches):
         rows = torch.arange(1 if len(losses)>1 else 0)
-        report.add(report.batch_row(i, len(losses), len(rows), torch.tensor(losses), rows))
+        report.read(i, len(losses), len(rows), torch.tensor(losses), rows)
+        report.write()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         report.end_epoch()
@@ -114,7 +121,8 @@ def test_each_epoch_tells_of_broken_losses_and_of_none_chosen():
         assert said.startswith('Epoch 3: 2 of 3 losses were NaN or infinite')
     assert warned(report, [1.])==['Epoch 3: no item was chosen.']
 
-    report.add(report.batch_row(0, 4, 4), 4, torch.tensor(math.inf))
+    report.read(0, 4, 4)
+    report.write(4, torch.tensor(math.inf))
     assert warned(report)==['Epoch 3: the training losses were NaN or infinite in 1 batches.']
 
 # The sample of losses
@@ -125,7 +133,8 @@ def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
     report.begin_epoch(0, n_iter)
     for i in range(n_iter):
         losses = i*bs+torch.arange(float(bs))
-        report.add(report.batch_row(i, bs, 3, losses, choose(losses)), 3)
+        report.read(i, bs, 3, losses, choose(losses))
+        report.write(3)
     return report
 
 EVERY = [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)]

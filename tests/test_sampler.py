@@ -2,9 +2,9 @@
 import random
 
 import numpy as np, pytest, torch
-from helpers import quiet_fit, slow, table_learner
+from helpers import chosen_before_loading, quiet_fit, slow, table_learner
 from selback.core.policies import Draws
-from selback.core.functional import *
+from selback.functional import *
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
@@ -174,11 +174,11 @@ def test_a_callback_with_the_same_memory_loads_the_same_items(method):
     attach,kwargs = CALLBACKS[method]
     cb = quiet_fit(attach(table_learner()), 3).selection
     cb.learn.pct_train = .5 # of a fit that goes on
-    cb.draws = Draws(5)
+    cb.method.draws = Draws(5)
     order = torch.tensor(list(RandomSampler(cb.memory, generator=gen(5))))
     sampler = MemorySampler(cb.memory, generator=gen(5), **kwargs)
 
-    rows,weight = cb.choose_items(order)
+    rows,weight = chosen_before_loading(cb, order)
     chosen = order[rows]
     assert list(sampler)==chosen.tolist()
     assert len(set(rows.tolist()))<100

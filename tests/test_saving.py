@@ -5,7 +5,7 @@ import numpy as np, pytest, torch
 from fastai.callback.schedule import lr_find # noqa: F401 which a learner has then
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from helpers import *
-from selback.functional import MemorySampler, favor_hard, selective_backprop, top_loss
+from selback.functional import MemorySampler, FavorHard, SelectiveBackprop, TopLoss
 
 def learner(path, **kwargs): return short_learner(path=path).favor_hard(seed=0, **kwargs)
 
@@ -14,7 +14,7 @@ def files(path): return sorted(file.name for file in (path/'models').iterdir())
 def epochs_in(path, name):
     "How many epochs a saved selection has done"
     state = torch.load(path/f'models/{name}.selection.pth', weights_only=True)
-    return state['counters']['epochs_done']
+    return state['parts']['progress']['epochs']
 
 class Ends(Callback):
     "Has a validation end with given losses"
@@ -196,8 +196,34 @@ def test_states_without_settings_load():
 def sampler(policy): return MemorySampler(ItemMemory(8), policy)
 
 def test_a_plain_loop_is_told_too():
-    assert one_warning(selective_backprop(beta=1), selective_backprop(beta=2), 'beta=1', 'beta=2')
-    assert one_warning(top_loss(keep=.5), top_loss(keep=.25), 'keep=0.5', 'keep=0.25')
-    assert one_warning(sampler(favor_hard(beta=1)), sampler(favor_hard(beta=2)), 'beta=1', 'beta=2')
-    assert not loaded(selective_backprop(beta=1), selective_backprop(beta=1, seed=3))
-    assert not loaded(sampler(favor_hard()), sampler(favor_hard()))
+    assert one_warning(SelectiveBackprop(beta=1), SelectiveBackprop(beta=2), 'beta=1', 'beta=2')
+    assert one_warning(TopLoss(keep=.5), TopLoss(keep=.25), 'keep=0.5', 'keep=0.25')
+    assert one_warning(sampler(FavorHard(beta=1)), sampler(FavorHard(beta=2)), 'beta=1', 'beta=2')
+    assert not loaded(SelectiveBackprop(beta=1), SelectiveBackprop(beta=1, seed=3))
+    assert not loaded(sampler(FavorHard()), sampler(FavorHard()))
+
+def as_saved_before(state):
+    "A state as an earlier version saved it: with numbers of its own, and the method's parts among the callback's"
+    method,progress,*_ = (dict(state['parts'][name]) for name in ('method','progress'))
+    own = {name: method.pop(name) for name in ('draws','history') if name in method}
+    parts = {name: part for name,part in state['parts'].items() if name not in ('method','progress')}
+    counters = dict(epochs_done=progress['epochs'], has_selected=progress['ever'], **method)
+    return state | dict(parts=parts | own, counters=counters)
+
+def flat(o):
+    "The values of nested dicts, by their path"
+    if not isinstance(o, dict): return {'': o}
+    return {f'{k}.{path}': value for k,part in o.items() for path,value in flat(part).items()}
+
+@pytest.mark.parametrize('name', [
+    'favor_hard','selective_backprop','stale_loss','importance_sampling','early_loss_sampling'])
+def test_a_state_of_an_earlier_version_is_read(name):
+    learn = quiet_fit(getattr(short_learner(), name)(seed=0), 3)
+    state = learn.selection.state_dict()
+    other = getattr(short_learner(), name)(seed=0).selection
+    other.load_state_dict(as_saved_before(state))
+    got,wanted = flat(other.state_dict()),flat(state)
+    assert got.keys()==wanted.keys()
+    for key,value in wanted.items():
+        if isinstance(value, torch.Tensor): torch.testing.assert_close(got[key], value, rtol=0, atol=0, equal_nan=True)
+        else: assert got[key]==value

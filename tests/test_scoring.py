@@ -7,7 +7,7 @@ from fastai.losses import CrossEntropyLossFlat, FocalLossFlat
 from selback.core.losses import has_side_effects, item_losses, separable_losses
 from selback.core.untouched import fixed_random, untouched
 from selback.core.scoring import ScoringPass, batch_scores
-from selback.core.functional import select_batch
+from selback.functional import select_batch
 from torch import nn
 from torch.nn import functional as F
 

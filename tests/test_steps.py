@@ -1,4 +1,5 @@
 "What a step does: one pass, no waiting for the device, steady shapes"
+import itertools
 import functools, inspect
 
 import pytest, torch
@@ -7,7 +8,8 @@ from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from helpers import *
 from selback.callback.loaders import ChosenBefore, ChosenWithin
-from selback.core.batches import ItemPool, Items, join, take
+from selback.callback.batch import LearnerTrainer
+from selback.core.batches import ItemPool, Batch as Items, join, take
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,10 +97,15 @@ class ChosenOnes(Callback):
 def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
     "For a model without BatchNorm, with the weights of the method; the batch itself stays whole"
     class Watch(cls):
-        def choose_from(self, batch, *args):
-            chosen = super().choose_from(batch, *args)
-            self.choice = batch,chosen
-            return chosen
+        def loader_of_epoch(self):
+            loader = super().loader_of_epoch()
+            choose = self.engine and self.engine.choose
+            def noted(scores, idx):
+                chosen = choose(scores, idx)
+                self.choice = Batch(self.xb, self.yb),chosen
+                return chosen
+            if self.engine: self.engine.choose = noted
+            return loader
 
     cbs = [Watch(passes=1, warmup=0, seed=0), ChosenOnes(reduction)]
     learn = table_learner(n=32+96, cbs=cbs, loss_func=CrossEntropyLossFlat(reduction=reduction))
@@ -111,7 +118,9 @@ def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
 def test_weights_of_a_whole_batch_and_those_of_one_pass_are_multiplied():
     "Items that were read with weights, of which the training pass chooses some"
     class Halves(TopLossCallback):
-        follows_items = True
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker.follow()
         def reader_of(self, plan):
             return super().reader_of(plan._replace(weights=torch.arange(96.)%3))
     class Watch(Callback):
@@ -137,7 +146,7 @@ def test_one_pass_trains_the_hardest_of_the_training_forward(mix):
     mixer = dict(plain=None, mixup=MixUp(.4), cutmix=CutMix(1.))[mix]
     class Ahead(Callback):
         "Takes the gradients of the hardest half, of the pass that trains"
-        order,run_valid,n = SelectionCallback.order-1,False,0
+        order,run_valid,n = BatchSelection.order-1,False,0
         def after_pred(self):
             losses = losses_of_mix(self.pred, self.y, mixer)
             hardest,self.params = losses.topk(len(losses)//2).values,list(self.model.parameters())
@@ -180,14 +189,15 @@ def test_one_pass_looks_no_second_time_and_enters_no_autocast_again():
     assert (stats.trained%8==0)[stats.seen==16].all()
 
 def test_nothing_chosen_in_one_pass_is_a_step_without_weight():
-    class Nothing(SelectionCallback):
-        def choose(self, scores): return Chosen(torch.arange(0 if self.iter%2 else 4))
+    turns = itertools.count()
+    def now_and_then(scores): return Chosen(torch.arange(0 if next(turns)%2 else 4))
     class Grads(Callback):
         order,run_valid = 60,False
         def before_fit(self): self.norms = []
         def after_backward(self): self.norms.append(sum(float(p.grad.abs().sum()) for p in self.model.parameters()))
 
-    learn = quiet_fit(table_learner(cbs=[Nothing(passes=1, warmup=0), Grads(), CPUMixedPrecision()]), 1)
+    cb = BatchSelection(now_and_then, passes=1, warmup=0)
+    learn = quiet_fit(table_learner(cbs=[cb, Grads(), CPUMixedPrecision()]), 1)
     norms = learn.grads.norms
     assert [n==0 for n in norms]==[bool(i%2) for i in range(len(norms))]
     assert not torch.is_autocast_enabled('cpu')
@@ -230,7 +240,7 @@ FIXED = dict(
     bound=lambda: TopLossCallback(.4, score='grad_bound', warmup=0),
     gathered=lambda: TopLossCallback(.4, gather=True, warmup=0),
     copy=lambda: TopLossCallback(.4, scorer=ModelCopy(), warmup=0),
-    pooled=lambda: TopLossCallback(.4, gather=True, presample=2, warmup=0),
+    pooled=lambda: pooled(2, TopLossCallback(.4, gather=True, warmup=0)),
     info_batch=lambda: InfoBatchCallback(warmup=0),
     before=lambda: RandomSubsetCallback(.4, before_loading=True, warmup=0))
 COUNTED = dict(
@@ -249,7 +259,7 @@ class Around:
         self.mode = None # the context that was entered
         self.n_made = 0 # steps
         self.steps = []
-        call,make,read = Selection.__call__,ChosenWithin.handed_out,ChosenWithin.reads
+        call,make,read = Selection.__call__,ChosenWithin.handed_out,LearnerTrainer.reads
         def watched(cb, event):
             if event=='before_batch' and cb.learn.training: self.step_of(cb)
             is_watched = cb.learn.training and event in self.events and len(self.steps)>=3
@@ -265,11 +275,11 @@ class Around:
                 yield step
             self.steps[-1]['found'] += self.made['found']
         monkeypatch.setattr(Selection, '__call__', watched)
-        def unwatched_reads(loader):
-            batches = read(loader)
+        def unwatched_reads(trainer, loader):
+            batches = read(trainer, loader)
             while (batch := self.unwatched(next, batches, None)) is not None: yield batch
         monkeypatch.setattr(ChosenWithin, 'handed_out', watched_loader)
-        monkeypatch.setattr(ChosenWithin, 'reads', unwatched_reads)
+        monkeypatch.setattr(LearnerTrainer, 'reads', unwatched_reads)
 
     def step_of(self, cb):
         "Another step begins, which its loader may have been watched to make"
@@ -354,8 +364,6 @@ def test_batch_sizes_are_few_in_mixed_precision():
     for *full,last in sizes(SelectiveBackpropCallback(warmup=0, seed=0)):
         assert set(full)=={64}
         assert 32<last<=64 # shorter only where nothing is left to fill it up
-    bucketed = sizes(BatchLossFilterCallback(.6, warmup=0, multiple_of=32))
-    assert set(sum(bucketed, []))<={32,64}
     rounded = sizes(BatchLossFilterCallback(.6, warmup=0))
     assert all(n%8==0 for n in sum(rounded, []))
 

@@ -45,7 +45,7 @@ def tracked(): return TopLossCallback(track_items=True)
 
 class Stops(Callback):
     "Ends a fit within the second epoch"
-    order = SelectionCallback.order+1
+    order = BatchSelection.order+1
 
     def before_batch(self):
         if self.training and (self.epoch,self.iter)==(1,3): raise CancelFitException
@@ -55,32 +55,29 @@ def is_among(rows, n):
     "Of each of n items whether it is among the rows"
     return torch.zeros(n).index_fill_(0, rows, 1).bool().tolist()
 
-class Watched(TopLossCallback):
+def watched(**kwargs):
     "Notes what it chose from"
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seen = [] # epoch, loss, whether it was chosen
-
-    def choose(self, scores):
-        chosen = super().choose(scores)
+    cb = TopLossCallback(**kwargs)
+    cb.seen = [] # epoch, loss, whether it was chosen
+    def note(batch, scores, losses, chosen):
         n = len(scores)
-        self.seen += zip([self.epoch]*n, scores.tolist(), is_among(chosen.rows, n))
-        return chosen
+        cb.seen += zip([cb.epoch]*n, scores.tolist(), is_among(chosen.rows, n))
+    return watch_choices(cb, note)
 
 def test_a_sample_of_few_items_is_all_of_them():
-    learn = quiet_fit(short_learner(cbs=Watched(keep=.5, warmup=0)), 3)
+    learn = quiet_fit(short_learner(cbs=watched(keep=.5, warmup=0)), 3)
     samples = learn.selection.report.samples
     assert list(zip(samples.epoch, samples.loss, samples.chosen))==learn.selection.seen
     assert samples.fit.eq(1).all()
 
 def test_a_sample_where_few_batches_are_scored():
-    "With `presample` the first batch of each pair only waits"
-    cb = TopLossCallback(keep=.5, warmup=0, gather=True, presample=2, interrupt=3)
+    "The first batch of each pair only waits"
+    cb = pooled(2, TopLossCallback(keep=.5, warmup=0, gather=True, interrupt=3))
     learn = trained_only(table_learner(n=16*200, cbs=cb), 1)
     assert 400<len(learn.selection.report.samples)<=2048
 
 def test_an_interrupted_epoch_has_a_sample_and_keeps_its_number():
-    learn = quiet_fit(table_learner(cbs=[Watched(keep=.5, warmup=0), Stops()]), 3)
+    learn = quiet_fit(table_learner(cbs=[watched(keep=.5, warmup=0), Stops()]), 3)
     assert learn.selection.report.samples.groupby('epoch').size().to_dict()=={0: 100, 1: 64}
 
     learn.remove_cb(Stops)
@@ -92,7 +89,7 @@ def test_an_interrupted_epoch_has_a_sample_and_keeps_its_number():
 
 class Remembers(Callback):
     "Notes what each epoch was chosen by, and which items it loads"
-    order,run_valid = SelectionCallback.order+1,False
+    order,run_valid = BatchSelection.order+1,False
 
     def before_fit(self): self.losses,self.loaded = {},{}
 
@@ -116,20 +113,15 @@ def test_samples_of_items_chosen_before_loading(make):
         assert report.stats.query(f'epoch=={epoch}').step.min()<0 # items were left out before loading
         assert sorted(sample[sample.chosen].loss.dropna())==pytest.approx(known_of(losses[loaded]))
 
-class Draws(ImportanceSamplingCallback):
+def draws(**kwargs):
     "Notes the pools that it draws from"
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seen = [] # epoch, losses, rows
-
-    def choose_from(self, batch, scores, losses):
-        chosen = super().choose_from(batch, scores, losses)
-        self.seen.append((self.epoch, losses, chosen.rows))
-        return chosen
+    cb = ImportanceSamplingCallback(**kwargs)
+    cb.seen = [] # epoch, losses, rows
+    return watch_choices(cb, lambda batch, scores, losses, chosen: cb.seen.append((cb.epoch, losses, chosen.rows)))
 
 def test_what_is_drawn_from_a_pool_of_batches_is_known():
     "Also of the smaller one at an epoch's end, and so is its share of the loss"
-    learn = quiet_fit(table_learner(cbs=Draws(tau=0, warmup=0)), 2)
+    learn = quiet_fit(table_learner(cbs=draws(tau=0, warmup=0)), 2)
     selection = learn.selection
     samples,seen = selection.report.samples,selection.seen
     assert samples.loss.tolist()==[loss for _,losses,_ in seen for loss in losses.tolist()]
@@ -219,10 +211,10 @@ def test_the_hardest_are_chosen_from_a_single_batch_as_a_step():
         assert np.allclose(lines(cdf)[f'epoch {epoch}'], np.stack([losses, np.arange(1, 101)/100], 1))
 
 def test_random_choices_are_even_over_the_losses():
-    class Blind(TopLossCallback):
-        def choose(self, scores): return super().choose(torch.rand(len(scores), generator=self.generator))
+    class Blind(TopLoss):
+        def choose(self, scores, now): return super().choose(torch.rand(len(scores), generator=now.generator), now)
 
-    learn = quiet_fit(table_learner(cbs=Blind(keep=.5, warmup=0), n=1032), 2)
+    learn = quiet_fit(table_learner(cbs=BatchSelection(Blind(keep=.5), warmup=0), n=1032), 2)
     for xy in lines(learn.selection.plot()[2]).values(): assert np.abs(xy[:,1]-.5).max()<.2
 
 LEAVING_OUT = dict(
@@ -383,20 +375,19 @@ def test_an_epoch_that_was_stopped_saved_nothing(cls):
     assert np.isnan(saved).tolist()==[True,False,True,False]
     assert len(learn.selection.clock.plain)==len(learn.selection.clock.selecting)==1
 
-class HarderHalf(EpochSelection):
+class HarderHalf(EpochMethod):
     "The half with the highest remembered losses"
-    def choose_items(self, idxs):
-        loss = self.memory.loss[idxs]
-        rows = loss.topk(len(idxs)//2).indices
+    def choose(self, loss, now):
+        rows = loss.topk(len(loss)//2).indices
         loss_share = (loss[rows].sum()/loss.sum()).item()
         self.expected = len(rows)/len(loss),loss_share,loss.mean().item()
         return Chosen(rows)
 
 def test_the_columns_of_an_epoch_go_by_the_losses_it_was_chosen_by():
     "Or hard items, once trained, would seem to have had the smaller share of the loss"
-    selection = quiet_fit(short_learner(cbs=HarderHalf()), 2).selection
-    assert selection.report.log[:3]==pytest.approx(selection.expected)
-    assert selection.expected[1]>.5
+    selection = quiet_fit(short_learner(cbs=EpochSelection(HarderHalf())), 2).selection
+    assert selection.report.log[:3]==pytest.approx(selection.method.expected)
+    assert selection.method.expected[1]>.5
 
 # tracking
 def mixed_table_learner(cbs): return short_learner(cbs=[cbs, MixUp(.4)])
@@ -428,7 +419,7 @@ class CountsTrained(Callback):
         counts = torch.ones(len(self.y)) if weight is None else weight!=0
         self.times.index_add_(0, idx, counts.int())
 
-PICKING = [dict(), dict(gather=True), dict(passes=1), dict(gather=True, presample=2)]
+PICKING = [dict(), dict(gather=True), dict(passes=1)]
 
 @pytest.mark.parametrize('kwargs', PICKING, ids=str)
 def test_picks_add_up_to_what_trained(kwargs):
@@ -770,7 +761,7 @@ def test_items_of_another_training_set_are_not_shown(name):
 NAMES = [
     (lambda: TopLossCallback(.3), 'TopLossCallback(keep=0.3, also_bottom=0.0)'),
     (lambda: SelectiveBackpropCallback(keep=.25, warmup=0, seed=3),
-        'SelectiveBackpropCallback(beta=3.0, gather=True, warmup=0, seed=3)'),
+        'SelectiveBackpropCallback(beta=3.0, hist_size=1024, gather=True, seed=3, warmup=0)'),
     (lambda: TopLossCallback(.3, passes=1, score='entropy', end=.5),
         "TopLossCallback(keep=0.3, also_bottom=0.0, score='entropy', passes=1, end=0.5)"),
     (lambda: SeTaCallback(window=.5, track_items=True),

@@ -436,14 +436,13 @@ def test_two_processes_remember_what_both_were_told(tmp_path):
     check(learn, both)
     assert frame.looks.tolist()==[5]*N
 
-class Lonely(SelectionCallback):
+def lonely(scores):
     "On rank 1 nothing is chosen"
-    def choose(self, scores):
-        return Chosen(torch.arange(0 if dist.get_rank() else 4))
+    return Chosen(torch.arange(0 if dist.get_rank() else 4))
 
 def train_one_sided(out, rank):
     import distributed_run # noqa: F401 whose broadcast needs no GPU
-    learn = learner(cbs=Lonely(warmup=0, track_items=True), bs=10)
+    learn = learner(cbs=BatchSelection(lonely, warmup=0, track_items=True), bs=10)
     torch.manual_seed(rank)
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(2)
     torch.save((learn.selection.tracker.labels.frame().looks.tolist(), learn.selection.memory.picked.tolist()),

@@ -20,23 +20,27 @@ from fastcore.script import anno_parser
 from ..core.checks import error_text # which imports no PyTorch
 
 # %% ../../nbs/bench/05_command.ipynb #e9df018b
-def _line_of(cls):
-    "A callback's class as it is written, such as 'top_loss(keep=0.5, also_bottom=0.0)'"
-    own = next(o.args for o in cls.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
+def _classes_in(*files):
+    "The classes of source files, by name"
+    bodies = [ast.parse(file.read_text(encoding='utf-8')).body for file in files]
+    return {o.name: o for body in bodies for o in body if isinstance(o, ast.ClassDef)}
+
+def _line_of(cls, method):
+    "A callback's class as it is called, such as 'top_loss(keep=0.5, also_bottom=0.0)'"
+    own = next(o.args for o in method.body if isinstance(o, ast.FunctionDef) and o.name=='__init__')
     options = ', '.join(f'{arg.arg}={ast.unparse(value)}' for arg,value in zip(own.args[1:], own.defaults))
     named = re.search(r"\bone_liner = '(\w+)'", ast.unparse(cls))
     name = named[1] if named else camel2snake(cls.name.removesuffix('Callback'))
     return f'{name}({options})'
 
-def _callbacks_in(file):
-    "The classes of a source file that are methods"
-    classes = (o for o in ast.parse(file.read_text(encoding='utf-8')).body if isinstance(o, ast.ClassDef))
-    return [cls for cls in classes if cls.name.endswith('Callback') and not cls.name.startswith('_')]
-
 def methods_written()->dict: # By names with options, such as 'top_loss(keep=0.5, also_bottom=0.0)': what a method does
     "The methods that can be written in a line, without an import of them"
-    sources = [o for o in files('selback').joinpath('methods').iterdir() if o.name.endswith('.py')]
-    found = {_line_of(cls): ast.get_docstring(cls) for file in sources for cls in _callbacks_in(file)}
+    root = files('selback')
+    methods = _classes_in(*(o for o in root.joinpath('methods').iterdir() if o.name.endswith('.py')))
+    found = {}
+    for cls in _classes_in(root.joinpath('callback/methods.py'), root.joinpath('callback/early.py')).values():
+        of = re.search(r'^    of\b[^=]*= \(?(\w+)', ast.unparse(cls), re.M)
+        if of: found[_line_of(cls, methods[of[1]])] = ast.get_docstring(methods[of[1]])
     return dict(sorted(found.items()))
 
 # %% ../../nbs/bench/05_command.ipynb #d20c5b83

@@ -155,7 +155,7 @@ class ComputeCount(Callback):
         except Exception as e: self.failed = f'{type(e).__name__}: {e}' # a callback prepares what the model wants
 
     def _settle(self):
-        "Add what else was computed since the step before, in the unit of its batch; before the first one it waits for that"
+        "Add what else was computed since the last step, in the unit of its batch; before the first one it waits"
         if self._loaded is None: return
         unit = self._costs[self._loaded]
         flops,thirds,unknown = self.count.take()

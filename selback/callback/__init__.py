@@ -1,1 +1,0 @@
-from selback.callback.batch import SelectionCallback

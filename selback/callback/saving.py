@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from ..core.checks import error_text
 from .report import TrainingOnly
-import selback.callback.base # which gives learners their selection
+import selback.callback.attach # which gives learners their selection
 
 # %% ../../nbs/callback/12_saving.ipynb #ade882fe
 def _file_of(learn, file): return join_path_file(file, learn.path/learn.model_dir, ext='.selection.pth')

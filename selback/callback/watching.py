@@ -6,8 +6,9 @@
 __all__ = ['WatchItemsCallback']
 
 # %% ../../nbs/callback/10_watching.ipynb #9ef69180
-from .base import with_one_liner
+from .attach import with_one_liner
 from .epoch import EpochSelection
+from ..core.method import All
 
 # %% ../../nbs/callback/10_watching.ipynb #f0afb1d2
 @with_one_liner("Train as ever, and remember of each item its losses and what was predicted")
@@ -22,6 +23,4 @@ class WatchItemsCallback(EpochSelection):
         **kwargs # None: it has no other option
     ):
         for name in kwargs: self.refuse(name)
-        super().__init__(item_loss=item_loss, track_items=True, warmup=0)
-
-    def choose_items(self, idxs): "All train"
+        super().__init__(All(), item_loss=item_loss, track_items=True, warmup=0)

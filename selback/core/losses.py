@@ -63,7 +63,8 @@ def _params(loss_func):
 
 def _owner(loss_func):
     "What of `loss_func` has the attribute `reduction`, or None"
-    return next((o for o in _layers(loss_func) if hasattr(o, 'reduction')), None)
+    while loss_func is not None and not hasattr(loss_func, 'reduction'): loss_func = getattr(loss_func, 'func', None)
+    return loss_func
 
 def _takes_reduction(loss_func):
     "Does what `loss_func` wraps innermost take a keyword `reduction`?"

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .checks import check_range, error_text
-from .batches import Items, as_tensors, map_tensors, n_items, take_rows
+from .batches import as_tensors, map_tensors, n_items, take_rows
 from .losses import ItemLoss, check_separable, check_trained, has_side_effects, is_mean, is_sum, preserved
 from .losses import item_losses, item_losses_how, outputs_by_item
 from .scores import get_score
@@ -598,7 +598,7 @@ class Scorer:
     def scores_of(self,
         loss_func, # The learner's own
         pred, # Predictions of the batch
-        items, # The batch, `Items`
+        items, # The batch, a `Batch`
         losses=None, # Of its items, shape (bs,), if they are known already
     )->Tensor: # Shape (bs,)
         "The scores that predictions amount to"
@@ -609,7 +609,7 @@ class Scorer:
     def __call__(self,
         model:torch.nn.Module, # The model that trains
         loss_func, # The learner's own
-        items, # The batch, `Items`
+        items, # The batch, a `Batch`
         autocast=nullcontext(), # Context of the forward pass: the precision of training
         output=lambda pred: pred, # Function of the model's output that returns what the loss function gets
     ): # Scores and losses of the items, both of shape (bs,)

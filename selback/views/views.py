@@ -149,10 +149,10 @@ def _option(o):
 
 def _said_options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
-    code = vars(type(cb)).get('__init__', type(cb).__init__).__code__
-    own = code.co_varnames[:code.co_argcount]
-    defaults = {name: _option(p.default) for name,p in inspect.signature(type(cb)).parameters.items()}
-    return {name: o for name,o in cb.own_options.items() if name in own or _option(o)!=defaults[name]}
+    params = inspect.signature(type(cb)).parameters
+    own = [name for name,p in params.items() if p.kind==p.POSITIONAL_OR_KEYWORD]
+    defaults = {name: _option(p.default) for name,p in params.items()}
+    return {name: o for name,o in cb.options.items() if name in own or _option(o)!=defaults[name]}
 
 @patch
 def __repr__(self:Selection):
@@ -162,7 +162,7 @@ def __repr__(self:Selection):
 # %% ../../nbs/views/00_views.ipynb #5b1e9d27
 def _counters_in_words(cb):
     "What a selection has counted, apart from epochs, or nothing"
-    counted = {k: getattr(cb, k) for k in cb.counters if k not in ('epochs_done','has_selected')}
+    counted = {k: getattr(cb.method, k) for k in cb.method.saved}
     numbers = ', '.join(f'{k}={float(o):.4g}' for k,o in counted.items() if o is not None)
     return f', {numbers} now' if numbers else ''
 

@@ -31,8 +31,8 @@ def test_the_method_draws_as_the_loader_does():
         if isinstance(method, str): learn.balanced_sampling()
         else: learn.add_cb(method())
         with learn.no_bar(),learn.no_logging(): learn.fit(1, 0.)
-        idxs = torch.arange(len(ds))
-        ours = torch.cat([idxs[learn.selection.choose_items(idxs).rows] for _ in range(50)])
+        idxs,cb = torch.arange(len(ds)),learn.selection
+        ours = torch.cat([idxs[cb.method.choose(cb.losses_of(idxs), cb.now(idx=idxs)).rows] for _ in range(50)])
         weighted = regimes.weighted_dls(learn.dls, balanced_chances(of)).train
         theirs = [i for _ in range(50) for i in weighted.get_idxs()]
         n,p = len(ours),1/len(of.unique())

@@ -85,13 +85,13 @@ def hand_clock(monkeypatch):
 def test_the_parts_of_a_step_are_timed_where_they_happen(gather, hand_clock):
     "By a clock that each part moves on by an amount of its own; a step that gathers reads two batches"
     from fastai.callback.core import Callback
-    from helpers import table_learner, TopLossCallback
+    from helpers import BatchSelection, TopLoss, table_learner
     from studies.experiments import step_times
 
-    class Slow(TopLossCallback):
-        def choose(self, scores):
+    class Slow(TopLoss):
+        def choose(self, scores, now):
             hand_clock.pass_by(1)
-            return super().choose(scores)
+            return super().choose(scores, now)
 
     class Parts(Callback):
         order = 30
@@ -100,7 +100,7 @@ def test_the_parts_of_a_step_are_timed_where_they_happen(gather, hand_clock):
         def after_step(self): hand_clock.pass_by(10_000)
 
     times = step_times()
-    learn = table_learner(cbs=[Slow(.5, warmup=0, gather=gather), Parts(), *times])
+    learn = table_learner(cbs=[BatchSelection(Slow(.5, gather=gather), warmup=0), Parts(), *times])
     assert len(learn.dls.train)==7 # six batches of 16 and one of 4
     _ = learn.dls.n_inp # which passes a batch through all transforms, once
 

@@ -1,11 +1,10 @@
 "The situations of the map: data as described, and runs from beginning to end"
 from itertools import product
-from types import SimpleNamespace
 
 import matplotlib
 matplotlib.use('agg')
 import pytest, torch
-from selback.all import balanced_chances
+from selback.all import Now, balanced_chances
 from studies import regimes as r
 
 @pytest.fixture(autouse=True)
@@ -80,7 +79,7 @@ def test_kinds_are_rare_on_both_sides_and_labels_hide_them():
 
 def test_easiest_first_is_the_easy_half_first():
     losses = torch.tensor([3.,1.,2.,4.])
-    def inclusion_at(pct_train): return r.EasiestFirst.inclusion(SimpleNamespace(pct_train=pct_train), losses).tolist()
+    def inclusion_at(pct_train): return r.EasiestFirst().inclusion(losses, Now(pct=pct_train)).tolist()
     assert inclusion_at(.4)==[0,1,1,0]
     assert inclusion_at(.5)==[1]*4
 

@@ -1,6 +1,6 @@
 "Data that mislead as they are said to, and runs from beginning to end"
 import pytest, torch
-from fastai.test_utils import synth_learner
+from selback.all import Now
 from studies import regimes, shortcuts as s
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,6 @@ def test_each_corruption_changes_its_own_images_only(mark, name):
     assert (corrupted[0::2]!=images[0::2]).flatten(1).any(1).all()
 
 def test_errors_come_often_and_all_others_once():
-    learn = synth_learner()
-    learn.add_cb(s.Upsampled(torch.tensor([True,False,False,True]), 50, seed=0))
-    idxs = torch.tensor([2,3,0,1])
-    rows = learn.selection.choose_items(idxs).rows
+    method,idxs = s.Upsampled(torch.tensor([True,False,False,True]), 50, seed=0),torch.tensor([2,3,0,1])
+    rows = method.choose(torch.zeros(4), Now(method.draws.on('cpu'), idx=idxs)).rows
     assert torch.bincount(idxs[rows]).tolist()==[50,1,1,50]

@@ -9,8 +9,8 @@ __all__ = ['ScaleLR']
 from fastai.callback.training import GradientAccumulation, GradientClip
 
 from ..core.batches import n_items
-from ..callback.loaders import size_of_batch
-from ..callback.report import TrainingOnly, callback_of
+from .loaders import size_of_batch
+from .report import TrainingOnly, callback_of
 
 # %% ../../nbs/methods/13_scale_lr.ipynb #e4834977
 class ScaleLR(TrainingOnly):

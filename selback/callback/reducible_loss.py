@@ -16,8 +16,8 @@ from ..core.batches import as_tensors
 from ..core.checks import error_text
 from ..core.losses import ItemLoss, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
-from ..callback.loaders import loader_of, unaugmented
-from ..callback.learner import base_loss, true_output
+from .loaders import loader_of, unaugmented
+from .learner import base_loss, true_output
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #1846ce08
 def _identity(ds):
