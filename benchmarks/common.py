@@ -105,7 +105,7 @@ def time_steps(cb, clock, note):
     loader_of_epoch = cb.loader_of_epoch
     def timed():
         loader,trainer = loader_of_epoch(),cb.engine.trainer
-        reads,steps = trainer.reads,trainer.steps
+        reads,steps = trainer.reads,loader.steps
         def timed_steps(dl):
             trainer.reads = lambda dl: read
             read = TimedReads(reads(dl), clock)

@@ -148,7 +148,7 @@ class StepTimes(Callback):
         self._engine = getattr(self.learn.selection, 'engine', None) or None
         if self._engine is None: return
         loader,trainer = self.learn.dl,self._engine.trainer
-        steps,reads = trainer.steps,trainer.reads
+        steps,reads = loader.steps,trainer.reads
         trainer.reads = lambda dl: self._timed(reads(dl), 'selection', 'other') # reading is not the selection's
         vars(loader)['steps'] = lambda dl: self._timed(steps(dl), 'other', 'selection')
 

@@ -56,7 +56,7 @@ def pooled(
 
 def chosen_before_loading(cb, idxs):
     "What a selection chooses of the items of an epoch"
-    return cb.method.choose(cb.losses_of(idxs), cb.now(idx=idxs, due=cb.tracker.due(idxs)))
+    return cb.method.choose(cb.losses_of(idxs), cb.now(idx=idxs, due=cb.memory.due(idxs, cb.method.max_rest)))
 
 def scores_of(cb, xb, yb):
     "The scores of a batch by a selection's scoring pass"

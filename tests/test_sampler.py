@@ -345,7 +345,7 @@ MISTAKES = [
     (dict(policy='rank_inclusion'), ValueError,
         "policy: got 'rank_inclusion', wanted one of .*'include', 'prioritized', 'prioritized_epoch' or a function"),
     (dict(policy=rank_inclusion), TypeError,
-        r"got a function that returns Tensor, wanted Chosen\(rows, weight\); .*policy='include', inclusion=..."),
+        r"got a tensor of torch.float32.*wanted Chosen\(rows\).*policy='include', inclusion=..."),
     (dict(policy='include'), TypeError, 'inclusion'),
     (dict(policy='include', inclusion=rank_inclusion, corect=1.), TypeError,
         "unexpected keyword argument 'corect'"),

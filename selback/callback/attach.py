@@ -61,8 +61,11 @@ def _check_state(selection, state):
     is_state = isinstance(state, dict) and {'method','parts'}<=set(state)
     got = list(state) if isinstance(state, dict) else type(state).__name__
     if not is_state: raise ValueError(error_text('load_state_dict', got, f'what state_dict() of {method} returned'))
-    if state['method']!=method: raise ValueError(error_text('load_state_dict', f"the state of {state['method']}",
-        method, 'attach the method that was saved first'))
+    for name,own in dict(method=method, chooses=selection.chooses).items():
+        saved = state.get(name, own) # an earlier version has not said what chooses
+        if saved==own: continue
+        raise ValueError(error_text('load_state_dict', f'the state of {saved}', own,
+            'attach the method that was saved first'))
     if selection.learn is None: raise ValueError(f'load_state_dict: {method} has no learner yet; attach it first.')
 
 _order = TrainEvalCallback.order+5
@@ -165,7 +168,18 @@ class AttachedCallback(TrainingOnly):
     def __setattr__(self, name, value):
         if name=='learn': self._move_to(value)
         elif name in self.__dict__: object.__setattr__(self, name, value)
-        else: super().__setattr__(name, value)
+        else:
+            if self.__dict__.get('learn') is not None and not hasattr(type(self), name): self._refuse_late(name)
+            super().__setattr__(name, value)
+
+    def _refuse_late(self, name):
+        "Raise an `AttributeError` for an option that is set as an attribute which nobody would read"
+        if name in self.options_of_method:
+            raise AttributeError(error_text(f'learn.selection.{name}', "a new value of the method's option",
+                f'learn.selection.method.{name} to be set'))
+        if name in inspect.signature(type(self)).parameters:
+            raise AttributeError(error_text(f'learn.selection.{name}', 'a new value',
+                'one that is said when the selection is made', 'attach another one'))
 
     def _move_to(self, learn):
         "Come to a learner, or to none"
@@ -203,13 +217,15 @@ class AttachedCallback(TrainingOnly):
         elif last() is not learn:
             self.load_state_dict(as_made | dict(settings={})) # an option may have been set since
             self.report = SelectionReport()
+            self.begin_anew()
         self._home = weakref.ref(learn),as_made
 
     # Is saved
     def state_dict(self):
         "What a resumed training needs"
         parts = {name: part.state_dict() for name,part in self.parts.items()}
-        return dict(method=type(self).__name__, parts=parts, settings=saved_settings(self.options))
+        return dict(method=type(self).__name__, chooses=self.chooses, parts=parts,
+            settings=saved_settings(self.options))
 
     def load_state_dict(self,
         state:dict, # As `state_dict` returned it
@@ -248,6 +264,11 @@ class AttachedCallback(TrainingOnly):
     def options(self)->dict:
         "What it was made with, as it is now"
         return {}
+
+    options_of_method = () # names
+    chooses = '' # the class of its method, by name
+
+    def begin_anew(self): "It has come to another learner: what is remembered beside its parts is that of the first"
 
     def come_to_fit(self): "A fit begins, whose first epoch may be long in coming"
 
@@ -300,6 +321,13 @@ def _chained(functions):
         then = f
     return then
 
+def _refuse_shared_names(cls, of_method, of_kind):
+    "Raise a `TypeError` for a method's options that are called like those of every selection"
+    shared = [name for name in of_method if name in of_kind]
+    if not shared: return
+    got = f"options of {cls.of.__name__} called {', '.join(shared)}, as every selection has them"
+    raise TypeError(error_text(cls.__name__, got, 'other names'))
+
 def _option_of_method(name):
     return property(lambda self: getattr(self.method, name), lambda self, value: self.method.set_option(name, value))
 
@@ -315,7 +343,9 @@ def _take_options(cls):
             kind.__init__(self, method(*args, **own), **(cls.defaults | kwargs))
 
         params = dict(self=inspect.Parameter('self', inspect.Parameter.POSITIONAL_OR_KEYWORD), **of_method)
-        for name,p in inspect.signature(kind.__init__).parameters.items():
+        of_kind = inspect.signature(kind.__init__).parameters
+        _refuse_shared_names(cls, of_method, of_kind)
+        for name,p in of_kind.items():
             if name in params or name=='method' or name in cls.without or p.kind==p.VAR_KEYWORD: continue
             default = method.score if name=='score' else cls.defaults.get(name, p.default)
             params[name] = p.replace(kind=p.KEYWORD_ONLY, default=default)
@@ -325,8 +355,9 @@ def _take_options(cls):
         init.__delwrap__ = _chained(inits)
         init.__qualname__,init.__module__ = f'{cls.__qualname__}.__init__',cls.__module__
         cls.__init__ = init
+    own = vars(kind(kind.takes())) # what a selection itself has under a name stays its own
     for name in (*of_method,*method.saved,*method.parts):
-        if name!='window' and not hasattr(cls, name): setattr(cls, name, _option_of_method(name))
+        if name not in own and not hasattr(cls, name): setattr(cls, name, _option_of_method(name))
 
 def _add_one_liner(cls, does=None):
     "Give `Learner` the one-liner of a class, and the class the options of its method"

@@ -19,7 +19,7 @@ from ..core.checks import check_range, error_text
 from ..core.batches import Batch, map_tensors, n_items, tensors_in
 from ..core.losses import is_sum
 from ..core.scores import get_score
-from ..core.method import BatchMethod, Method, PolicyMethod
+from ..core.method import BatchMethod
 from ..core.scoring import Scorer, ScoringPass, detached
 from ..core.engine import Engine, Forward, Trainer
 from .loaders import ChosenWithin, check_loader, known_of, pads
@@ -68,11 +68,12 @@ class LearnerTrainer(Trainer):
         self.first = [] if is_unsure else None # tensors of the epoch's first step, to be held against what trains
 
     def steps(self,
+        engine:Engine, # That makes them, also once the selection has left it
         dl, # What this epoch reads
     ): # `Batch`es
         "What trains in an epoch"
         cb = self.cb
-        for batch in cb.engine.steps(self.reads(dl)):
+        for batch in engine.steps(self.reads(dl)):
             if cb.is_awake: self.count(batch.i)
             if self.first is not None: self.first = tensors_in(map_tensors(torch.clone, batch.xb))
             yield batch
@@ -172,8 +173,8 @@ class BatchSelection(Selection):
         auto='warn', # 'warn': tell what a selecting epoch takes; True: also stand aside if it saves nothing; False: no
         **kwargs
     ):
-        if callable(method) and not isinstance(method, (type,Method)): method = PolicyMethod(method)
         super().__init__(method, interrupt=interrupt, **kwargs)
+        method = self.method
         self.clock = Clock(auto, method.period)
         self.scorer = Scorer(method.score if score is None else score, ScoringPass(scale_factor, precision, scorer),
             self.losses)
@@ -248,7 +249,7 @@ class BatchSelection(Selection):
         trainer = LearnerTrainer(self)
         self.engine = Engine(self.method, self.scorer, trainer, self.gathers, self.bs, self.ranks.n, self.ranks.lowest,
             self.ahead if self.scored else 0)
-        return ChosenWithin(dl, trainer.steps)
+        return ChosenWithin(dl, partial(trainer.steps, self.engine))
 
     def drop_waiting(self):
         engine,self.engine = self.engine,None
@@ -267,11 +268,6 @@ class BatchSelection(Selection):
         with muted_hooks(learn):
             self.scorer.try_first(learn.model, base_loss(learn), batch, autocast_of(learn), partial(true_output, learn))
         self.tell_once('how', self.losses.slow_way)
-
-    def may_choose(self)->bool:
-        "Does the method choose from batches now, as it is time?"
-        method = self.method
-        return type(method).is_on is BatchMethod.is_on or bool(self.ranks.lowest(int(method.is_on())))
 
     def before_batch(self):
         if self.engine: self.engine.trainer.check_first()
@@ -308,7 +304,7 @@ class BatchSelection(Selection):
         rows,own = chosen
         if len(rows)==n and own is None: return
         share = 1. if is_sum else n/max(1, len(rows))
-        of_rows = torch.full((len(rows),), share, device=self.device) if own is None else share*own
+        of_rows = torch.full((len(rows),), share, device=self.device) if own is None else share*own.float()
         return torch.zeros(n, device=self.device).index_add_(0, rows, of_rows)
 
     def after_loss(self):

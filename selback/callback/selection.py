@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.batches import Batch, as_tensors, check_rows, n_items, take, tensors_in
 from ..core.checks import error_text
-from ..core.method import Method, Now
+from ..core.method import Method, Now, check_method
 from ..core.policies import check_chosen
 from ..core.schedules import Window
 from ..core.labels import LabelReader
@@ -212,16 +212,14 @@ class Selection(AttachedCallback):
         **kwargs
     ):
         super().__init__(**kwargs)
-        if not isinstance(method, self.takes):
-            raise TypeError(error_text(type(self).__name__, repr(method), f'a method, of {self.takes.__name__}'))
-        self.method = method
+        self.method = method = check_method(method, self.takes, type(self).__name__)
         self.window = Window(start, end, warmup, interrupt)
         if method.also: self.window.describe(method.also)
         self.losses = ItemLosses(item_loss)
         self.step = Step(self.losses)
         self.label_reader = LabelReader()
         self.clock = Clock(n_epochs=method.period)
-        self.tracker = ItemTracker(method.ema, method.max_rest)
+        self.tracker = ItemTracker(method.ema)
         self.progress = Progress()
         self.track_items = track_items
         if method.needs_items or track_items: self.tracker.follow(notes=method.needs_losses or track_items)
@@ -260,8 +258,16 @@ class Selection(AttachedCallback):
 
     def state_dict(self):
         state = super().state_dict()
-        del state['parts']['method']['settings'] # which are among its own
+        if self.of: del state['parts']['method']['settings'] # which are among its own
         return state
+
+    @property
+    def options_of_method(self): return self.method.options
+
+    @property
+    def chooses(self): return type(self.method).__name__
+
+    def begin_anew(self): self.noted_of,self.outlook = None,''
 
     def load_state_dict(self, state):
         state = _in_todays_form(state)
@@ -333,12 +339,6 @@ class Selection(AttachedCallback):
         "May it weigh items? Then it is tried on the first batch"
         return self.method.weighs
 
-    def scheduled(self,
-        value, # A number, or a function of the trained fraction
-    )->float:
-        "A number that may follow a schedule, as it is now"
-        return value(min(self.pct_train, 1.)) if callable(value) else value # a number also outside of a fit
-
     def now(self,
         **kwargs # What else is known
     )->Now:
@@ -359,6 +359,7 @@ class Selection(AttachedCallback):
         check_independent(self.dls.train)
         torch.set_grad_enabled(True) # an interrupt may have left them off
         self.progress.begin_fit()
+        self.method.take_part(self)
         self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
         self.step.begin_fit()
         self.label_reader.reset()
@@ -408,16 +409,22 @@ class Selection(AttachedCallback):
     def chosen_before(self)->ChosenBefore:
         "Choose from the items of an epoch before they are loaded"
         idxs,chosen = self.draw_items(),None
-        if len(idxs) and self.is_time(self.epochs_done) and not self.progress.is_silent:
-            now = self.now(idx=idxs, due=self.tracker.due(idxs))
+        is_time = len(idxs) and self.is_time(self.epochs_done) and not self.progress.is_silent
+        if is_time and self.may_choose():
+            now = self.now(idx=idxs, due=self.memory.due(idxs, self.method.max_rest))
             chosen = self.method.choose(self.losses_of(idxs), now)
             if chosen is not None: chosen = check_chosen(chosen, f'{type(self.method).__name__}.choose')
         dl = own_loader(self.dl)
-        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator)
+        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, self.method.max_rest)
         if plan.rows is not None:
             self.progress.chose(before=True)
             self.report.left_out(self.chosen_by(idxs), plan.rows)
         return self.reader_of(plan)
+
+    def may_choose(self)->bool:
+        "Does the method choose now, as it is time?"
+        method = self.method
+        return type(method).is_on is Method.is_on or bool(self.ranks.lowest(int(method.is_on())))
 
     def losses_of(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.checks import error_text
 from ..core.policies import avoid_singleton_batch, whole_batches
 from ..core.labels import LabelMemory, Told
-from ..core.memory import ItemMemory
+from ..core.memory import ItemMemory, weights_of_items
 from .ranks import Ranks
 
 # %% ../../nbs/callback/04_tracking.ipynb #f9e95402
@@ -22,11 +22,9 @@ class ItemTracker:
     "What is remembered of each dataset item, over epochs and processes"
     def __init__(self,
         ema:float|None=None, # Weight of the past in smoothed losses that are chosen by; None: the last losses are
-        max_rest:int=0, # Epochs in a row that an item may be left out; 0: any number
     ):
         self.ema = .9 if ema is None else ItemMemory(1, ema=ema).ema # which checks it
         self.is_smooth = ema is not None # are smoothed losses chosen by?
-        self.max_rest = max_rest
         self.is_on = False # are the items of each batch known?
         self.notes = False # are the losses of training remembered?
         self.memory = None # an `ItemMemory`, once the dataset is known
@@ -78,12 +76,6 @@ class ItemTracker:
     def losses(self)->Tensor: # Shape (items,), NaN where unknown
         "The last loss of each dataset item, or a smoothed one"
         return self.memory.ewma if self.is_smooth else self.memory.loss
-
-    def due(self,
-        idxs:Tensor, # Dataset indices, int64, shape (n,)
-    )->Tensor|None: # A mask, shape (n,); None where there is no limit
-        "Which items must train in this epoch: those that never did, or have rested long enough"
-        return self.memory.due(idxs, self.max_rest)
 
     def are_equal(self)->bool:
         "Are the last losses of all items equal, as far as they are known?"
@@ -163,20 +155,20 @@ class Plan(NamedTuple):
     rows:Tensor|None=None # Their places among those that were drawn, int64, shape (n,); None: all were chosen
     weights:Tensor|None=None # Of each item of the dataset, shape (items,); None: 1
 
-def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator):
+def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, max_rest):
     "The rows as a loader wants them that leaves out a last batch which is not full"
-    due = tracker.due(idxs)
+    due = tracker.memory.due(idxs, max_rest)
     is_full_epoch = len(rows)==len(idxs) and due is None # of one the loader drops whatever comes last
     is_lone = len(rows)<bs or tracker.ranks.n>1
     if not drop_last or is_full_epoch or is_lone: return rows
     return whole_batches(rows, len(idxs), bs, due, generator)
 
-def _trainable(tracker, idxs, rows, bs, drop_last, generator):
+def _trainable(tracker, idxs, rows, bs, drop_last, generator, max_rest):
     "The chosen rows in batches on which a model can train"
     is_next_to_none = len(rows)<2*tracker.ranks.n
     losses = tracker.losses[idxs] if is_next_to_none else None # then the hardest join them
     rows = avoid_singleton_batch(rows, len(idxs), bs, tracker.ranks.n, drop_last, generator, losses)
-    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator)
+    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, max_rest)
 
 def make_plan(
     tracker:ItemTracker, # Knows the dataset
@@ -185,6 +177,7 @@ def make_plan(
     bs:int, # Items in a batch
     drop_last:bool=False, # Does the loader leave out a batch that is not full?
     generator=None, # Source of random numbers; None: PyTorch's
+    max_rest:int=0, # Epochs in a row that an item may be left out; 0: any number
 )->Plan: # The same on all ranks
     "What the epoch loads"
     rows,weights = None,None
@@ -192,8 +185,8 @@ def make_plan(
         rows,of_rows = chosen
         if of_rows is not None:
             ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
-            weights = ones.index_copy_(0, idxs[rows], of_rows)
-        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator)
+            weights = weights_of_items(idxs[rows], of_rows, ones)
+        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, max_rest)
     rows,weights = tracker.ranks.first((rows, weights))
     if rows is None: return Plan(idxs)
 

@@ -306,8 +306,9 @@ class AtOnce:
         bs:int|None=None, # Items in a full batch; None: not known yet
         n_ranks:int=1, # Processes that train together
         lowest=None, # A function: the smallest number of all processes; None: there is one
+        alone=lambda: 2., # A function: what a single item's weight is multiplied by, as a mean over two is trained
     ):
-        self.bs,self.n_ranks = bs,n_ranks
+        self.bs,self.n_ranks,self.alone = bs,n_ranks,alone
         self.lowest = lowest or int # of one process: its own number
         self.drop()
 
@@ -389,5 +390,5 @@ class UntilFull(AtOnce):
         "Items, where it is a single one of several with another of weight 0"
         if len(items)>1 or len(self.last)==1: return items
         weight = items.weights
-        alone = items.take(slice(0, 1), 2*weight) # the loss is a mean over two, of which one counts
+        alone = items.take(slice(0, 1), self.alone()*weight)
         return alone.join(self.last.take(slice(0, 1), 0*weight))

@@ -14,6 +14,7 @@ import torch
 
 from .checks import check_range, error_text
 from .batches import AtOnce, Batch, UntilFull
+from .losses import is_sum
 from .policies import at_least_two, check_chosen
 from .ahead import PassAhead, predictions_of, read_ahead
 
@@ -76,7 +77,7 @@ class Engine:
     ):
         self.method,self.scorer,self.trainer = method,scorer,trainer
         self.gather = method.gather if gather is None else gather
-        self.waiting = (UntilFull if self.gather else AtOnce)(bs, n_ranks, lowest)
+        self.waiting = (UntilFull if self.gather else AtOnce)(bs, n_ranks, lowest, self.alone)
         self.n_ahead = check_range('ahead', ahead, 0, whole=True)
         if ahead and not method.scored: raise ValueError(error_text('ahead', ahead, '0: the method scores nothing'))
         self.pass_ahead = PassAhead(scorer.scoring) if ahead else None
@@ -91,7 +92,7 @@ class Engine:
             for read in read_ahead(reads, self.n_ahead, self.score_ahead):
                 batch = self.trainer.turn(read)
                 if batch is None:
-                    pool = self.choose_from(pool)
+                    self.choose_from(pool)
                     yield read # what was chosen goes on waiting
                     self.waiting.add(read)
                 else:
@@ -99,7 +100,7 @@ class Engine:
                     pool.append((read,batch))
                     batch = None # it may be large
                     if len(pool)<self.method.presample: continue
-                    pool = self.choose_from(pool)
+                    self.choose_from(pool)
                     if self.is_closed or not self.waiting.is_ready(): continue
                     yield self.step(read.i)
                 is_owed = False
@@ -121,18 +122,18 @@ class Engine:
             read.predicted = self.pass_ahead.begin(forward.model, batch.xb, batch.yb, forward.autocast)
 
     def choose_from(self,
-        pool:list, # Pairs: a batch as it was read, and the same as inputs and targets
-    )->list: # An empty one
+        pool:list, # Pairs, which it is emptied of: a batch as it was read, and the same as inputs and targets
+    ):
         "Choose from batches that are scored together, and let what is chosen wait"
-        if not pool or self.is_closed: return []
+        if not pool or self.is_closed: return pool.clear()
         reads,batches = zip(*pool)
+        pool.clear()
         batch = reduce(Batch.join, batches)
         self.waiting.take_size(reads[0].n)
         scores,losses = self.score(batch, reads)
         chosen = self.choose(scores, batch.idx)
         self.waiting.add(reduce(Batch.join, reads), chosen, scores)
         self.trainer.report(reads, losses, chosen)
-        return []
 
     def score(self,
         batch:Batch, # Inputs and targets of n items
@@ -159,7 +160,12 @@ class Engine:
     ): # `Chosen`: never a single item, but of those that wait
         "Which items train"
         chosen = check_chosen(self.trainer.choose(scores, idx), self.trainer.name)
-        return chosen if self.gather else at_least_two(chosen, scores)
+        if self.gather or len(chosen.rows)!=1: return chosen
+        return at_least_two(chosen, scores, self.alone())
+
+    def alone(self)->float:
+        "What the weight of a single item is multiplied by, which has company of weight 0"
+        return 1. if is_sum(self.trainer.forward().loss_func) else 2. # a mean over two, of which one counts
 
     def must_step(self, exhausted): return not self.is_closed and self.waiting.must_step(exhausted)
 

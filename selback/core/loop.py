@@ -8,7 +8,7 @@ __all__ = ['inputs_and_targets', 'chosen', 'select_batch', 'MemorySampler']
 # %% ../../nbs/core/14_loop.ipynb #aa66f806
 from collections.abc import Mapping
 from contextlib import nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from functools import partial
 
 import torch
@@ -19,8 +19,8 @@ from .checks import error_text
 from .batches import Batch, as_tensors, lowest_of_all, map_tensors, take, tensors_in
 from .losses import separable_losses
 from .policies import Chosen, Draws, check_chosen
-from .memory import ItemMemory
-from .method import Method, Now, PolicyMethod, get_policy
+from .memory import ItemMemory, weights_of_items
+from .method import BatchMethod, Method, Now, PolicyMethod, check_method, get_policy
 from .untouched import fixed_random, guarded
 from .scoring import ItemLosses, Scorer, ScoringPass, batch_scores
 from .engine import Engine, Forward, Trainer
@@ -82,6 +82,7 @@ class _Loop(Trainer):
 
     def before_turn(self, read):
         read.xb = map_tensors(lambda t: t.to(self.device, non_blocking=True), read.xb)
+        if not len(read): return
         return Batch(*self.split(read.raw), read.idx, read.weight)
 
     def forward(self):
@@ -103,11 +104,13 @@ class _Loop(Trainer):
 
 def _steps(engine, loader):
     reads = (Batch.of(raw, i=i) for i,raw in enumerate(loader))
+    engine.method.begin_epoch()
     try:
         for batch in engine.steps(reads):
             yield (_with_weight if engine.method.weighs else _without_weight)(batch)
             batch = None # it may be large
             engine.stepped(engine.trainer.model)
+        engine.method.end_epoch(False)
     finally: engine.close()
 
 # %% ../../nbs/core/14_loop.ipynb #c3c382a3
@@ -127,10 +130,10 @@ def chosen(
     pct=0., # Share of the training that is done, or a function that returns it: for options that follow a schedule
 ): # An iterator of batches in the loader's form, with weights as their last part if the method weighs
     "What a plain loop trains on in an epoch: of a loader's batches, the items that a method chooses"
-    if not isinstance(method, Method): method = PolicyMethod(method)
+    method = check_method(method, BatchMethod, 'chosen')
     if method.needs_items:
-        raise TypeError(error_text('method', f'{method!r}, which chooses among the items of a dataset',
-            'a BatchMethod', 'MemorySampler has it choose before loading'))
+        wanted = 'one that chooses from each batch by itself'
+        raise TypeError(error_text('chosen', f'{method!r}, which must know the items behind a batch', wanted))
     scorer = Scorer(method.score if score is None else score, ScoringPass(scale_factor, precision, scorer),
         ItemLosses(item_loss))
     if scorer.needs_items:
@@ -186,7 +189,8 @@ class MemorySampler(Sampler):
         if masks:
             wanted = 'a number or a function: each epoch has the items in another order'
             raise ValueError(error_text(', '.join(masks), 'a tensor', wanted))
-        self.method = self.policy = policy if isinstance(policy, Method) else PolicyMethod(policy, **kwargs)
+        if kwargs or isinstance(policy, str): policy = PolicyMethod(policy, **kwargs)
+        self.method = self.policy = check_method(policy, Method, 'MemorySampler')
         if self.method.only_a_learner:
             raise TypeError(error_text('policy', f'{self.method!r}, {self.method.only_a_learner}', 'another method'))
         if self.method.ema not in (None, memory.ema):
@@ -199,26 +203,26 @@ class MemorySampler(Sampler):
 
     def _check(self):
         "Raise a `TypeError` if the method does not choose rows"
-        chosen = self._asked(torch.ones_like(self.memory.loss))
-        if chosen is None or isinstance(chosen, Chosen): return
-        got = f'a function that returns {type(chosen).__name__}'
-        remedy = "policy='include', inclusion=... is for one that returns probabilities"
-        raise TypeError(error_text('policy', got, 'Chosen(rows, weight)', remedy))
+        try: self._asked(torch.ones_like(self.memory.loss))
+        except TypeError as e:
+            remedy = "policy='include', inclusion=... is for a function that returns probabilities"
+            raise TypeError(f'{e} {remedy}.') from None
 
-    def _choose(self, losses, idx):
+    def _choose(self, method, losses, idx):
         "All items, until a loss is known"
-        if self.method.needs_losses and not losses.isfinite().any(): return
+        if method.needs_losses and not losses.isfinite().any(): return
         memory,epoch = self.memory,self.memory.epochs
         pct = min(1., epoch/self.n_epoch) if self.n_epoch else 0.
-        due = memory.due(idx, self.method.max_rest)
+        due = memory.due(idx, method.max_rest)
         draws = self._draws.on(losses.device)
-        return self.method.choose(losses, Now(draws, pct, epoch, self.n_epoch, idx=idx, due=due))
+        chosen = method.choose(losses, Now(draws, pct, epoch, self.n_epoch, idx=idx, due=due))
+        return None if chosen is None else check_chosen(chosen, f'{type(method).__name__}.choose')
 
     def _asked(self, losses):
-        "What would be chosen, with all random states left alone"
-        state = self._draws.state_dict()
+        "What would be chosen, with all random states, and the method's own, left alone"
+        state,idx = self._draws.state_dict(),torch.arange(len(losses), device=losses.device)
         try:
-            with fixed_random(): return self._choose(losses, torch.arange(len(losses), device=losses.device))
+            with fixed_random(): return self._choose(deepcopy(self.method), losses, idx)
         finally: self._draws.load_state_dict(state)
 
     @property
@@ -227,10 +231,10 @@ class MemorySampler(Sampler):
     def __iter__(self):
         losses = self._losses
         idx = torch.tensor([*RandomSampler(self.memory, generator=self.generator)], device=losses.device)
-        chosen = self._choose(losses[idx], idx)
+        chosen = self._choose(self.method, losses[idx], idx)
         rows,weight = (slice(None),None) if chosen is None else chosen
         idx = idx[rows]
-        self.weight = None if weight is None else torch.ones_like(losses).index_copy_(0, idx, weight.to(losses))
+        self.weight = None if weight is None else weights_of_items(idx, weight, torch.ones_like(losses))
         self._epoch,self._n = self.memory.epochs,len(idx)
         yield from idx.tolist()
 

@@ -191,7 +191,8 @@ class Draws:
         device='cpu', # Where it draws
     )->torch.Generator:
         "The generator for a device"
-        device = torch.device(device) # a generator's own has an index, 'cuda:0' for 'cuda'
+        device = torch.device(device)
+        if device.type=='cuda' and device.index is None: device = torch.device('cuda', torch.cuda.current_device())
         if self._generator is None or self._device!=device:
             self._generator,self._device = self._made(device),device
         return self._generator
@@ -551,6 +552,7 @@ def balanced(
 def at_least_two(
     chosen:Chosen, # What a policy chose
     scores:Tensor, # The scores it chose by, shape (bs,)
+    alone:float=2., # What its weight is multiplied by: 2 where the loss is a mean over both, of which one counts
 )->Chosen: # `chosen` itself unless it is one item of several
     "A single chosen item, and the hardest of the others"
     rows,weight = chosen
@@ -560,7 +562,7 @@ def at_least_two(
     hardest = torch.where(is_other, _unknown_highest(scores), -math.inf).argmax(0, keepdim=True)
     rows,order = torch.cat([rows, hardest]).sort() # sequences are sorted by length
     if weight is None: return Chosen(rows)
-    return Chosen(rows, torch.cat([2*weight, 0*weight])[order]) # the loss is a mean over two, of which one counts
+    return Chosen(rows, torch.cat([alone*weight, 0*weight])[order])
 
 # %% ../../nbs/core/04_policies.ipynb #209ad8a8
 def _joined(rows, n_more, priority):

@@ -58,7 +58,9 @@ class BalancedSampling(EpochMethod):
         self.alpha = check_schedule('alpha', alpha, 0)
         self.n = None if n is None else check_range('n', n, 1, whole=True)
 
-    def __getstate__(self): return self.__dict__ | dict(items=None)
+    fixed = 'ema','alpha','groups'
+
+    def __getstate__(self): return super().__getstate__() | dict(items=None)
 
     def take_groups(self,
         items, # The group of each item of the training set, int64, shape (n,)

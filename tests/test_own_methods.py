@@ -1,0 +1,194 @@
+"Methods of one's own: what is refused, what two drivers share, and what a question leaves alone"
+import copy
+
+import pytest, torch
+from helpers import *
+from selback.functional import MemorySampler, StaleLoss, chosen
+from selback.core.policies import Draws
+from torch.nn import functional as F
+
+class Counts(BatchMethod):
+    "The first half; counts how often it was asked"
+    saved = 'n',
+    n = 0
+    def choose(self, scores, now):
+        self.n += 1
+        return Chosen(torch.arange(len(scores)//2))
+
+def known(n=40):
+    memory = ItemMemory(n)
+    memory.note(torch.arange(n), torch.arange(float(n)))
+    return memory
+
+# Names
+@pytest.mark.parametrize('name', ['draws','parts','options','choose','scored','period','learn','score'])
+def test_an_option_is_not_called_like_what_every_method_has(name):
+    init = eval(f'lambda self, {name}=1, **kwargs: None')
+    with pytest.raises(TypeError, match=f'options called {name}, as what every method has'):
+        type('Own', (BatchMethod,), dict(__init__=init))
+
+@pytest.mark.parametrize('name', ['warmup','start','interrupt','track_items','scorer'])
+def test_an_option_is_not_called_like_one_of_every_selection(name):
+    init = eval(f'lambda self, {name}=1, **kwargs: None')
+    own = type('Own', (BatchMethod,), dict(__init__=init))
+    with pytest.raises(TypeError, match=f'OwnCallback: got options of Own called {name}, as every selection has'):
+        with_one_liner(type('OwnCallback', (BatchSelection,), dict(of=own)))
+
+@pytest.mark.parametrize('name', ['step','losses','loader','clock','tracker','progress','engine','noted_of','window'])
+def test_a_part_of_the_selection_does_not_get_into_an_option_of_its_name(name, monkeypatch):
+    namespace = dict(BatchMethod=BatchMethod)
+    exec(f"""class Own(BatchMethod):
+    def __init__(self, {name}=3, **kwargs):
+        super().__init__(**kwargs)
+        self.{name} = {name}
+    def choose(self, scores, now): return now.chosen""", namespace)
+    monkeypatch.setattr(Learner, 'own', None, raising=False)
+    cls = with_one_liner(type('OwnCallback', (BatchSelection,), dict(of=namespace['Own'])))
+    learn = table_learner(cbs=cls(**{name: 5}))
+    assert getattr(learn.selection.method, name)==5
+    assert getattr(learn.selection, name)!=5
+
+# Kinds
+@pytest.mark.parametrize('call,match', [
+    (lambda: BatchSelection(TopLoss), r'BatchSelection: got the class TopLoss, wanted a method, as TopLoss\(...\)'),
+    (lambda: BatchSelection(TopLossCallback()), r'got TopLossCallback, a callback, wanted a method, as TopLoss\(...\)'),
+    (lambda: BatchSelection(FavorHard()), 'wanted a method, of BatchMethod; it chooses before loading: EpochSelection'),
+    (lambda: EpochSelection(TopLoss()), 'wanted a method, of EpochMethod; it chooses from batches: BatchSelection'),
+    (lambda: EpochSelection(lambda scores: scores), 'wanted a method, of EpochMethod; write a class'),
+    (lambda: BatchSelection(), 'BatchSelection: got None, wanted a method'),
+    (lambda: MemorySampler(known(), FavorHard), 'MemorySampler: got the class FavorHard'),
+    (lambda: MemorySampler(known(), EarlyLossSampling()), 'which keeps the losses of an early epoch'),
+    (lambda: chosen([], mlp(), F.cross_entropy, FavorHard()), 'chosen: got FavorHard.* a method, of BatchMethod'),
+    (lambda: chosen([], mlp(), F.cross_entropy, StaleLoss()), 'which must know the items behind a batch')])
+def test_what_is_no_method_of_the_kind_is_named(call, match):
+    with pytest.raises(TypeError, match=match): call()
+
+def test_groups_that_no_learner_reads_are_asked_for():
+    with pytest.raises(ValueError, match='groups: got None, wanted the group of each item'):
+        MemorySampler(known(), BalancedSampling())
+    sampler = MemorySampler(ItemMemory(100), BalancedSampling([0]*90+[1]*10, seed=0))
+    assert sum(i>=90 for i in sampler)>30 # in the first epoch, too, since no loss is wanted
+
+# Two drivers
+def test_a_method_with_a_history_trains_in_one_selection():
+    method = StaleLoss(n=3)
+    quiet_fit(table_learner(cbs=BatchSelection(method, warmup=0)), 1)
+    other = table_learner(cbs=BatchSelection(method, warmup=0))
+    with pytest.raises(ValueError, match='a method that another selection has trained by, with its history'):
+        quiet_fit(other, 1)
+    quiet_fit(table_learner(cbs=BatchSelection(copy.deepcopy(method), warmup=0)), 1)
+
+def test_a_sampler_that_is_asked_leaves_a_method_as_it_was():
+    method = Counts()
+    sampler = MemorySampler(known(), method)
+    assert len(sampler)==20
+    assert method.n==0
+    assert len([*sampler])==20
+    assert method.n==1
+
+def test_a_sampler_takes_rows_only():
+    with pytest.raises(TypeError, match='got Chosen with rows of torch.bool'):
+        MemorySampler(known(), lambda losses: Chosen(losses>3))
+
+def test_a_memory_knows_how_many_epochs_it_has_seen():
+    memory,other = known(),ItemMemory(40)
+    for _ in range(3): memory.next_epoch()
+    other.load_state_dict(memory.state_dict())
+    assert other.epochs==3
+
+# Options
+def test_an_option_that_would_be_read_by_nobody_is_not_set():
+    learn = table_learner().selective_backprop()
+    learn.selection.beta = 5. # which is read at each choice
+    assert learn.selection.method.beta==5
+    for name in ('start','warmup','keep'):
+        with pytest.raises(AttributeError, match=f'{name}.* wanted one that is said when'):
+            setattr(learn.selection, name, .5)
+    with pytest.raises(AttributeError, match='ema of FavorHard: got another value'):
+        table_learner().favor_hard().selection.ema = .5
+    own = table_learner(cbs=BatchSelection(TopLoss())).selection
+    with pytest.raises(AttributeError, match='wanted learn.selection.method.keep to be set'): own.keep = .25
+
+def test_a_limit_of_rests_that_is_set_later_holds():
+    learn = table_learner().favor_hard(beta=9, seed=0)
+    learn.selection.max_rest = 1
+    quiet_fit(learn, 6)
+    assert learn.selection.memory.rested.max()<=2 # and one more for the epoch that is over
+
+def test_a_state_is_of_the_method_that_it_was_saved_of():
+    saved = quiet_fit(table_learner(cbs=BatchSelection(TopLoss(.5)))).selection.state_dict()
+    with pytest.warns(UserWarning, match='was saved with keep=0.5, wanted keep=0.1'):
+        table_learner(cbs=BatchSelection(TopLoss(.1))).selection.load_state_dict(saved)
+    with pytest.raises(ValueError, match='the state of TopLoss, wanted SelectiveBackprop'):
+        table_learner(cbs=BatchSelection(SelectiveBackprop())).selection.load_state_dict(saved)
+
+# Weights
+def test_an_item_has_one_weight():
+    class Twice(EpochMethod):
+        weighs = True
+        def choose(self, scores, now): return Chosen(torch.tensor([0,0,1,1]), torch.tensor([1.,3.,2.,2.]))
+    for driven in (lambda: quiet_fit(table_learner(cbs=EpochSelection(Twice(), warmup=0)), 1),
+                   lambda: [*MemorySampler(known(), Twice())]):
+        with pytest.raises(ValueError, match='an item that was chosen several times, with different weights'): driven()
+
+@pytest.mark.parametrize('dtype', [torch.float64,torch.float16])
+@pytest.mark.parametrize('passes', [1,2])
+def test_weights_may_be_of_any_precision(passes, dtype):
+    class Own(BatchMethod):
+        weighs = True
+        def choose(self, scores, now): return Chosen(torch.arange(4), torch.full((4,), .5, dtype=dtype))
+    learn = quiet_fit(table_learner(cbs=BatchSelection(Own(), warmup=0, passes=passes)), 1)
+    assert learn.selection.stats.kept.eq(4).any()
+
+@pytest.mark.parametrize('gather', [False,True])
+def test_a_single_weighted_item_counts_once_in_a_sum(gather):
+    "Its company has the weight 0, and a sum over two is that of the one"
+    class First(BatchMethod):
+        weighs = True
+        def choose(self, scores, now): return Chosen(torch.tensor([0]), torch.tensor([1.5]))
+    seen = []
+    class Weights(Callback):
+        order,run_valid = 60,False
+        def after_pred(self): seen.append(sorted(self.learn.selection.item_weight.tolist()))
+    loss_func = CrossEntropyLossFlat(reduction='sum')
+    cbs = [BatchSelection(First(gather=gather), warmup=0), Weights()]
+    quiet_fit(table_learner(n=32+16, cbs=cbs, loss_func=loss_func), 1)
+    assert seen[-1]==[0.,1.5]
+
+# Loops
+def test_a_loop_hands_on_a_batch_without_items():
+    batches = [(torch.zeros(0, 4),torch.zeros(0, dtype=torch.int64)), class_data(8)]
+    sizes = [len(y) for _,y in chosen(batches, mlp(), F.cross_entropy, TopLoss(.5))]
+    assert sizes==[0,4]
+
+def test_a_loop_says_when_its_epochs_begin_and_end():
+    seen = []
+    class Own(TopLoss):
+        def begin_epoch(self): seen.append('begin')
+        def end_epoch(self, chose_before): seen.append(chose_before)
+    method = Own(.5)
+    for _ in range(2): [*chosen([class_data(8)], mlp(), F.cross_entropy, method)]
+    assert seen==['begin',False]*2
+
+# Devices, and leaving
+def test_two_names_of_a_device_have_one_stream_of_draws(monkeypatch):
+    made,draws = [],Draws(0)
+    class Made:
+        def __init__(self, device): made.append(device)
+        def manual_seed(self, seed): return self
+    monkeypatch.setattr(torch, 'Generator', Made)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    for device in ('cuda','cuda:0',torch.device('cuda')): draws.on(device)
+    assert made==[torch.device('cuda:0')]
+
+@pytest.mark.parametrize('other', [None,FavorHardCallback])
+def test_a_selection_may_be_taken_off_as_an_epoch_begins(other):
+    "By a callback behind it: the epoch trains on all items, or the other one's next"
+    class TakesOff(Callback):
+        order,run_valid = 70,False
+        def before_train(self):
+            if self.epoch!=1: return
+            self.learn.full_batches()
+            if other: self.learn.add_cb(other())
+    learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0), TakesOff()]), 3)
+    assert len(learn.recorder.losses)==3*7
