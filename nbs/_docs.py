@@ -130,9 +130,10 @@ def link_line(self:NbdevLookup, line):
 # What a page says of a symbol
 def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
 
-twin = '/core/loop.html','chosen' # a function that differs from the class `Chosen` in its case only: page and name
+# functions that differ from a class, `Chosen` and `SeTa`, in their case only: name and page
+twins = dict(chosen='/core/loop.html', seta='/core/policies.html')
 
-def anchor(name): return f'def-{name.lower()}' if name!=twin[1] else f'def-{name}-function'
+def anchor(name): return f'def-{name}-function' if name in twins else f'def-{name.lower()}'
 
 def parameter_row(p, about):
     default = '' if p.default is p.empty else f'`{_calls.in_code(p.default)}`'
@@ -270,7 +271,7 @@ def linked(md, names, labels):
     "Links to notebooks and symbols as Sphinx checks them; pictures where `stage` puts them"
     def to_label(m):
         "A symbol, or the class that has it"
-        name = f'{m[2]}-function' if m.groups()==twin else m[2]
+        name = f'{m[2]}-function' if twins.get(m[2])==m[1] else m[2]
         for label in f'def-{name}',f"def-{name.rpartition('.')[0]}":
             if label in labels: return f'](#{label})'
         return '](#)'
@@ -376,6 +377,7 @@ class Site:
     def link_to(self, call):
         "A link to where a call is explained"
         at = call.module.removeprefix('selback.').replace('.', '/')
+        if at not in self.paths: at = next(page for page in self.paths if Path(page).name==Path(at).name) # it is a card's
         label = anchor(call.name)
         target = f'#{label}' if label in self.labels else f'{at}.ipynb'
         return f'[{self.title(self.paths[at])}]({target})'
