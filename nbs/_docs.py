@@ -377,7 +377,8 @@ class Site:
     def link_to(self, call):
         "A link to where a call is explained"
         at = call.module.removeprefix('selback.').replace('.', '/')
-        if at not in self.paths: at = next(page for page in self.paths if Path(page).name==Path(at).name) # it is a card's
+        if at not in self.paths: # it is on a card
+            at = next(page for page in self.paths if Path(page).name==Path(at).name)
         label = anchor(call.name)
         target = f'#{label}' if label in self.labels else f'{at}.ipynb'
         return f'[{self.title(self.paths[at])}]({target})'
