@@ -30,7 +30,7 @@ from .callback.selection import Selection
 from .callback.epoch import EpochSelection
 from .callback.batch import BatchSelection
 from .callback.methods import *
-from .callback.early import *
+from .callback.early import EarlyLossSamplingCallback
 from .callback.watching import *
 from .callback.reducible_loss import *
 from .callback.scale_lr import *
