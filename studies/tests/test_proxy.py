@@ -99,15 +99,15 @@ def test_the_proxy_keeps_and_trains_on_its_hardest_items(keep, every, drop_last)
     in_all = 6*n_kept(16, keep)+n_kept(4, keep)
     assert all(of_epoch.sum()==in_all for of_epoch in got)
 
-class Seen(Callback):
+class Seen(LoaderBatches):
     "Notes the items of each epoch before anything is chosen"
-    order,run_valid = -15,False
-
     def __init__(self): self.epochs = []
 
-    def before_train(self): self.epochs.append(set())
+    def before_train(self):
+        super().before_train()
+        self.epochs.append(set())
 
-    def before_batch(self): self.epochs[-1].update(numbers(self.x))
+    def note(self, i, xb, yb): self.epochs[-1].update(numbers(xb[0]))
 
 def test_an_item_that_an_epoch_did_not_see_keeps_its_last_choice():
     seen = Seen()
