@@ -8,7 +8,7 @@ from fastai.callback.core import Callback, CancelBatchException
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from selback.core.batches import Items, take
+from selback.core.batches import Batch, take
 from selback.callback.clock import seconds_now as clock
 from selback.all import *
 from selback.bench.datasets import cifar_resnet18
@@ -131,9 +131,15 @@ class Turns(Callback):
         self.start = None # of the step that is being timed
 
     def before_fit(self):
-        self.cb,steps = self.learn.selection,self.learn.selection.steps
+        self.cb = self.learn.selection
         self.cb.window.is_on = lambda *args: self.kind=='select'
-        self.cb.steps = lambda batches: steps(self.begun(batches))
+        loader_of_epoch = self.cb.loader_of_epoch
+        def watched():
+            loader,trainer = loader_of_epoch(),self.cb.engine.trainer
+            reads = trainer.reads
+            trainer.reads = lambda dl: self.begun(reads(dl))
+            return loader
+        self.cb.loader_of_epoch = watched
 
     @property
     def kind(self): return self.rows[-1]['kind']
@@ -159,7 +165,7 @@ class Turns(Callback):
         self.learn.xb,self.learn.yb = take((self.xb, self.yb), slice(0, n))
 
     def only_score(self):
-        self.cb.score(Items(self.xb, self.yb))
+        self.cb.engine.score(Batch(self.xb, self.yb))
         self.stop()
         self.learn.yb = ()
         raise CancelBatchException
