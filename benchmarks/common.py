@@ -100,11 +100,18 @@ class TimedReads:
         try: return next(self.batches)
         finally: self.seconds += self.clock()-start
 
+def watch_epochs(cb, watch):
+    "Have `watch(loader, trainer)` called whenever a selection's epoch begins: its loader, and what its engine asks"
+    loader_of_epoch = cb.loader_of_epoch
+    def watched():
+        loader = loader_of_epoch()
+        watch(loader, cb.engine.trainer)
+        return loader
+    cb.loader_of_epoch = watched
+
 def time_steps(cb, clock, note):
     "Have the seconds noted in which a selection makes each step of a loader's batches, less those of the loader"
-    loader_of_epoch = cb.loader_of_epoch
-    def timed():
-        loader,trainer = loader_of_epoch(),cb.engine.trainer
+    def timed(loader, trainer):
         reads,steps = trainer.reads,loader.steps
         def timed_steps(dl):
             trainer.reads = lambda dl: read
@@ -118,8 +125,7 @@ def time_steps(cb, clock, note):
                 yield step
                 step = None # it may be large
         vars(loader)['steps'] = timed_steps
-        return loader
-    cb.loader_of_epoch = timed
+    watch_epochs(cb, timed)
 
 class Turns(Callback):
     "Times kinds of steps in turn, by batches of the loader: plain, smaller and selecting ones, and scoring by itself"
@@ -133,13 +139,10 @@ class Turns(Callback):
     def before_fit(self):
         self.cb = self.learn.selection
         self.cb.window.is_on = lambda *args: self.kind=='select'
-        loader_of_epoch = self.cb.loader_of_epoch
-        def watched():
-            loader,trainer = loader_of_epoch(),self.cb.engine.trainer
+        def begin_turns(loader, trainer):
             reads = trainer.reads
             trainer.reads = lambda dl: self.begun(reads(dl))
-            return loader
-        self.cb.loader_of_epoch = watched
+        watch_epochs(self.cb, begin_turns)
 
     @property
     def kind(self): return self.rows[-1]['kind']

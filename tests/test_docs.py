@@ -201,11 +201,12 @@ def test_methods_come_by_evidence(parts):
 def test_all_calls_are_on_one_page(tab):
     "One-liners with their own options, what `selback.all` exports, and the command"
     import selback.all as selback
+    from helpers import OWN_MODULES
     from selback.bench.command import run_study
     page = tab.go('all.html')
     text = page.locator('article').inner_text()
     for name,cls in selback.known_methods().items():
-        if cls.__module__ in ('selback.callback.methods','selback.callback.early'): assert f'learn.{name}(' in text
+        if cls.__module__ in OWN_MODULES: assert f'learn.{name}(' in text
     assert 'learn.favor_hard(beta=1, ...)' in text
     for name in selback.__all__:
         o = getattr(selback, name)

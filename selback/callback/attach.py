@@ -287,7 +287,7 @@ class NoSelection:
 @patch(as_prop=True)
 def selection(self:Learner): # False, `NoSelection`, if there is none
     "The active selection, which is the one that was attached last"
-    return next((cb for cb in reversed(self.cbs.items) if isinstance(cb, (AttachedCallback,_Elsewhere))), NoSelection())
+    return next(reversed(selections_of(self)), NoSelection())
 
 # %% ../../nbs/callback/06_attach.ipynb #f1f54e8b
 def set_selection(

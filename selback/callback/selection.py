@@ -23,8 +23,8 @@ from ..core.outlook import outlook
 from ..core.losses import item_losses, preserved
 from ..core.scoring import ItemLosses, Scorer, detached
 from ..core.untouched import guarded
-from selback.callback.loaders import (ChosenBefore, check_independent, check_loader, draw, is_distributed, own_loader,
-    size_of_batch)
+from .loaders import ChosenBefore, check_independent, check_loader, draw
+from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
 from .report import callback_of
 from .learner import autocast_of, base_loss, check_versions, mixed_of, precision_of, true_output
@@ -408,14 +408,15 @@ class Selection(AttachedCallback):
 
     def chosen_before(self)->ChosenBefore:
         "Choose from the items of an epoch before they are loaded"
-        idxs,chosen = self.draw_items(),None
+        idxs,chosen,due = self.draw_items(),None,None
         is_time = len(idxs) and self.is_time(self.epochs_done) and not self.progress.is_silent
         if is_time and self.may_choose():
-            now = self.now(idx=idxs, due=self.memory.due(idxs, self.method.max_rest))
+            due = self.memory.due(idxs, self.method.max_rest)
+            now = self.now(idx=idxs, due=due)
             chosen = self.method.choose(self.losses_of(idxs), now)
             if chosen is not None: chosen = check_chosen(chosen, f'{type(self.method).__name__}.choose')
         dl = own_loader(self.dl)
-        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, self.method.max_rest)
+        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, due)
         if plan.rows is not None:
             self.progress.chose(before=True)
             self.report.left_out(self.chosen_by(idxs), plan.rows)

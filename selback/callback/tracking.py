@@ -75,7 +75,7 @@ class ItemTracker:
     @property
     def losses(self)->Tensor: # Shape (items,), NaN where unknown
         "The last loss of each dataset item, or a smoothed one"
-        return self.memory.ewma if self.is_smooth else self.memory.loss
+        return self.memory.losses_by(self.ema if self.is_smooth else None)
 
     def are_equal(self)->bool:
         "Are the last losses of all items equal, as far as they are known?"
@@ -155,20 +155,19 @@ class Plan(NamedTuple):
     rows:Tensor|None=None # Their places among those that were drawn, int64, shape (n,); None: all were chosen
     weights:Tensor|None=None # Of each item of the dataset, shape (items,); None: 1
 
-def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, max_rest):
+def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, due):
     "The rows as a loader wants them that leaves out a last batch which is not full"
-    due = tracker.memory.due(idxs, max_rest)
     is_full_epoch = len(rows)==len(idxs) and due is None # of one the loader drops whatever comes last
     is_lone = len(rows)<bs or tracker.ranks.n>1
     if not drop_last or is_full_epoch or is_lone: return rows
     return whole_batches(rows, len(idxs), bs, due, generator)
 
-def _trainable(tracker, idxs, rows, bs, drop_last, generator, max_rest):
+def _trainable(tracker, idxs, rows, bs, drop_last, generator, due):
     "The chosen rows in batches on which a model can train"
     is_next_to_none = len(rows)<2*tracker.ranks.n
     losses = tracker.losses[idxs] if is_next_to_none else None # then the hardest join them
     rows = avoid_singleton_batch(rows, len(idxs), bs, tracker.ranks.n, drop_last, generator, losses)
-    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, max_rest)
+    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, due)
 
 def make_plan(
     tracker:ItemTracker, # Knows the dataset
@@ -177,7 +176,7 @@ def make_plan(
     bs:int, # Items in a batch
     drop_last:bool=False, # Does the loader leave out a batch that is not full?
     generator=None, # Source of random numbers; None: PyTorch's
-    max_rest:int=0, # Epochs in a row that an item may be left out; 0: any number
+    due:Tensor|None=None, # Which items must train, a mask of shape (n,); None: there is no limit
 )->Plan: # The same on all ranks
     "What the epoch loads"
     rows,weights = None,None
@@ -186,7 +185,7 @@ def make_plan(
         if of_rows is not None:
             ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
             weights = weights_of_items(idxs[rows], of_rows, ones)
-        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, max_rest)
+        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, due)
     rows,weights = tracker.ranks.first((rows, weights))
     if rows is None: return Plan(idxs)
 

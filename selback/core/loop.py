@@ -67,14 +67,14 @@ def _check_of_items(pred):
 # %% ../../nbs/core/14_loop.ipynb #3e1f0314
 class _Loop(Trainer):
     "A plain loop"
-    def __init__(self, model, loss_func, method, autocast, split, pct):
+    def __init__(self, model, loss_func, method, autocast, split, pct, are_of_items):
         self.model,self.loss_func,self.method = model,loss_func,method
         self._autocast,self.split,self.pct = autocast,split,pct
         weight = next(model.parameters(), None)
         self.device = torch.device('cpu') if weight is None else weight.device
         self.name = 'method' if isinstance(method, PolicyMethod) else type(method).__name__
         self.bs = None
-        self.are_of_items = True # do predictions belong to items?
+        self.are_of_items = are_of_items # do predictions belong to items?
 
     def turn(self, read):
         if self.bs is None: self.bs = read.n
@@ -139,8 +139,7 @@ def chosen(
     if scorer.needs_items:
         wanted = 'ReducibleLoss(model), since dataset indices are unknown'
         raise ValueError(error_text('score', 'a loss of each item', wanted))
-    loop = _Loop(model, loss_func, method, autocast, split, pct)
-    loop.are_of_items = item_loss is None
+    loop = _Loop(model, loss_func, method, autocast, split, pct, item_loss is None)
     n_ranks,lowest = _processes(loop.device)
     return _steps(Engine(method, scorer, loop, n_ranks=n_ranks, lowest=lowest, ahead=ahead), loader)
 
