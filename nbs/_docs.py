@@ -173,8 +173,9 @@ def explained(symbol):
 @patch
 def _repr_markdown_(self:BasicMarkdownRenderer):
     "What there is to say of a name, and after a method of its one-liner and of what is called besides"
-    found = {name: cls for name,cls in known_methods().items() if _calls.method_of(cls) is self.sym}
-    one_liners = [getattr(Learner, name) for name in found]
+    name = getattr(self.sym, '__name__', None) # nbdev defines what a page exports once more
+    found = {line: cls for line,cls in known_methods().items() if _calls.method_of(cls).__name__==name}
+    one_liners = [getattr(Learner, line) for line in found]
     besides = [getattr(cls, name) for cls in found.values() for name in _calls.called_on(cls)]
     return joined(map(explained, [self, *map(BasicMarkdownRenderer, [*one_liners, *besides])]))
 

@@ -344,7 +344,7 @@ def test_names_are_shown_with_parameters_and_links(tab):
     assert 'Share of the summed loss' in name.locator('table').inner_text()
     assert name.locator('a[href*="pytorch.org"]').count()>0
     assert name.locator('a[href$="#def-chosen"]').count()>0
-    page = tab.go('callback/learner.html')
+    page = tab.go('methods/selective_backprop.html')
     assert page.locator('a[href^="https://docs.fast.ai"]').count()>0
 
 SHOWN = """() => Object.fromEntries([...document.querySelectorAll('[id^=def-]')].map(o => {
