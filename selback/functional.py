@@ -7,7 +7,8 @@ __all__ = []
 
 # %% ../nbs/01_functional.ipynb #e17e1ca3
 from .core.batches import as_tensors, join, n_items, take
-from .core.losses import item_losses, separable_losses, unreduced, weigh_grads
+from .core.losses import item_losses, unreduced
+from .core.item_loss import separable_losses, weigh_grads
 from .core.scores import entropy_score, get_score, grad_bound_score, margin_score
 from selback.core.policies import (Chosen, History, at_least_two, avoid_singleton_batch, balanced, balanced_chances,
     cdf_power, importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch,

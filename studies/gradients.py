@@ -6,7 +6,8 @@ from torch import Tensor
 
 from selback.core.checks import check_range, error_text
 from selback.core.batches import as_tensors, take
-from selback.core.losses import ItemLoss, preserved, separable_losses
+from selback.core.item_loss import ItemLoss, separable_losses
+from selback.core.losses import preserved
 from selback.core.policies import random_k, top_k
 from selback.core.untouched import fixed_random, unwrapped
 from selback.core.scoring import ScoringPass, trial_step

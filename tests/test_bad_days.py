@@ -8,7 +8,7 @@ import pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
 from selback.core.batches import take
-from selback.core.losses import ItemLoss, check_separable
+from selback.core.item_loss import ItemLoss, check_separable, separable_losses
 from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
@@ -291,7 +291,7 @@ def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
     told = capsys.readouterr().out
     words = dict(vmap='(vmap)', loop='(a loop)', reduction='unreduced losses')[way]
     assert words in learn.selection.card
-    assert learn.selection.losses.how==way
+    assert learn.selection.losses.last.how==way
     assert told.count('has no unreduced losses')==(way!='reduction')
     if way!='reduction': assert words in told
 

@@ -5,7 +5,8 @@ import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from selback.core.batches import n_items
-from selback.core.losses import item_losses, item_losses_how, separable_losses, unreduced
+from selback.core.item_loss import separable_losses
+from selback.core.losses import item_losses, item_losses_how, unreduced
 from selback.core.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F

@@ -3,7 +3,7 @@ import math
 
 import pytest, torch
 from scipy import stats
-from selback.core.losses import weigh_grads
+from selback.core.item_loss import weigh_grads
 from selback.core.policies import *
 from selback.core.schedules import Window
 

@@ -4,7 +4,8 @@ from functools import partial
 
 import numpy as np, pytest, torch
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat
-from selback.core.losses import has_side_effects, item_losses, separable_losses
+from selback.core.item_loss import separable_losses
+from selback.core.losses import has_side_effects, item_losses
 from selback.core.untouched import fixed_random, untouched
 from selback.core.scoring import ScoringPass, batch_scores
 from selback.functional import select_batch

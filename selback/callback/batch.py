@@ -20,7 +20,8 @@ from ..core.batches import Batch, map_tensors, n_items, tensors_in
 from ..core.losses import is_sum
 from ..core.scores import get_score
 from ..core.method import BatchMethod
-from ..core.scoring import Scorer, ScoringPass, detached
+from ..core.item_loss import detached
+from ..core.scoring import Scorer, ScoringPass
 from ..core.engine import Engine, Forward, Trainer
 from .loaders import ChosenWithin, check_loader, known_of, pads
 from .report import callback_of
@@ -244,7 +245,7 @@ class BatchSelection(Selection):
             if got!=wanted:
                 raise ValueError(error_text('score', f'{got} holdout losses',
                     f'{wanted}, one for each item of the training set'))
-        if self.scored: get_score(self.scorer.score, self.losses.function(base_loss(self.learn)))
+        if self.scored: get_score(self.scorer.score, self.losses.by(base_loss(self.learn)).function)
         super().begin_fit()
 
     def loader_of_epoch(self):
@@ -271,7 +272,7 @@ class BatchSelection(Selection):
         forward = forward_of(self.learn)
         with forward.around:
             self.scorer.try_first(forward.model, forward.loss_func, batch, forward.autocast, forward.output)
-        self.tell_once('how', self.losses.slow_way)
+        self.tell_once('how', self.losses.last.slow_way)
 
     def before_batch(self):
         if self.engine: self.engine.trainer.check_first()
@@ -281,7 +282,7 @@ class BatchSelection(Selection):
         is_within = self.passes==1 and self.engine is not None and not self.step.is_heard
         if is_within and len(self.yb) and n_items(self.xb):
             if self.is_time(self.iter) and self.may_choose(): self.weigh_chosen()
-            elif self.scored and self.step.by_item is None: self.score_step()
+            elif self.scored and not self.losses.knows_outputs: self.score_step()
         super().after_pred()
 
     def score_step(self): # Items, their scores and their losses; scores that cannot be had are refused on a first batch
@@ -289,7 +290,7 @@ class BatchSelection(Selection):
         batch,loss_func = Batch(self.xb, self.yb, self.item_idx, self.item_weight),base_loss(self.learn)
         if not self.scored: return batch,*self.engine.score(batch)
         pred = detached(true_output(self.learn, self.learn.pred))
-        losses = self.losses.trained(loss_func, pred, batch.yb, mixed_of(self.learn))
+        losses = self.losses.by(loss_func).trained(pred, batch.yb, mixed_of(self.learn))
         return batch,self.scorer.scores_of(loss_func, pred, batch, losses),losses
 
     def weigh_chosen(self):

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
 from ..core.checks import error_text
-from ..core.losses import ItemLoss, separable_losses
+from ..core.item_loss import ItemLoss, separable_losses
 from ..core.scoring import ReducibleLoss, ScoringPass
 from .loaders import loader_of, unaugmented
 from .learner import base_loss, true_output

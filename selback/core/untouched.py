@@ -82,7 +82,9 @@ def _evaluating(modules):
 # %% ../../nbs/core/07_untouched.ipynb #d50a95f0
 def _are_layers(modules):
     "Are all modules layers of PyTorch or fastai? These change themselves in training mode only, and draw by PyTorch"
-    return all(is_made_by(m, 'torch.nn.modules.', 'fastai.layers') for m in modules)
+    for m in modules:
+        if not is_made_by(m, 'torch.nn.modules.', 'fastai.layers'): return False
+    return True
 
 def _is_settling(m):
     "Does the first pass through a module make its parameters?"

@@ -115,9 +115,9 @@ def _as_labels(learn, pred, b, n_inp):
 
 def _losses_now(selection, pred, yb):
     "The losses of predictions, where the loss function is the one that trained, and goes by predictions as they are"
-    told,loss_func = selection.losses,base_loss(selection.learn)
-    if not told.is_held or told.calls.takes_derivatives or told.loss_func is not loss_func: return []
-    try: return item_losses(told.function(loss_func), pred, *yb).tolist()
+    loss,is_held = selection.losses.last,selection.losses.is_held
+    if not is_held or loss.takes_derivatives or loss.loss_func is not base_loss(selection.learn): return []
+    try: return item_losses(loss.function, pred, *yb).tolist()
     except (ValueError,TypeError): return [] # a callback unpacks what the model returns
 
 def _of_now(selection, b, n_inp):

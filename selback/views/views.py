@@ -179,7 +179,7 @@ def card(self:Selection):
     part = f'from {window.start:.0%} to {window.end:.0%}'
     aside = ' It stands aside now.' if self.clock.is_aside else ''
     passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
-    name,loss = f'{self!r}{_counters_in_words(self)}',losses.ways.get(losses.how, 'not asked for yet')
+    name,loss = f'{self!r}{_counters_in_words(self)}',losses.way
     watches = type(self).why_idle is None # it never selects
     lines = [name, 'chooses nothing: all items train', f'loss of an item: {loss}'] if watches else [
         name,
