@@ -7,6 +7,7 @@
 #   and Hugging Face too, which it installs) and test-release (the wheel, in an empty folder); it needs the index.
 # make check: forms: cards, pages, links, names, lines, types.
 # make faults: is each of some sixty hand-made faults caught by `make test`?
+# make gpu: what only a GPU shows: no step waits for it, mixed precision, draws and states on a device; costs there.
 # make goldens from=COMMIT: does training do, step by step, what it did there?
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
@@ -28,7 +29,7 @@ PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, w
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
-.PHONY: setup demo test test-all test-studies test-recipes test-release check faults goldens bench experiment regime \
+.PHONY: setup demo test test-all test-studies test-recipes test-release check faults goldens gpu bench experiment regime \
 	comparisons notebooks docs readme clean
 
 setup: $(BIN)/.installed
@@ -59,6 +60,10 @@ faults: $(BIN)/.installed
 
 goldens: $(BIN)/.installed
 	$(TESTING) $(BIN)/python tests/goldens.py $(from)
+
+gpu: $(BIN)/.installed
+	$(BIN)/python -m pytest tests/test_gpu.py tests/test_steps.py tests/test_callback.py -k gpu
+	set -e; for b in steps memory overhead; do $(BIN)/python benchmarks/$$b.py --device cuda; done
 
 test-studies: $(BIN)/.installed
 	$(TEST_NOTEBOOKS) nbs/$(STUDIES)
