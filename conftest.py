@@ -12,6 +12,14 @@ def on_cpu():
     from fastai.torch_core import default_device
     default_device(False)
 
+@pytest.fixture
+def gpu(on_cpu):
+    "What is made by hand may go to a GPU"
+    from fastai.torch_core import default_device
+    default_device(True)
+    yield
+    default_device(False)
+
 @pytest.fixture(autouse=True)
 def no_autocast():
     yield

@@ -106,6 +106,10 @@ PATHS = dict(
     weighted_batch=ImportanceSamplingCallback, # drawn from several batches, with weights
     watched=WatchItemsCallback) # all train
 
+def on_a_gpu(test):
+    "A test that takes a GPU"
+    return pytest.mark.usefixtures('gpu')(pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')(test))
+
 def slow(*values, **kwargs): return pytest.param(*values, marks=pytest.mark.slow, **kwargs)
 
 def by_path(cases):

@@ -740,7 +740,7 @@ def test_pytorch_loaders():
         assert (epoch.trained[:-1]==16).all()
         assert len(epoch)>1
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@on_a_gpu
 @pytest.mark.parametrize('gather', [False, True])
 @pytest.mark.parametrize('precision', ['to_fp16', 'to_bf16'])
 def test_gpu(precision, gather):

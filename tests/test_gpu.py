@@ -7,7 +7,7 @@ from selback import functional as plain
 from selback.methods.favor_hard import FavorHard
 from torch.utils.data import DataLoader
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+pytestmark = [pytest.mark.usefixtures('gpu'), pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')]
 
 KEEPS_ALL = dict(
     epoch=lambda: FavorHardCallback(beta=0, warmup=0),
@@ -94,7 +94,7 @@ def test_a_plain_loop_and_a_sampler():
     for i,(xb,yb,idx) in enumerate(plain.chosen(loader, model, loss_func, plain.TopLoss(.25), split=split)):
         rows = slice(16*i, 16*i+16)
         with torch.no_grad(): losses = loss_func(model.eval()(x[rows].cuda()), y[rows].cuda(), reduction='none')
-        assert {*idx.tolist()}=={*(16*i+losses.topk(4).indices).tolist()}
+        torch.testing.assert_close(losses[idx-16*i].sort().values, losses.topk(4).values.flip(0))
         pred = model.train()(xb)
         memory.note(idx, plain.item_losses(loss_func, pred, yb).detach())
         loss_func(pred, yb).backward()

@@ -325,7 +325,7 @@ class SyncDebug:
         return self
     def __exit__(self, *args): torch.cuda.set_sync_debug_mode('default')
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@on_a_gpu
 @pytest.mark.parametrize('name', [name for name in FIXED | NEW if name not in ('gathered','pooled','stale_loss')])
 def test_a_step_does_not_synchronize_a_gpu(name, monkeypatch):
     Around(SyncDebug, monkeypatch)
