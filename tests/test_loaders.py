@@ -439,9 +439,9 @@ def within(dl, steps):
     "What hands out the steps that a function makes of a loader's numbered batches"
     def reads(dl):
         for i,raw in enumerate(dl):
-            place.turn(i+1)
+            place.note_turns(i+1)
             yield i,raw
-        place.turn(place.n_read, is_last=True)
+        place.note_turns(place.n_read, is_last=True)
     place = ChosenWithin(dl, lambda dl: steps(reads(dl)))
     return place
 

@@ -70,7 +70,7 @@ class LearnerTrainer(Trainer):
         self.cb,self.learn = selection,selection.learn
         self.name = f'{type(selection.method).__name__}.choose'
         self.n_turns = 0 # of the loader's batches
-        self.steps_ahead = 0 # of these, in the learner's count
+        self.overcount = 0 # by how many batches the learner's count is ahead of these
         self.pct_begun = selection.pct_train # of the fit, at the beginning of the epoch
         is_unsure = selection.scores_apart and _may_change_batches(self.learn, selection)
         self.first = [] if is_unsure else None # tensors of the epoch's first step, to be held against what trains
@@ -86,7 +86,7 @@ class LearnerTrainer(Trainer):
             if self.first is not None: self.first = tensors_in(map_tensors(torch.clone, batch.xb))
             yield batch
             batch = None # it may be large
-        cb.loader.turn(self.n_turns, is_last=True)
+        cb.loader.note_turns(self.n_turns, is_last=True)
         if cb.is_awake: self.count(self.n_turns)
 
     def reads(self, dl):
@@ -101,14 +101,14 @@ class LearnerTrainer(Trainer):
     ):
         "Have schedules follow the loader"
         learn = self.learn
-        missing = n-self.cb.loader.n_handed+self.steps_ahead
+        missing = n-self.cb.loader.n_handed+self.overcount
         if not missing: return
         learn.pct_train += missing/(learn.n_iter*learn.n_epoch)
-        self.steps_ahead -= missing
+        self.overcount -= missing
 
     def turn(self, read):
         cb,learn,self.n_turns = self.cb,self.learn,read.i+1
-        cb.loader.turn(self.n_turns)
+        cb.loader.note_turns(self.n_turns)
         if not cb.is_awake: return
         self.count(read.i)
         learn.iter = read.i

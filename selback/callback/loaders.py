@@ -308,7 +308,7 @@ class ChosenWithin(LoaderInPlace):
             yield batch.raw,batch.known()
             batch = None # it may be large
 
-    def turn(self,
+    def note_turns(self,
         n:int, # Batches of the loader that had their turn
         is_last:bool=False, # Is there none after them?
     ):

@@ -126,7 +126,7 @@ class BalancedSamplingCallback(EpochSelection):
         losses = self.losses_of(idxs)
         return losses if self.method.alpha else torch.full_like(losses, math.nan)
 
-    def look_ahead(self):
-        if self.method.alpha: super().look_ahead() # else it is not chosen by losses
+    def tell_outlook(self):
+        if self.method.alpha: super().tell_outlook() # else it is not chosen by losses
 
     def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, **kwargs)

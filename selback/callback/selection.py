@@ -129,7 +129,7 @@ class Progress:
         "A fit has begun, whose first epoch may be long in coming"
         self.is_new_fit = True
 
-    def try_first(self, is_tried):
+    def note_tried(self, is_tried):
         "The first batch of a fit was tried out, unless it had no item"
         self.is_tried = is_tried
 
@@ -418,7 +418,7 @@ class Selection(AttachedCallback):
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, progress.epoch, is_done))
         if is_trained: self.check_noted()
         if self.tracker.is_on and is_trained: self.tracker.end_epoch()
-        if self.tracker.is_on and is_done: self.look_ahead()
+        if self.tracker.is_on and is_done: self.tell_outlook()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         if is_trained: self.method.end_epoch(before or self.clock.is_aside)
         is_last = self.epoch==self.n_epoch-1
@@ -430,7 +430,7 @@ class Selection(AttachedCallback):
     def after_cancel_epoch(self): self.report.write() # fastai has not said that training ended
     def after_cancel_fit(self): self.report.write()
 
-    def look_ahead(self):
+    def tell_outlook(self):
         "A quarter into a first fit that has chosen, say whether choosing by the losses that are remembered may pay"
         is_first_fit,is_time = self.epochs_done==self.epoch+1,.249<self.pct_train<.34
         if not (is_first_fit and is_time and self.wants_losses and self.progress.fit) or self.outlook: return
@@ -465,7 +465,7 @@ class Selection(AttachedCallback):
     ):
         "Try out on the first batch of a fit what later ones need"
         check_rows((batch.xb, batch.yb))
-        self.progress.try_first(len(batch)>0)
+        self.progress.note_tried(len(batch)>0)
 
     def note_read(self,
         i:int, # Number of a batch

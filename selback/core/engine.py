@@ -87,26 +87,26 @@ class Engine:
         reads, # The loader's, `Batch`es one after the other
     ): # `Batch`es
         "What trains: chosen items as soon as there are enough, and batches that are not chosen from"
-        pool,is_owed = [],False # is there a batch that no step was made for?
+        together,is_owed = [],False # is there a batch that no step was made for?
         try:
             for read in read_ahead(reads, self.n_ahead, self.score_ahead):
                 batch = self.trainer.turn(read)
                 if batch is None:
-                    self.choose_from(pool)
+                    self.choose_from(together)
                     yield read # what was chosen goes on waiting
                     self.waiting.add(read)
                 else:
                     is_owed = True
-                    pool.append((read,batch))
+                    together.append((read,batch))
                     batch = None # it may be large
-                    if len(pool)<self.method.presample: continue
-                    self.choose_from(pool)
+                    if len(together)<self.method.presample: continue
+                    self.choose_from(together)
                     if self.is_closed or not self.waiting.is_ready(): continue
                     yield self.step(read.i)
                 is_owed = False
                 while self.must_step(False): yield self.step(read.i)
 
-            self.choose_from(pool)
+            self.choose_from(together)
             if is_owed and not self.is_closed: yield self.step(read.i)
             while self.must_step(True): yield self.step(read.i)
         finally: self.end_pass() # it may have been broken off
@@ -122,12 +122,12 @@ class Engine:
             read.predicted = self.pass_ahead.begin(forward.model, batch.xb, batch.yb, forward.autocast)
 
     def choose_from(self,
-        pool:list, # Pairs, which it is emptied of: a batch as it was read, and the same as inputs and targets
+        together:list, # Pairs, which it is emptied of: a batch as it was read, and the same as inputs and targets
     ):
         "Choose from batches that are scored together, and let what is chosen wait"
-        if not pool or self.is_closed: return pool.clear()
-        reads,batches = zip(*pool)
-        pool.clear()
+        if not together or self.is_closed: return together.clear()
+        reads,batches = zip(*together)
+        together.clear()
         batch = reduce(Batch.join, batches)
         self.waiting.take_size(reads[0].n)
         scores,losses = self.score(batch, reads)
