@@ -48,16 +48,9 @@ def check_refused(error, match, learn, n_epoch=1, kept=weights):
     assert same(before, kept(learn))
 
 # Losses that are no numbers, negative, or all equal
-class Changed(nn.Module):
-    "Cross-entropy whose unreduced losses are changed, those that train only in their mean"
-    def __init__(self, change):
-        super().__init__()
-        self.change,self.reduction = change,'mean'
-        self.y_int = True
-
-    def forward(self, pred, y):
-        losses = F.cross_entropy(pred, y, reduction='none')
-        return self.change(losses) if self.reduction=='none' else losses.mean()
+def changed(change):
+    "Cross-entropy of each item, changed"
+    return lambda pred, y: change(F.cross_entropy(pred, y, reduction='none'))
 
 def some(value): return lambda losses: torch.cat([losses[:1]*0+value, losses[1:]])
 
@@ -70,14 +63,15 @@ BAD = dict(
     negative=lambda losses: losses-5,
     some_negative=lambda losses: losses-1)
 
-def check_warnings(said, kind, is_scored):
-    if not is_scored or kind in ('equal','zero'): # nothing was scored, or nothing is wrong
+def check_warnings(said, kind, is_scored, is_noted):
+    if kind in ('equal','zero') or 'negative' in kind and not is_scored: # nothing is wrong, or was chosen by
         assert not said
     elif 'negative' in kind:
         assert len(said)==1
         assert 'were negative' in said[0]
     else:
-        assert 1<=len(said)<=3 # one an epoch
+        assert is_scored+is_noted<=3*len(said)
+        assert len(said)<=3 # one an epoch
         assert all('NaN or infinite' in text for text in said)
 
 def kept_by_loss_share(kind):
@@ -87,7 +81,7 @@ def kept_by_loss_share(kind):
 @pytest.mark.parametrize('kind', BAD)
 @every_method
 def test_any_loss_trains_on_and_is_told_of(cls, kind):
-    learn = table_learner(loss_func=Changed(BAD[kind]), cbs=cls(warmup=0, seed=1), n=96+32)
+    learn = table_learner(cbs=cls(item_loss=changed(BAD[kind]), warmup=0, seed=1), n=96+32)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         quiet_fit(learn, 3)
@@ -96,15 +90,15 @@ def test_any_loss_trains_on_and_is_told_of(cls, kind):
     assert (stats.groupby('epoch').trained.sum()>0).all()
     assert all(torch.isfinite(p).all() for p in learn.model.parameters())
     said = [str(w.message) for w in seen if 'losses were' in str(w.message)]
-    check_warnings(said, kind, stats.scored.any())
+    check_warnings(said, kind, stats.scored.any(), learn.selection.wants_losses)
     if cls is TopLossCallback: assert (stats.kept==8).all()
     if cls is BatchLossFilterCallback and kind!='some_negative': assert (stats.kept==kept_by_loss_share(kind)).all()
 
 def test_a_bad_loss_trains_first():
-    learn = table_learner(loss_func=Changed(some(math.nan)), n=256+32)
+    learn = table_learner(n=256+32)
     chosen = []
     def note(batch, scores, losses, got): chosen.append((scores.isnan().nonzero()[:,0].tolist(), got.rows.tolist()))
-    cb = watch_choices(TopLossCallback(.25, warmup=0), note)
+    cb = watch_choices(TopLossCallback(.25, item_loss=changed(some(math.nan)), warmup=0), note)
 
     with pytest.warns(UserWarning, match='chosen first'): quiet_fit(learn.add_cb(cb), 1)
     assert all(bad==[0] for bad,_ in chosen)
@@ -390,11 +384,12 @@ class Relative(nn.Module):
         losses = losses/losses.mean().detach()*p.var()
         return losses.mean() if self.reduction=='mean' else losses
 
-@pytest.mark.parametrize('loss', [PerClass(), Relative()], ids=name_of)
-def test_unreduced_losses_that_mix_items_are_refused(loss):
+@pytest.mark.parametrize('loss,why', [(PerClass(), 'wanted 8 items along the first dimension. Pass item_loss='),
+    (Relative(), 'in a batch of their own. It mixes items')], ids=name_of)
+def test_unreduced_losses_that_mix_items_are_refused(loss, why):
     dls = dls_of(torch.randn(160, 4), torch.randint(0, 16, (160,)), drop_last=True)
     learn = Learner(dls, mlp(16), loss_func=loss, cbs=TopLossCallback(.5, warmup=0))
-    check_refused(ValueError, 'in a batch of their own. It mixes items', learn)
+    check_refused(ValueError, why, learn)
 
 # Losses that are odd, but take an item by itself
 class Moving(nn.Module):
@@ -887,15 +882,17 @@ def test_a_score_without_labels_needs_a_tensor():
 def test_losses_of_trained_items_are_computed_once_a_batch():
     with_grad = []
     def summed(pred, y, reduction='sum'):
-        with_grad.append(torch.is_grad_enabled())
+        with_grad[-1].append(torch.is_grad_enabled())
         return F.cross_entropy(pred, y, reduction=reduction)
+    class Steps(Callback):
+        order,run_valid = -8,False
+        def before_batch(self): with_grad.append([])
 
-    learn = trained_only(short_learner(loss_func=summed, cbs=FavorHardCallback()), 1)
-    trained_only(learn, 1)
-    steps = len(steps_of(learn))
-    trained,looked = sum(with_grad),len(with_grad)-sum(with_grad)
-    assert trained==steps+2 # the first loss of each fit is held against the loss function's
-    assert looked<=steps+4 # and is known to treat each item by itself
+    trained_only(table_learner(n=20*16+32, loss_func=summed, cbs=[FavorHardCallback(), Steps()]), 1)
+    assert len(with_grad)==20
+    several = [i for i,step in enumerate(with_grad, 1) if len(step)>2]
+    assert several==[*range(1, 9), 16] # it is no loss of PyTorch's, and held against what trains
+    for i in range(9, 16): assert sorted(with_grad[i-1])==[False,True]
 
 def test_weights_under_another_default_dtype():
     torch.set_default_dtype(torch.float64)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['item_loss_remedy', 'innermost', 'name_of', 'Memo', 'is_sum', 'unreduced', 'is_made_by', 'has_side_effects',
-           'state_kept', 'preserved', 'ignored_target', 'no_item_losses', 'one_by_one', 'shape_of', 'item_losses_how',
-           'item_losses']
+           'state_kept', 'preserved', 'ignored_target', 'no_item_losses', 'one_by_one', 'shape_of', 'unreduced_losses',
+           'item_losses_how', 'item_losses']
 
 # %% ../../nbs/core/02_losses.ipynb #ca67bec8
 import inspect, weakref
@@ -249,11 +249,18 @@ def shape_of(
     "The shape of a tensor, for a message"
     return tuple(getattr(o, 'shape', ()))
 
+def _row_counts(pred, yb):
+    "How many rows unreduced losses may have: one for each element of predictions or targets, or for its classes"
+    parts = [t for t in tensors_in((pred, yb)) if t.numel()]
+    of_elements = {t.numel() for t in parts}
+    return of_elements | {t.numel()//n for t in parts if t.ndim>1 for n in (t.shape[1],t.shape[-1])}
+
 def _per_item(losses, n, loss_func, pred, yb):
     "Unreduced `losses` as a matrix with a row for each of `n` items"
     if not n: return losses.reshape(0, 1)
     n_rows = len(losses) if losses.ndim else 1
-    if losses.numel() and n_rows%n==0: return losses.reshape(n, -1)
+    is_of_items = n_rows==n or n_rows%n==0 and n_rows in _row_counts(pred, yb)
+    if losses.numel() and is_of_items: return losses.reshape(n, -1)
 
     targets = shape_of(yb[0]) if yb else ()
     got = f'unreduced losses of shape {shape_of(losses)}'
@@ -280,10 +287,16 @@ def _of_known(loss_func, pred, yb):
         innermost.func = copy(innermost.func)
         innermost = innermost.func
     loss.reduction = 'none'
-    return loss(pred, *yb).float()
+    return as_tensors(loss(pred, *yb)).float() # fastai's make a type of their own of it
 
-def _unreduced(loss_func, n, pred, yb, effects):
-    "The unreduced losses, None if the loss has none after all"
+def unreduced_losses(
+    loss_func, # Any loss
+    pred, # What the model predicts for the batch
+    *yb, # Targets
+    effects:bool=True, # As `has_side_effects` says
+)->Tensor|None: # float32, as the loss gives them; None: it has none after all
+    "The unreduced losses of a batch"
+    n = n_items(yb or pred)
     try:
         if not effects and hasattr(loss_func, 'reduction'):
             losses = _of_known(loss_func, pred, yb)
@@ -306,12 +319,11 @@ def item_losses_how(
 ): # One float32 loss per item, shape (bs,), and how it was computed: 'reduction', 'vmap' or 'loop'
     "The loss of each item, and how it was found"
     pred,*yb = as_tensors((pred, *yb))
-    n = n_items(yb or pred)
     if effects is None: effects = has_side_effects(loss_func)
     with preserved(loss_func) if effects else nullcontext():
-        losses = _unreduced(loss_func, n, pred, yb, effects)
+        losses = unreduced_losses(loss_func, pred, *yb, effects=effects)
         if losses is None: return one_by_one(loss_func, pred, *yb)
-        return _mean_unreduced(losses, n, loss_func, pred, yb),'reduction'
+        return _mean_unreduced(losses, n_items(yb or pred), loss_func, pred, yb),'reduction'
 
 def item_losses(
     loss_func, # Any loss; one that returns a single number must treat each item by itself (`check_separable`)
