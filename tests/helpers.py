@@ -3,6 +3,7 @@ import inspect, os, random, signal, sys, time, traceback, warnings
 from collections import Counter
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 
 import numpy as np, pytest, torch
 from fastai.callback.core import Callback
@@ -24,6 +25,20 @@ from selback.bench.datasets import TensorItems
 from torch import distributed as dist, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+
+class Trail:
+    "What a model or a loss appends to it stays, also where all that they hold is put back: nothing sees into a queue"
+    def __init__(self): self._coming,self._come = SimpleQueue(),[]
+    def append(self, o): self._coming.put(o)
+
+    @property
+    def seen(self):
+        "All of it, as a list; not to be asked within a pass"
+        while not self._coming.empty(): self._come.append(self._coming.get())
+        return self._come
+
+    def clear(self): self.seen.clear()
+    def __deepcopy__(self, memo): return self
 
 class CPUMixedPrecision(MixedPrecision):
     "fastai's mixed precision in bf16, which works on GPUs only, on a CPU"

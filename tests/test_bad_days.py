@@ -1,5 +1,5 @@
 "Bad losses, odd batches, too little memory: training goes on and it is told, or an error says what to do"
-import contextlib, math, re
+import contextlib, itertools, math, re
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import cycle
@@ -151,7 +151,7 @@ class Small(nn.Module):
     def __init__(self, most):
         super().__init__()
         self.net,self.most = mlp(),most
-        self.sizes = []
+        self.sizes = Trail()
 
     def forward(self, x):
         if not self.training: self.evaluate(len(x))
@@ -172,7 +172,7 @@ def scored_by(most):
 
     set_seed(3)
     quiet_fit(learn, 2)
-    return torch.cat(seen),learn.model.sizes
+    return torch.cat(seen),learn.model.sizes.seen
 
 def test_a_scoring_pass_without_memory_takes_smaller_parts_once():
     at_once,_ = scored_by(99)
@@ -188,7 +188,7 @@ def test_a_proxy_without_memory_takes_smaller_parts_once():
     learn = short_learner(cbs=TopLossCallback(.5, warmup=0, score=ReducibleLoss(proxy)))
     with pytest.warns(UserWarning, match='ran out of memory') as warned: quiet_fit(learn, 2)
     assert count_told(warned, 'out of memory')==1
-    assert set(proxy.sizes[3:])=={4}
+    assert set(proxy.sizes.seen[3:])=={4}
 
 def test_a_loss_without_memory_says_so():
     def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
@@ -206,7 +206,7 @@ class Elsewhere(nn.Module):
     def __init__(self, stay):
         super().__init__()
         self.p = nn.Parameter(torch.zeros(1, device='meta'))
-        self.stay,self.devices = stay,[]
+        self.stay,self.devices = stay,Trail()
 
     def forward(self, x):
         self.devices.append(x.device.type)
@@ -216,7 +216,7 @@ def test_a_model_on_another_device_scores_there():
     x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
     proxy = Elsewhere(stay=False)
     scores = ReducibleLoss(proxy).of_batch(torch.ones(8), None, F.cross_entropy, (x,), (y,))
-    assert proxy.devices==['meta'] # the batch went to the proxy,
+    assert proxy.devices.seen==['meta'] # the batch went to the proxy,
     assert x.device.type=='cpu' # not the proxy to the batch
     torch.testing.assert_close(scores, torch.full((8,), 1-math.log(3)))
     with pytest.raises(NotImplementedError, match='meta'): # predictions are brought back
@@ -352,14 +352,13 @@ def test_a_first_batch_that_tells_nothing_is_no_proof():
     pred[0,0] = math.nan
     assert not check_separable(normalised, item_losses(normalised, pred, y), pred, y)
 
-    looks = []
+    looks = itertools.count(1)
     class NaNFirst(nn.Linear):
         "Its first look predicts NaN for the first item"
         def forward(self, x):
             out = super().forward(x)
             if self.training: return out
-            looks.append(1)
-            first = math.nan if len(looks)==1 else 1.
+            first = math.nan if next(looks)==1 else 1.
             return out*torch.where(torch.arange(len(x))>0, 1., first)[:,None]
 
     learn = short_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
@@ -880,13 +879,15 @@ def test_a_score_without_labels_needs_a_tensor():
     with pytest.raises(ValueError, match="it is a dict, no tensor; use the score 'loss'"): quiet_fit(learn, 1)
 
 def test_losses_of_trained_items_are_computed_once_a_batch():
-    with_grad = []
+    calls,with_grad = Trail(),[]
     def summed(pred, y, reduction='sum'):
-        with_grad[-1].append(torch.is_grad_enabled())
+        calls.append(torch.is_grad_enabled())
         return F.cross_entropy(pred, y, reduction=reduction)
     class Steps(Callback):
         order,run_valid = -8,False
-        def before_batch(self): with_grad.append([])
+        def after_batch(self):
+            with_grad.append([*calls.seen])
+            calls.clear()
 
     trained_only(table_learner(n=20*16+32, loss_func=summed, cbs=[FavorHardCallback(), Steps()]), 1)
     assert len(with_grad)==20

@@ -372,7 +372,7 @@ class AnySize(nn.Module):
     def __init__(self, n_out=3, dense=False):
         super().__init__()
         self.conv,self.head = nn.Conv2d(3, 4, 3, padding=1),nn.Conv2d(4, n_out, 1)
-        self.dense,self.sizes = dense,[]
+        self.dense,self.sizes = dense,Trail()
 
     def forward(self, x):
         self.sizes.append((self.training, tuple(x.shape[2:])))
@@ -390,7 +390,7 @@ def sized_learner(n_out=3, dense=False):
 def test_scale_factor(dense):
     learn = sized_learner(dense=dense)
     quiet_fit(learn.top_loss(keep=.5, scale_factor=.5, warmup=0), 2)
-    sizes = learn.model.sizes
+    sizes = learn.model.sizes.seen
     assert sizes[0]==(False, (8,8))
     assert {size for training,size in sizes if training}=={(16,16)}
     assert sum(size==(8,8) for _,size in sizes)==1+2*len(learn.dls.train)

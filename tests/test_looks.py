@@ -13,7 +13,7 @@ class Looks(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
-        self.looks = []
+        self.looks = Trail()
     def forward(self, x):
         is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
         if not self.training: self.looks.append((tuple(x.shape),is_channels_last,torch.is_autocast_enabled('cpu')))
@@ -27,7 +27,7 @@ def test_low_precision_and_resolution_go_together():
         wanted = model.eval()(small).float()
 
     assert pred.dtype==torch.float32
-    assert model.looks[0]==((4,3,8,8),True,True)
+    assert model.looks.seen[0]==((4,3,8,8),True,True)
     assert not torch.is_autocast_enabled('cpu')
     torch.testing.assert_close(pred, wanted, rtol=.02, atol=.02)
     in_full = ScoringPass(.5)(model, (x,))
@@ -43,8 +43,8 @@ def test_a_proxy_scores_and_the_model_does_not():
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn.add_cb(cb), 1)
 
-    assert len(proxy.looks)>=4
-    assert not main.looks
+    assert len(proxy.looks.seen)>=4
+    assert not main.looks.seen
     for x,y,scores in chosen:
         losses = F.cross_entropy(proxy.net(x), y, reduction='none').detach()
         torch.testing.assert_close(scores, losses)

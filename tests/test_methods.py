@@ -417,13 +417,13 @@ def test_composers_variant():
     assert stats.scored.tolist()==on
     assert (stats[stats.scored].kept==4).all()
     assert (stats[~stats.scored].kept==8).all()
-    assert sizes.count((8,8))==sum(on)+1
-    assert set(sizes)=={(8,8),(16,16)}
+    assert sizes.seen.count((8,8))==sum(on)+1
+    assert set(sizes.seen)=={(8,8),(16,16)}
 
 def sized():
     "A learner of images, and the sizes of those that train or are looked at"
     set_seed(0)
-    sizes = []
+    sizes = Trail()
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

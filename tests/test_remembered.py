@@ -175,15 +175,15 @@ def test_what_regularizes_outputs_is_no_other_loss():
     check_remembered(learn, true_losses(learn, lambda x: learn.model(x)[0]))
 
 def test_the_check_costs_nothing_after_the_first_batch():
-    calls = []
+    calls = Trail()
     def counted(pred, y, reduction='mean'):
         calls.append(reduction)
         return F.cross_entropy(pred, y, reduction=reduction)
     def n_of(n_epoch):
         calls.clear()
         fit(learner(FavorHardCallback(warmup=9), counted), n_epoch)
-        return len(calls)
-    assert n_of(3)-n_of(2)==2*4 # a step's own loss, and those of its items
+        return len(calls.seen)
+    assert n_of(7)-n_of(6)==2*4 # of 28 batches: a step's own loss, and those of its items
 
 # Outputs that are no predictions
 class Several(nn.Module):

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np, pytest, torch
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat
+from helpers import Trail
 from selback.core.item_loss import separable_losses
 from selback.core.losses import has_side_effects, item_losses
 from selback.core.untouched import fixed_random, untouched
@@ -263,7 +264,7 @@ def test_each_module_gets_its_own_flag_back():
     model[2][1].eval()
     model[1][2].training = True
     flags = [m.training for m in model.modules()]
-    seen = []
+    seen = Trail()
     for m in model.modules(): m.register_forward_hook(lambda m,args,out: seen.append(m.training))
 
     ScoringPass()(model, inputs())
@@ -272,8 +273,8 @@ def test_each_module_gets_its_own_flag_back():
     with pytest.raises(RuntimeError): ScoringPass()(model, inputs())
     assert [m.training for m in model.modules()][:len(flags)]==flags
 
-    assert seen
-    assert not any(seen)
+    assert seen.seen
+    assert not any(seen.seen)
     assert all('training' in vars(m) for m in model.modules())
 
 @pytest.mark.filterwarnings('ignore')
@@ -342,7 +343,7 @@ def test_lazy_modules_are_made_in_the_first_look():
 
 # losses
 def test_a_loss_is_checked_in_the_first_batches_that_can_tell_and_then_rarely():
-    calls = []
+    calls = Trail()
     def loss(pred, y, reduction='mean'):
         calls.append(len(pred))
         return F.cross_entropy(pred, y, reduction=reduction)
@@ -351,7 +352,7 @@ def test_a_loss_is_checked_in_the_first_batches_that_can_tell_and_then_rarely():
     def n_calls(p, t):
         calls.clear()
         separable_losses(loss, p, t)
-        return len(calls)
+        return len(calls.seen)
     for p,t in one_item,equal_losses: assert all(n_calls(p, t)>1 for _ in range(10))
     is_checked = [n_calls(pred, y)>1 for _ in range(40)]
     assert [i for i,checked in enumerate(is_checked, 1) if checked]==[*range(1, 9), 16, 32]

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .checks import error_text
 from .batches import as_tensors, join, map_tensors, tensors_in
+from .losses import state_kept
 from .untouched import all_modules, unwrapped
 from .scoring import ModelCopy, ScoringPass
 
@@ -82,6 +83,15 @@ def _refuse_shared(model, copied):
     if not any(id(hook) in own for m in all_modules(copied) for hook in hooks(m)): return
     raise ValueError(error_text('ahead', 'a model with a hook that is a function', 'none, as its copy calls it too, in '
         'another thread', 'take it out, or use ahead=0'))
+
+@contextmanager
+def _changing_nothing_of(model):
+    "Raise a `ValueError` if what a model holds is changed within the context"
+    with state_kept(all_modules(model)) as kept:
+        yield
+        if not kept.is_changed: return
+    raise ValueError(error_text('ahead', 'a model whose copy changes what both share, such as a global list',
+        'one that keeps such things in attributes of its own', 'use ahead=0'))
 
 _is_the_copys = ContextVar('is_the_copys', default=False) # of a pass
 
@@ -215,7 +225,8 @@ class PassAhead:
         here.run(_is_the_copys.set, True)
         run = self._stream.after(xb, partial(here.run, run))
         if not is_first: return Prediction(self._worker.submit(run), self._stream)
-        with _drawing_nothing(),_calling_none_of(source): return Prediction(_done(run), self._stream)
+        with _drawing_nothing(),_changing_nothing_of(source),_calling_none_of(source):
+            return Prediction(_done(run), self._stream)
 
     def _predict(self, copied, xb, yb, contexts):
         with _leaving_the_cache(),ExitStack() as stack:
