@@ -1,5 +1,5 @@
 "Draws by the losses of one early epoch: which are kept, for how long, and how often each item comes by them"
-import copy, math, pickle, random
+import copy, math, random
 from collections import Counter
 
 import pytest, torch
@@ -249,12 +249,6 @@ def test_state_of_other_items_is_refused():
     trained_only(learn, 1)
     state = learn.selection.state_dict()
     with pytest.raises(ValueError, match='a state of 100 items'): other.selection.load_state_dict(state)
-
-def test_an_exported_selection_holds_no_losses():
-    learn = learner(EarlyLossSamplingCallback(1))
-    trained_only(learn, 2)
-    other = pickle.loads(pickle.dumps(learn.selection.early))
-    assert (other.loss, other.epochs)==(None,0)
 
 # what is remembered besides
 def test_last_losses_are_remembered_where_they_are_asked_for():

@@ -29,6 +29,8 @@ class Notices:
         self.is_fitting = False # is a training table on the screen?
         self.muted = set() # keys of what is not said
 
+    def __getstate__(self): return self.__dict__ | dict(untold=[], is_fitting=False) # the original says it
+
     def mute(self,
         key, # Of sentences that someone else says
     ):
@@ -71,6 +73,8 @@ def _check_state(selection, state):
 _order = TrainEvalCallback.order+5
 _ends = 'after_train','after_cancel_epoch','after_cancel_fit'
 
+def _nobody(): "In place of a weak reference to a learner that is not there"
+
 def _is_patched(cls, o):
     "Does a class have a function or property from another module?"
     return getattr(getattr(o, 'fget', o), '__module__', cls.__module__)!=cls.__module__
@@ -112,7 +116,12 @@ class AttachedCallback(TrainingOnly):
         self.is_awake = False # in an epoch of a fit
         self._home = None,None # the learner whose items are remembered, weak, and the state before any
 
-    def __getstate__(self): return super().__getstate__() | dict(_home=(None,None), notices=Notices())
+    def __getstate__(self): return super().__getstate__() | dict(is_awake=False, _home=(None, self._home[1]))
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        (_,as_made),learn = self._home,self.learn # a copy of the learner is the home of this one
+        if as_made is not None: self._home = _nobody if learn is None else weakref.ref(learn),as_made
 
     def __dir__(self):
         "Names for users. A learner's, which fastai would add, and those of methods' authors work, and are not offered"

@@ -61,8 +61,6 @@ class EarlyLosses:
     "The loss of each dataset item in one early epoch, kept for good"
     def __init__(self): self.forget()
 
-    def __getstate__(self): return vars(EarlyLosses()) # an exported learner needs none
-
     @property
     def filled(self)->Tensor: # Shape (items,)
         "What was kept, with the mean for items that have no finite loss"

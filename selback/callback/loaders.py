@@ -24,6 +24,8 @@ from ..core.checks import error_text
 from ..core.untouched import fixed_random
 
 # %% ../../nbs/callback/00_loaders.ipynb #6ba038e4
+def _itself(o): return o
+
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"
     _default = 'dl'
@@ -41,6 +43,8 @@ class LoaderInPlace(GetAttr):
             _is_running=False)
 
     def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `self.__dict__`
+
+    def __reduce_ex__(self, protocol): return _itself,(self.dl,) # it lasts an epoch, which a copy has not begun
 
     def __len__(self): return len(self.dl)
 

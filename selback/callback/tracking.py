@@ -32,7 +32,7 @@ class ItemTracker:
         self.dataset_id = None # whose items they are
         self.ranks = Ranks()
 
-    def __getstate__(self): return self.__dict__ | dict(memory=None, labels=None, dataset_id=None)
+    def __getstate__(self): return self.__dict__ | dict(dataset_id=None, ranks=Ranks()) # a copy has its own
 
     def follow(self,
         notes:bool=True, # Are the losses of training remembered?

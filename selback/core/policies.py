@@ -203,7 +203,7 @@ class Draws:
         if self._saved is None: return generator
 
         is_of_this_kind = len(self._saved)==len(generator.get_state())
-        if is_of_this_kind: generator.set_state(self._saved) # one of another kind of device says nothing here
+        if is_of_this_kind: generator.set_state(self._saved.cpu()) # one of another kind of device says nothing here
         return generator
 
     def state_dict(self):
@@ -216,7 +216,7 @@ class Draws:
         "Go on with saved draws"
         self._generator,self._saved = None,state['state']
 
-    def __getstate__(self): return self.__dict__ | dict(_generator=None, _saved=None)
+    def __getstate__(self): return self.__dict__ | dict(_generator=None, _saved=self.state_dict()['state'])
 
 # %% ../../nbs/core/04_policies.ipynb #096f18f4
 def rank_sample(

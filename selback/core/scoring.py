@@ -124,6 +124,7 @@ class ModelCopy:
         "Note a training step; every `every`-th brings the copy up to date"
         is_due = self.is_due
         self.steps += 1
+        if is_due and self.model is None and self._state is not None: self.of(model)
         if not is_due or self.model is None or self._copied_from() is not model: return
         if _shapes(self.model)==_shapes(model): _follow(self.model, model, self.decay)
         else: self.renew() # a layer was exchanged
@@ -145,8 +146,8 @@ class ModelCopy:
         self.renew()
         self.steps,self._state = state['steps'],state['model']
 
-    def __getstate__(self): # an exported learner needs no second model
-        return self.__dict__ | dict(model=None, _state=None, _copied_from=None)
+    def __getstate__(self): # of the model, too, there is a copy
+        return self.__dict__ | dict(model=None, _state=self.state_dict()['model'], _copied_from=None)
 
 # %% ../../nbs/core/09_scoring.ipynb #8df3792f
 _count = ContextVar('count', default=None)
