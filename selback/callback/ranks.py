@@ -64,7 +64,7 @@ def _merge(table, before):
     "Put together what the ranks have noted since `before`"
     rank,nobody = dist.get_rank(),dist.get_world_size()
     noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
-    mine = torch.stack([noted[name]>0 for name in table.counts]).any(0)
+    mine = torch.stack([noted[name]!=0 for name in table.counts]).any(0)
     owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
 
     def put(name, value): getattr(table, name).copy_(value)

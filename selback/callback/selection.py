@@ -6,7 +6,7 @@
 __all__ = ['Step', 'Progress', 'Selection']
 
 # %% ../../nbs/callback/07_selection.ipynb #f797ab62
-import inspect
+import inspect, weakref
 
 import torch
 from fastai.callback.mixup import MixHandler
@@ -18,9 +18,10 @@ from ..core.method import Method, Now, check_method
 from ..core.policies import check_chosen
 from ..core.schedules import Window
 from ..core.labels import LabelReader
+from ..core.memory import fingerprints
 from ..core.outlook import outlook
 from ..core.losses import item_losses, preserved
-from ..core.untouched import guarded
+from ..core.untouched import guarded, unwrapped
 from ..core.item_loss import ItemLosses, LossByItem, Trial, detached
 from ..core.scoring import Scorer
 from .loaders import ChosenBefore, check_independent, check_loader, draw
@@ -56,7 +57,13 @@ class Step:
         self.is_heard = False # do its events come?
         self.is_noted = False # were its losses noted?
         self.is_made = False
+        self.marks = None # of its targets, as `fingerprints` gives them, if they are remembered
         self.trial = None # holds the losses of items against the loss that trains, if they never were
+
+    def mark(self, yb):
+        "Its targets are those that the loader has handed out"
+        marks = fingerprints(yb)
+        self.marks = marks if marks is None or self.batch.rows is None else marks[self.batch.rows]
 
     def hear(self):
         "Its events come"
@@ -147,6 +154,10 @@ class Progress:
         self.epochs += 1
         self.is_silent = wants_losses and not self.has_losses
 
+    def fall_silent(self):
+        "What is remembered tells nothing of the items of the next epoch"
+        self.is_silent = True
+
     def chose(self, before=False):
         "Something was chosen"
         self.epoch = self.fit = True
@@ -199,6 +210,7 @@ class Selection(AttachedCallback):
         self.ranks = Ranks()
         self.loader = None # what this epoch reads
         self.noted_of = None # the loss function whose losses were noted last
+        self.model_of_memory = None # weak: the model that was trained last
         self.outlook = '' # what the losses of a quarter of the first fit told, a sentence
 
     def __init_subclass__(cls):
@@ -209,7 +221,7 @@ class Selection(AttachedCallback):
                 'write a BatchMethod or an EpochMethod with choose(self, scores, now), and pass it to BatchSelection '
                 'or EpochSelection'))
 
-    def __getstate__(self): return super().__getstate__() | dict(loader=None, noted_of=None)
+    def __getstate__(self): return super().__getstate__() | dict(loader=None, noted_of=None, model_of_memory=None)
 
     @property
     def parts(self):
@@ -343,6 +355,8 @@ class Selection(AttachedCallback):
         if self.tracker.is_on: check_loader(self.dl)
         if self.progress.is_new_fit: self.begin_fit()
         self.progress.begin_epoch()
+        self.meet_model()
+        self.losses.begin_epoch()
         self.step.begin()
         self.report.unwritten.clear()
         self.drop_waiting() # an epoch may have been interrupted
@@ -351,6 +365,15 @@ class Selection(AttachedCallback):
         self.report.begin_epoch(self.epoch, len(self.dl))
         self.method.begin_epoch()
         self.loader = self.learn.dl = self.loader_of_epoch()
+
+    def meet_model(self):
+        "Tell if what is remembered is of another model"
+        model = unwrapped(self.model)
+        model = getattr(model, '_orig_mod', model) # it may have been compiled since
+        before,self.model_of_memory = self.model_of_memory,weakref.ref(model)
+        if before is None or before() is model or self.memory is None or not self.wants_losses: return
+        self.tell_once(('model', id(model)), 'the model is another one, and what is remembered of each item goes on. '
+            'To begin anew, attach a new selection.')
 
     def loader_of_epoch(self): # One that passes for `learn.dl`
         "What this epoch reads"
@@ -416,8 +439,8 @@ class Selection(AttachedCallback):
         self.report.write()
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, progress.epoch, is_done))
-        if is_trained: self.check_noted()
         if self.tracker.is_on and is_trained: self.tracker.end_epoch()
+        if is_trained: self.check_noted()
         if self.tracker.is_on and is_done: self.tell_outlook()
         self.report.end_epoch(self.clock.saved_secs, is_done)
         if is_trained: self.method.end_epoch(before or self.clock.is_aside)
@@ -439,7 +462,12 @@ class Selection(AttachedCallback):
 
     def check_noted(self):
         "Tell if nothing can be chosen by what the steps of an epoch have told"
-        if self.progress.is_silent:
+        if self.tracker.are_drawn:
+            self.progress.fall_silent()
+            self.tell_once('drawn', 'most items have another target than in the epoch before, as where a dataset draws '
+                'or shuffles its rows anew. What was remembered is of other items; until they stay, nothing is chosen '
+                'by it.')
+        elif self.progress.is_silent:
             self.tell_once('silent', "no step of this epoch told the losses of its items. A training step of one's own "
                 "must fire fastai's events after_pred and after_loss, and have targets; until then nothing is chosen "
                 'by the losses of training.')
@@ -485,6 +513,7 @@ class Selection(AttachedCallback):
         learn.iter = current.i
         if not current.is_chosen: self.note_read(current.i, n, n)
         elif not self.report.unwritten: self.report.add_step(n) # nothing was read for it
+        if self.wants_losses and current.idx is not None: self.step.mark(learn.yb)
         if not is_tried and len(learn.yb): self.try_first(Batch(learn.xb, learn.yb, current.idx))
 
     @property
@@ -507,8 +536,8 @@ class Selection(AttachedCallback):
         if lacks_mean and mean is None: # the batch's own loss does not tell it
             if losses is None: losses = step.losses_of(learn, loss)
             mean = losses.mean()
+        if notes or 'history' in self.method.parts: self.tell_of_loss(loss_func)
         if notes:
-            self.tell_of_loss(loss_func)
             self.note_losses(losses)
             if self.track_items: self.note_labels(loss_func)
             self.progress.tell_losses()
@@ -533,7 +562,7 @@ class Selection(AttachedCallback):
 
     # What is remembered
     def tell_of_loss(self,
-        loss_func, # Whose losses are about to be noted
+        loss_func, # Whose losses are noted
     ):
         "Tell if those that are remembered are another loss function's"
         before,self.noted_of = self.noted_of,loss_func
@@ -548,6 +577,7 @@ class Selection(AttachedCallback):
         is_chosen = self.current.is_chosen
         is_fresh = not is_chosen and not self.progress.before
         self.tracker.note(self.current.trained, losses, fresh=is_fresh, picked=True, again=is_chosen and self.scored)
+        self.tracker.note_targets(self.current.trained, self.step.marks)
 
     def note_labels(self,
         loss_func, # The learner's own

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.checks import error_text
 from ..core.policies import avoid_singleton_batch, whole_batches
 from ..core.labels import LabelMemory, Told
-from ..core.memory import ItemMemory, weights_of_items
+from ..core.memory import ItemMemory, TargetMemory, weights_of_items
 from .ranks import Ranks
 
 # %% ../../nbs/callback/04_tracking.ipynb #f9e95402
@@ -29,6 +29,9 @@ class ItemTracker:
         self.notes = False # are the losses of training remembered?
         self.memory = None # an `ItemMemory`, once the dataset is known
         self.labels = None # a `LabelMemory`, once a step has told of labels
+        self.targets = None # a `TargetMemory`, once targets were seen that stay the same
+        self.labels_before = None # the state of `labels` when the epoch began
+        self.are_drawn = False # did most items have another target than in the epoch before?
         self.dataset_id = None # whose items they are
         self.ranks = Ranks()
 
@@ -59,7 +62,9 @@ class ItemTracker:
         self.merge() # an epoch may have been interrupted
         self.ranks = ranks
         self.dataset_id = dataset_id
-        if self.memory is None or len(self.memory)!=n: self.memory,self.labels = ItemMemory(n, device, self.ema),None
+        if self.memory is None or len(self.memory)!=n:
+            self.memory = ItemMemory(n, device, self.ema)
+            self.labels = self.labels_before = self.targets = None
         elif self.memory.loss.device.type!=torch.device(device).type: self.load_state_dict(self.state_dict(), device)
 
     def remember_labels(self,
@@ -68,7 +73,7 @@ class ItemTracker:
     ):
         "Have a memory of so many labels, a new one if classes are others"
         if self.labels is not None and self.labels.is_of(n_labels, classes): return
-        self.labels = LabelMemory(len(self.memory), n_labels, self.memory.loss.device)
+        self.labels,self.labels_before = LabelMemory(len(self.memory), n_labels, self.memory.loss.device),None
         self.ranks.remember(self.labels)
 
     # What to choose by
@@ -91,8 +96,10 @@ class ItemTracker:
     # An epoch
     def begin_epoch(self):
         "An epoch begins"
+        self.labels_before = None if self.labels is None else self.labels.state_dict()
         self.ranks.remember(self.memory)
-        if self.labels is not None: self.ranks.remember(self.labels)
+        for table in self.targets,self.labels:
+            if table is not None: self.ranks.remember(table)
 
     def note(self,
         idxs:Tensor|None, # Dataset indices, int64, shape (n,); None: unknown
@@ -114,9 +121,35 @@ class ItemTracker:
         self.remember_labels(told.n_labels, told.given.shape)
         self.labels.note(idxs, told)
 
+    def note_targets(self,
+        idxs:Tensor, # Dataset indices, int64, shape (n,)
+        marks:Tensor|None, # As `fingerprints` gives them; None: they don't stay the same
+    ):
+        "Compare the targets of some items with those before"
+        if marks is None or len(marks)!=len(idxs): return
+        self.remember_targets()
+        self.targets.note(idxs, marks)
+
+    def remember_targets(self):
+        "Have a memory of targets"
+        if self.targets is not None: return
+        self.targets = TargetMemory(len(self.memory), self.memory.loss.device)
+        self.ranks.remember(self.targets)
+
+    def renew_changed(self):
+        "Begin anew with the items that have another target now"
+        self.are_drawn = False
+        if self.targets is None: return
+        idxs,self.are_drawn = self.targets.changed(),self.targets.are_drawn()
+        self.targets.next_epoch()
+        if not len(idxs): return
+        self.memory.renew(idxs)
+        if self.labels_before: self.labels.renew(idxs, self.labels_before)
+
     def merge(self):
         "Put together what the processes have noted, of which some may not have been told of labels"
         if self.ranks.before:
+            if self.ranks.highest(self.targets is not None): self.remember_targets()
             n_labels = self.ranks.highest(0 if self.labels is None else self.labels.n_labels)
             if n_labels: self.remember_labels(n_labels)
         self.ranks.merge()
@@ -125,12 +158,13 @@ class ItemTracker:
         "An epoch is done: all that is remembered gets older"
         if self.memory is None: return
         self.merge()
+        self.renew_changed()
         self.memory.next_epoch()
 
     # Is saved
     def state_dict(self):
         "What to save"
-        tables = dict(memory=self.memory, labels=self.labels)
+        tables = dict(memory=self.memory, labels=self.labels, targets=self.targets)
         return {name: None if table is None else table.state_dict() for name,table in tables.items()}
 
     def load_state_dict(self,
@@ -139,14 +173,17 @@ class ItemTracker:
     ):
         "Remember what was saved"
         memory,labels = state['memory'],state.get('labels')
-        self.memory = self.labels = None
+        self.memory = self.labels = self.labels_before = self.targets = None
         if memory is None: return
         n,device = len(memory['loss']),device or memory['loss'].device
         self.memory = ItemMemory(n, device, self.ema)
         self.memory.load_state_dict(memory)
-        if labels is None: return
-        self.labels = LabelMemory(n, len(labels['looks'])//n, device)
-        self.labels.load_state_dict(labels)
+        if labels is not None:
+            self.labels = LabelMemory(n, len(labels['looks'])//n, device)
+            self.labels.load_state_dict(labels)
+        if state.get('targets') is not None: # an earlier version has not saved them
+            self.targets = TargetMemory(n, device)
+            self.targets.load_state_dict(state['targets'])
 
 # %% ../../nbs/callback/04_tracking.ipynb #fc1098ba
 class Plan(NamedTuple):

@@ -449,6 +449,10 @@ class LossByItem:
         with self._guarded(),preserved(self.loss_func):
             self.is_held = check_trained(losses, are_single, loss_func, pred, yb, grads, tol)
 
+    def hold_again(self):
+        "Hold the losses of items against what trains once more"
+        self.is_held = False
+
     def _guarded(self):
         "A context in which the loss may draw random numbers"
         return fixed_random() if self.has_effects else nullcontext()
@@ -511,6 +515,10 @@ class ItemLosses:
     def forget(self):
         "The loss function may be another one"
         self.last = None # what is known of the loss function that was asked last
+
+    def begin_epoch(self):
+        "The loss that trains may be another one from now on, as where a term begins late"
+        if self.last: self.last.hold_again()
 
     def by(self,
         loss_func, # That trains

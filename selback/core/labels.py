@@ -365,6 +365,16 @@ class LabelMemory(ItemTable):
         add('times_other', other>=0)
         self.vote(rows, other, counts)
 
+    def renew(self,
+        idx:Tensor, # Dataset indices of items whose labels are others since, int64, shape (n,)
+        before, # A state of this memory
+    ):
+        "Of the labels of some items, forget what a state knew"
+        rows = (idx[:,None]*self.n_labels+torch.arange(self.n_labels, device=idx.device)).flatten()
+        for name in (*self.counts,*self.sums): getattr(self, name)[rows] -= before[name][rows]
+        other = self.last_other[rows]
+        self.most_other[rows],self.votes[rows] = other,(other>=0).to(self.votes)
+
     def vote(self, rows, other, counts):
         "Boyer and Moore 1991: who is voted for leads by one more, others take one away"
         other = other.to(self.most_other)
