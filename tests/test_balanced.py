@@ -12,7 +12,7 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
-from selback.callback.classes import item_classes, rarest_label
+from selback.callback.classes import ClassesOfItems, item_classes, n_inputs, rarest_label
 from torch.utils.data import Dataset
 
 nan,inf = math.nan,math.inf
@@ -427,3 +427,167 @@ def test_groups_go_with_a_copy_and_classes_are_read_anew():
     learn.full_batches()
     assert read.method.items is not None
     assert pickle.loads(pickle.dumps(read)).method.items is None
+
+# the classes that train
+class Renewed(Callback):
+    "Calls `renew(learn, epoch)` before each epoch"
+    order,run_valid = -6,False
+    def __init__(self, renew): self.renew = renew
+    def before_train(self): self.renew(self.learn, self.epoch)
+
+def set_labels(learn, labels):
+    ds = learn.dls.train.dataset
+    ds.tensors = ds.tensors[0],labels
+
+@pytest.mark.parametrize('n_inp,of_class', [(1, 1), (None, 2), (2, 2)])
+def test_the_target_is_the_first_part_that_is_no_input(n_inp, of_class):
+    "Of three parts the last has other classes; where nothing is said the last one is the target, as in fastai"
+    x = torch.arange(100.)[:,None].expand(-1, 5)
+    parts = TensorDataset(x, UNEVEN, (UNEVEN==0).long())
+    dl = TfmdDL(parts, bs=25, shuffle=True, num_workers=0)
+    dls = DataLoaders(dl, dl)
+    if n_inp: dls.n_inp = n_inp
+    assert n_inputs(dls)==n_inp
+    assert '_n_inp' not in vars(dl)
+    assert item_classes(parts, n_inputs(dls)).tolist()==parts.tensors[of_class].tolist()
+    class Net(nn.Linear):
+        def forward(self, *xb): return super().forward(xb[0])
+    seen = []
+    class Sees(Callback):
+        run_valid = False
+        def before_batch(self): seen.extend(self.xb[0][:,0].long().tolist())
+    learn = Learner(dls, Net(5, 3), loss_func=lambda pred,*yb: cross_entropy(pred, yb[0]), lr=0.,
+        cbs=[BalancedSamplingCallback(seed=0), Sees()])
+    trained_only(learn, 20)
+    p = chances(parts.tensors[of_class].tolist(), [1.]*100, 1., 0.)
+    assert is_near(counts_of(torch.tensor(seen), 100), p)
+
+def test_a_dataset_whose_parts_are_all_inputs_has_no_classes():
+    ds = TensorDataset(torch.zeros(4, 2), torch.arange(4))
+    with pytest.raises(ValueError, match='whose targets are not known'): item_classes(ds, 2)
+
+class Transformed(Dataset):
+    "As of torchvision: what it hands out is made of what it has"
+    def __init__(self, labels, transform):
+        self.targets,self.transform = labels.tolist(),transform
+    def __len__(self): return len(self.targets)
+    def __getitem__(self, i): return torch.tensor([0.,0,0,0,i]),self.transform(self.targets[i])
+
+def transformed(transform, *args, labels=UNEVEN, **options):
+    learn = learner(*args, options=options)
+    learn.dls.loaders[0] = TfmdDL(Transformed(labels, transform), bs=25, shuffle=True, num_workers=0)
+    return learn
+
+PARTED = dict(
+    joined=(lambda c: min(c, 1), 'items that come as 1, of classes 1 and 2'),
+    split=(iter([0,1]*10**4).__next__, 'items of class . that come as . and .'),
+    as_numbers=(lambda c: float(c>0), 'items that come as 1.0, of classes 1 and 2'))
+
+@pytest.mark.parametrize('warmup', [0, 1])
+@pytest.mark.parametrize('how', PARTED)
+def test_other_classes_than_those_that_train_are_refused_before_a_step(how, warmup):
+    of_class,said = PARTED[how]
+    transform = (lambda c: of_class()) if how=='split' else of_class
+    labels = torch.arange(100)%3 # each batch has all three
+    learn = transformed(transform, labels=labels, warmup=warmup)
+    untrained(learn, f'balanced_sampling: got {said}, wanted the classes that train; pass groups=')
+
+@pytest.mark.parametrize('transform', [lambda c: c, lambda c: (c+1)%3, lambda c: torch.tensor([(2,0,1)[c]])])
+def test_classes_of_other_names_are_the_same(transform):
+    learn = transformed(transform)
+    learn.loss_func = CrossEntropyLossFlat()
+    learn.remove_cb(Diary)
+    learn.add_cb(Spy())
+    p = chances(UNEVEN.tolist(), [1.]*100, 1., 0.)
+    trained_only(learn, 20)
+    assert is_near(counts_of(torch.tensor(sum(learn.spy.batches, [])), 100), p)
+
+def test_own_groups_may_be_other_than_the_classes_that_train():
+    learn = transformed(lambda c: min(c, 1), UNEVEN)
+    assert is_near(drawn(trained_only(learn, 20).diary.epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
+
+@pytest.mark.parametrize('of_targets', ['tensor', 'list', 'array'])
+def test_labels_that_are_renewed_count_from_the_next_epoch_on(of_targets):
+    other = UNEVEN.flip(0)
+    def renew(learn, epoch):
+        labels = other if epoch>=1 else UNEVEN
+        if of_targets=='tensor': return set_labels(learn, labels)
+        learn.dls.train.dataset.targets = labels.tolist() if of_targets=='list' else labels.numpy()
+    learn = learner() if of_targets=='tensor' else transformed(lambda c: int(c))
+    learn.add_cb(Renewed(renew))
+    epochs = trained_only(learn, 31).diary.epochs
+    assert is_near(drawn(epochs[1:]), chances(other.tolist(), [1.]*100, 1., 0.))
+
+
+def slowly_read():
+    labels,reads = [*map(str, UNEVEN.tolist())],[]
+    def label(i):
+        reads.append(int(i))
+        return labels[int(i)]
+    ds = Datasets(range(100), [[lambda i: torch.tensor([0.,0,0,0,i])],[label, Categorize(['0','1','2'])]])
+    learn = learner()
+    learn.dls.loaders[0] = TfmdDL(ds, bs=25, shuffle=True, num_workers=0)
+    reads.clear()
+    return learn,labels,reads
+
+def test_labels_that_are_read_one_by_one_are_read_once_a_fit():
+    learn,labels,reads = slowly_read()
+    trained_only(learn, 3)
+    assert 100<=len(reads)-3*100<110 # beside those that train; fastai reads some, to see what they are
+    assert is_near(drawn(trained_only(learn, 20).diary.epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
+
+def test_such_labels_that_are_renewed_within_a_fit_are_refused():
+    learn,labels,_ = slowly_read()
+    def renew(learn, epoch):
+        if epoch==1: labels[:50] = ['1']*50
+    learn.add_cb(Renewed(renew))
+    with pytest.raises(ValueError, match='balanced_sampling: got items .*Labels that a callback renews must be in'):
+        trained_only(learn, 3)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[4,0]
+
+def grow(learn, epoch):
+    "Ten more items of a fourth class from the second epoch on"
+    if epoch!=1: return
+    dl = learn.dls.train
+    x,y = dl.dataset.tensors
+    new = x[:10].clone()
+    new[:,-1] = torch.arange(100., 110.)
+    dl.dataset.tensors = torch.cat([x, new]),torch.cat([y, torch.full((10,), 3)])
+    dl.n = 110
+
+def test_a_dataset_that_grows_has_the_classes_of_its_new_items():
+    learn = learner(net=nn.Linear(4, 4), cbs=[Renewed(grow)])
+    epochs = trained_only(learn, 31).diary.epochs[1:]
+    p = chances(UNEVEN.tolist()+[3]*10, [1.]*110, 1., 0.)
+    assert is_near(counts_of(torch.tensor(sum(map(items_of, epochs), [])), 110), p)
+
+def test_groups_of_a_dataset_that_has_grown_are_refused_as_the_epoch_begins():
+    learn = learner(UNEVEN, net=nn.Linear(4, 4), cbs=[Renewed(grow)])
+    with pytest.raises(ValueError, match='groups: got 100 groups, wanted 110'): trained_only(learn, 2)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[4]
+
+def test_a_loader_may_draw_from_the_first_items_of_a_dataset():
+    learn = learner()
+    learn.dls.train.n = 95 # without the rarest class
+    epochs = trained_only(learn, 20).diary.epochs
+    assert is_near(drawn(epochs)[:95], chances(UNEVEN[:95].tolist(), [1.]*95, 1., 0.))
+
+def test_targets_that_are_no_single_whole_numbers_are_not_compared():
+    known = ClassesOfItems()
+    known.read(TensorDataset(torch.zeros(4, 2), torch.tensor([0,0,1,1])))
+    idx = torch.arange(4)
+    for y in torch.rand(4), torch.zeros(4, 2), torch.arange(3), torch.tensor(1), 'text': known.check(idx, (y,))
+    known.check(idx, ())
+    with pytest.raises(ValueError, match='items of class 0 that come as 0 and 1'): known.check(idx, (torch.arange(4),))
+
+def test_later_batches_are_compared_now_and_then():
+    known = ClassesOfItems()
+    ds = TensorDataset(torch.zeros(4, 2), torch.tensor([0,0,1,1]))
+    known.read(ds)
+    idx,right,wrong = torch.arange(4),(torch.tensor([7,7,3,3]),),(torch.tensor([7,3,3,3]),)
+    for _ in range(8): known.check(idx, right)
+    for _ in range(7): known.check(idx, wrong)
+    with pytest.raises(ValueError, match='of class 0 that come as 3 and 7|of class 0 that come as 7 and 3'):
+        known.check(idx, wrong) # the 16th
+    known.read(ds)
+    known.check(idx, (torch.tensor([1,1,0,0]),)) # another epoch's names

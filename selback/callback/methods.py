@@ -27,7 +27,7 @@ from ..methods.stale_loss import StaleLoss
 from ..methods.top_loss import RandomSubset, TopLoss
 from .attach import with_one_liner
 from .batch import BatchSelection
-from .classes import item_classes
+from .classes import ClassesOfItems, n_inputs
 from .epoch import EpochSelection
 from .loaders import own_loader
 
@@ -107,20 +107,36 @@ class StaleLossCallback(BatchSelection):
 class BalancedSamplingCallback(EpochSelection):
     of,defaults = BalancedSampling,dict(warmup=0)
     keeps_all = dict(power=0.),
+    classes = None # `ClassesOfItems`, in a fit
+
+    def __getstate__(self): return super().__getstate__() | dict(classes=None)
 
     def begin_fit(self):
         super().begin_fit()
+        self.classes = ClassesOfItems()
+
+    @property
+    def draws(self)->bool:
+        "Does it draw, and not go by the epoch's own order?"
         method = self.method
-        draws = method.power or method.alpha or method.n
-        if draws and own_loader(self.dl).n: method.take_groups(self.read_groups())
+        return bool(method.power or method.alpha or method.n)
+
+    def draw_items(self):
+        idxs = super().draw_items()
+        if self.draws and len(idxs): self.method.take_groups(self.read_groups())
+        return idxs
 
     def read_groups(self)->Tensor: # int64, shape (items,); raises a `ValueError` if they are unknown
         "The group of each item: as it was passed, or its class"
         loader,own = own_loader(self.dl),self.method.groups
-        groups = item_classes(loader.dataset) if own is None else own
+        groups = self.classes.read(loader.dataset, n_inputs(self.dls))[:loader.n] if own is None else own
         if len(groups)==loader.n: return groups
         raise ValueError(error_text('groups', f'{len(groups)} groups', f'{loader.n}, one for each item of the '
             'training set'))
+
+    def before_batch(self):
+        super().before_batch()
+        if self.draws and self.method.groups is None: self.classes.check(self.item_idx, self.learn.yb)
 
     def chosen_by(self, idxs):
         losses = self.losses_of(idxs)
