@@ -333,3 +333,24 @@ def test_a_validation_within_an_epoch_moves_nothing(when, tmp_path):
     _,ours = values([in_warm_up()])
     assert [row[:2] for row in ours]==[row[:2] for row in plain]
     assert [len(row)-len(was) for row,was in zip(ours, plain)]
+
+class WithoutTable(Callback):
+    "Validates without fastai's table"
+    order,run_valid = 70,False
+    def after_train(self):
+        with self.learn.removed_cbs(self.learn.recorder): self.learn.validate()
+
+@pytest.mark.parametrize('make', [FavorHardCallback, TopLossCallback])
+def test_a_validation_within_an_epoch_needs_no_recorder(make):
+    learn = quiet_fit(table_learner(cbs=[make(warmup=0), WithoutTable()]), 2)
+    assert list(learn.recorder.metric_names).count('samp_perc')==1
+    assert [len(row) for row in learn.recorder.values]==[2+4]*2
+
+def test_a_recorder_may_be_taken_off_within_a_fit():
+    class TakesOff(Callback):
+        order,run_valid = 70,False
+        def before_train(self):
+            if self.epoch==1: self.learn.remove_cb(self.learn.recorder)
+    learn = table_learner(cbs=[TopLossCallback(warmup=0), TakesOff()])
+    learn.remove_cbs([cb for cb in learn.cbs if cb.name=='progress'])
+    assert quiet_fit(learn, 3).selection.stats.epoch.nunique()==3

@@ -348,27 +348,31 @@ class SelectionColumns(TrainingOnly):
         if not self.learn.lock.locked(): # it is no validation, maybe within a fit
             self._in_table = self.report is not None and callback_of(self.learn, Recorder) is not None
         if self.leaves: self.learn.remove_cb(self) # the last fit was interrupted
-        if not self._in_table: return
-        names = self.recorder.metric_names
+        recorder = callback_of(self.learn, Recorder)
+        if not (self._in_table and recorder): return
+        names = recorder.metric_names
         n = self._n_before = names.index('time') if 'time' in names else len(names)
-        self.recorder.metric_names = names[:n] + SelectionReport.columns + names[n:]
+        recorder.metric_names = names[:n] + SelectionReport.columns + names[n:]
 
     def after_train(self): self._write() # where no column of a validation stands before ours
 
     def after_validate(self): self._write()
 
     def _write(self):
-        if not self._in_table or self.learn.lock.locked() or len(self.recorder.log)!=self._n_before: return
+        recorder = callback_of(self.learn, Recorder)
+        if not (self._in_table and recorder) or self.learn.lock.locked(): return
+        if len(recorder.log)!=self._n_before: return
         log = [float('nan')]*len(SelectionReport.columns) if self.report is None else self.report.log
-        if log is not None: self.recorder.log += log
+        if log is not None: recorder.log += log
 
     def after_fit(self):
         if self.learn.lock.locked(): return
-        if self._in_table and self.report: self.report.advise(rising_loss(self._epochs()))
+        recorder = callback_of(self.learn, Recorder)
+        if self._in_table and self.report and recorder: self.report.advise(rising_loss(self._epochs(recorder)))
         self._in_table = False
         if self.leaves: self.learn.remove_cb(self)
 
-    def _epochs(self):
-        rows = [dict(zip(self.recorder.metric_names[1:], row)) for row in self.recorder.values]
+    def _epochs(self, recorder):
+        rows = [dict(zip(recorder.metric_names[1:], row)) for row in recorder.values]
         names = ['train_loss','valid_loss','samp_perc','full_loss']
         return pd.DataFrame(rows, columns=names).apply(pd.to_numeric, errors='coerce')
