@@ -1142,3 +1142,45 @@ def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
     quiet_fit(learn, 3)
     assert learn.selection.memory.loss.isfinite().all()
     assert learn.selection.stats.kept.sum()<3*52
+
+@pytest.mark.parametrize('options,said', [({}, False), (dict(alpha=1.), True), (dict(track_items=True), True)])
+def test_who_remembers_nothing_does_not_say_that_it_goes_on(options, said, capsys):
+    learn = quiet_fit(table_learner(cbs=BalancedSamplingCallback(**options)), 2)
+    learn.dls = dls_of(*class_data(132))
+    learn.loss_func = CrossEntropyLossFlat()
+    quiet_fit(learn, 2)
+    learn.balanced_sampling()
+    told = capsys.readouterr().out
+    for part in ('what is remembered of each item goes on', 'what it remembered of items is gone'):
+        assert (part in told)==said
+
+def test_early_losses_that_are_kept_are_remembered(capsys):
+    learn = quiet_fit(table_learner(cbs=EarlyLossSamplingCallback()), 2)
+    assert not learn.selection.wants_losses
+    learn.dls = dls_of(*class_data(132))
+    quiet_fit(learn, 2)
+    assert capsys.readouterr().out.count('the training set is another one of as many items')==1
+
+@pytest.mark.parametrize('cls', PATHS.values(), ids=PATHS)
+def test_a_batch_by_hand_before_the_first_one_moves_nothing(cls):
+    "In each epoch, and after a fit that was interrupted before its first batch"
+    class ByHand(Callback):
+        order,run_valid = 61,False
+        def before_train(self):
+            x,y = self.dls.train.dataset.tensors
+            self.learn.xb,self.learn.yb = (x[:8],),(y[:8],)
+            self.learn('before_batch')
+    def fitted(*cbs): return quiet_fit(table_learner(cbs=[cls(), *cbs]), 3)
+    plain,ours = fitted(),fitted(ByHand())
+    assert same(weights(plain), weights(ours))
+    for name in ('seen','kept','trained'):
+        assert plain.selection.stats[name].tolist()==ours.selection.stats[name].tolist()
+
+    class Stops(Callback):
+        order,run_valid = 61,False
+        def before_train(self): raise KeyboardInterrupt
+    learn = table_learner(cbs=[cls(), Stops()])
+    with pytest.raises(KeyboardInterrupt): quiet_fit(learn, 1)
+    batch = learn.dls.one_batch()
+    learn.xb,learn.yb = batch[:1],batch[1:]
+    learn('before_batch')

@@ -1,5 +1,7 @@
 "What is remembered of an item is the loss that trained it, or there is an error before the first step"
 import warnings
+from collections import Counter
+from functools import partial
 
 import pytest, torch
 from fastai.callback.core import Callback, CancelTrainException
@@ -230,6 +232,46 @@ def test_what_cannot_be_told_apart_is_refused_in_the_first_batch(i):
         cb = weighted(item_loss=by_attention, warmup=3)[i]
         refused(learner(cb, with_balance, Several(heads)), 'weights: got an output of shape')
 
+def mean_of_attention(pred, y): return F.cross_entropy(pred['logits'], y)+.1*pred['attention'].square().mean()
+
+@pytest.mark.parametrize('make', [InfoBatchCallback, partial(FavorHardCallback, correct=1.),
+    partial(PrioritizedSamplingCallback, correct=1.), partial(TopLossCallback, passes=1)],
+    ids=['info_batch','favor_hard','prioritized','one_pass'])
+def test_heads_that_are_as_many_as_items_are_not_taken_for_items(make):
+    "Each head's share of the loss is one row's, as an item's would be; in a part of the batch heads stay as many"
+    text = refused(learner(make(warmup=1), mean_of_attention, Several(16)), 'weights: got an output of shape')
+    assert '(16, 8, 8) for 8 items' in text
+
+def test_outputs_are_counted_in_a_part_of_the_batch_once_a_fit_and_leave_no_trace():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(.5))
+            self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
+        def forward(self, x):
+            sizes.append((len(x), self.training))
+            x = self.body(x)
+            return [head(x) for head in self.heads]
+    def both(pred, y): return F.cross_entropy(pred[0], y)+F.cross_entropy(pred[1], y)
+    def trained(cb):
+        sizes.clear()
+        set_seed(0)
+        learn = fit(learner(cb, both, Two(), lr=1e-2))
+        return weights(learn),Counter(sizes)
+    sizes = []
+    plain,of_plain = trained(WatchItemsCallback())
+    ours,of_ours = trained(InfoBatchCallback(warmup=9))
+    assert same(plain, ours)
+    assert of_ours-of_plain==Counter({(8, False): 1})
+
+def test_a_model_that_takes_no_part_of_a_batch_is_trained():
+    class Whole(Several):
+        def forward(self, x):
+            if len(x)!=16: raise ValueError('a batch of 16')
+            return super().forward(x)
+    def both(pred, y): return F.cross_entropy(pred['logits'], y)
+    fit(learner(InfoBatchCallback(warmup=9), both, Whole(2)))
+
 def test_predictions_that_cannot_be_weighed_are_refused_in_the_first_batch():
     class Object(nn.Module):
         def __init__(self):
@@ -259,7 +301,9 @@ class OwnStep(Learner):
 def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
     learn = learner(make(), lr=1e-3, kind=OwnStep)
     fit(learn, 4)
-    assert capsys.readouterr().out.count('no step of this epoch told the losses of its items')==1
+    said = capsys.readouterr().out
+    assert said.count('no step of this epoch told the losses of its items')==1
+    assert 'this fit trained on all items' not in said # which is why
     stats = learn.selection.stats
     assert (stats.kept==stats.seen).all()
     assert (stats.trained==stats.seen).all()

@@ -305,7 +305,8 @@ def set_selection(
 )->Learner: # `learn`
     "Attach a selection in place of an older one"
     old = selections_of(learn)
-    forgets = ', and what it remembered of items is gone' if any(getattr(cb, 'memory', None) for cb in old) else ''
+    has_memory = any(getattr(cb, 'memory', None) and cb.remembers for cb in old)
+    forgets = ', and what it remembered of items is gone' if has_memory else ''
     watched = any(getattr(cb, 'track_items', False) for cb in old) and not getattr(selection, 'track_items', False)
     remedy = ' With track_items=True it remembers what was predicted, too.' if watched else ''
     if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}{forgets}.{remedy}")

@@ -275,7 +275,7 @@ class BatchSelection(Selection):
         self.tell_once('how', self.losses.last.slow_way)
 
     def before_batch(self):
-        if self.engine: self.engine.trainer.check_first()
+        if self.engine and self.loader.n_handed: self.engine.trainer.check_first()
         super().before_batch()
 
     def after_pred(self):

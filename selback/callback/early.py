@@ -113,6 +113,8 @@ class EarlyLosses:
 # %% ../../nbs/callback/14_early.ipynb #4481a88f
 class _KeepsEarlyLosses(EpochSelection):
     "Keep the losses of an early epoch, of which none chooses before"
+    remembers = True # also once they are kept, and no later ones are asked for
+
     @delegates(EpochSelection.__init__, but=['warmup'])
     def __init__(self,
         method, # What chooses, by early losses

@@ -136,7 +136,8 @@ class BalancedSamplingCallback(EpochSelection):
 
     def before_batch(self):
         super().before_batch()
-        if self.draws and self.method.groups is None: self.classes.check(self.item_idx, self.learn.yb)
+        is_known = self.item_idx is not None and self.method.groups is None
+        if self.draws and is_known: self.classes.check(self.item_idx, self.learn.yb)
 
     def chosen_by(self, idxs):
         losses = self.losses_of(idxs)

@@ -28,7 +28,8 @@ from .loaders import ChosenBefore, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
 from .report import callback_of
-from .learner import autocast_of, base_loss, mixed_of, precision_of, true_output, weighed_output
+from .learner import autocast_of, base_loss, check_row_counts, mixed_of, precision_of
+from .learner import true_output, weighed_output
 from .tracking import ItemTracker, Plan, make_plan
 from .clock import Clock
 from .attach import AttachedCallback
@@ -84,7 +85,9 @@ class Step:
         weight = self.batch.weight
         if weight is None and not weighs: return
         if not (len(learn.yb) and n_items(learn.xb)): return
-        by_item = self.losses.by(base_loss(learn)).outputs(true_output(learn, learn.pred), learn.yb)
+        loss,is_first = self.losses.by(base_loss(learn)),not self.losses.knows_outputs
+        by_item = loss.outputs(true_output(learn, learn.pred), learn.yb)
+        if is_first: check_row_counts(learn, by_item)
         if weight is not None: learn.pred = weighed_output(learn, weight, by_item)
 
     def has_loss(self,
@@ -320,6 +323,11 @@ class Selection(AttachedCallback):
         return self.tracker.notes
 
     @property
+    def remembers(self)->bool:
+        "Does it remember anything of each item?"
+        return self.wants_losses
+
+    @property
     def weighs(self)->bool:
         "May it weigh items? Then it is tried on the first batch"
         return self.method.weighs
@@ -383,7 +391,7 @@ class Selection(AttachedCallback):
         "Draw the items of an epoch"
         dl,device = own_loader(self.dl),self.device
         dataset = id(dl.dataset)
-        if self.tracker.is_other(dl.n, dataset):
+        if self.remembers and self.tracker.is_other(dl.n, dataset):
             self.tell_once(('dataset', dataset), 'the training set is another one of as many items, and what is '
                 'remembered of each item goes on. If they are other items, attach a new selection.')
         if dl.n: self.tracker.remember_dataset(dl.n, dataset, device, self.ranks)
@@ -448,7 +456,7 @@ class Selection(AttachedCallback):
         if not is_trained and is_done:
             self.tell_once('empty', 'the training loader gave no batch, so that nothing was trained. Where its batch '
                 'size is above the number of items, drop_last drops the only batch: take a smaller one.')
-        elif is_last and not progress.fit: self.tell_once('idle', self.why_idle)
+        elif is_last and not (progress.fit or progress.is_silent): self.tell_once('idle', self.why_idle)
 
     def after_cancel_epoch(self): self.report.write() # fastai has not said that training ended
     def after_cancel_fit(self): self.report.write()
@@ -506,6 +514,7 @@ class Selection(AttachedCallback):
 
     def before_batch(self):
         learn,is_tried = self.learn,self.progress.is_tried
+        if not self.loader.n_handed and getattr(learn, 'iter', None)!=0: return # fired by hand, before the first batch
         if not is_tried: self.check_first()
         n = n_items(learn.xb)
         current = self.loader.known(learn.iter, n)
