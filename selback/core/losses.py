@@ -8,11 +8,11 @@ __all__ = ['item_loss_remedy', 'innermost', 'name_of', 'Memo', 'is_sum', 'unredu
            'item_losses_how', 'item_losses']
 
 # %% ../../nbs/core/02_losses.ipynb #ca67bec8
-import inspect, random, weakref
+import inspect, random, sys, weakref
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
@@ -169,12 +169,23 @@ def _values_back(buffers, values):
 # %% ../../nbs/core/02_losses.ipynb #29afc649
 _inert = {type(None), bool, int, float, complex, str, bytes, type, ModuleType, BuiltinFunctionType, torch.Size,
     torch.dtype, torch.device, nn.Parameter}
-_libraries = 'builtins','fastai','fastcore','matplotlib','numpy','pandas','PIL','selback','torch','torchvision'
+_of_layers = 'torch','torchvision','fastai' # whose modules hold nothing but attributes and buffers
 _of_every_module = {*vars(nn.Module())}
 _of_hooks = [name for name in _of_every_module if name.endswith('_hooks')]
 _many,_few,_most = 10_000,100,2**16 # items of a list that are kept, and looked at; elements of a tensor
 
-def _is_of_a_library(o): return (getattr(o, '__module__', None) or '').partition('.')[0] in _libraries
+def _package_of(o): return (getattr(o, '__module__', None) or '').partition('.')[0]
+
+@lru_cache(None)
+def _is_installed(package):
+    "Is a package Python's own or installed, and not what somebody is writing?"
+    if package in ('','selback') or package in sys.stdlib_module_names: return package!=''
+    file = getattr(sys.modules.get(package), '__file__', None) or ''
+    return 'site-packages' in file or 'dist-packages' in file
+
+def _is_of_a_library(o):
+    package = _package_of(o)
+    return package!='__main__' and _is_installed(package)
 
 def _is_same(now, before):
     "Does a container hold what it held, in its order?"
@@ -214,6 +225,7 @@ class Kept:
         elif isinstance(o, MethodType): self._look_at_all((o.__self__, o.__func__))
         elif isinstance(o, partial): self._look_at_all((o.func, *o.args, *o.keywords.values()))
         elif isinstance(o, torch.Generator): self._states.append((o.set_state, o.get_state()))
+        elif isinstance(o, random.SystemRandom): return # it has no state
         elif isinstance(o, random.Random): self._states.append((o.setstate, o.getstate()))
         elif isinstance(o, np.random.Generator):
             self._states.append((partial(setattr, o.bit_generator, 'state'), o.bit_generator.state))
@@ -271,7 +283,7 @@ class Kept:
         self._ids.add(id(o))
         self._named.append((attributes, attributes.copy()))
         if isinstance(o, nn.Module): self._look_at_module(o, attributes)
-        if _is_of_a_library(type(o)): return # these keep nothing else
+        if _package_of(type(o)) in _of_layers: return
         for name,value in attributes.items():
             if type(value) not in _inert and name not in _of_every_module: self._look(value)
         self._look_at_class(type(o))
