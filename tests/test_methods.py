@@ -31,7 +31,8 @@ class Loads(Callback):
     "Notes, behind the selection, which items each epoch loads"
     order,run_valid = 20,False
     def before_fit(self): self.epochs = []
-    def before_train(self): self.epochs.append(self.learn.selection.loader.idxs.tolist())
+    def before_train(self): self.epochs.append([])
+    def before_batch(self): self.epochs[-1] = self.learn.selection.loader.idxs.tolist()
 
 def test_tau_of_equal_and_of_one_hot_scores():
     for n in (2, 9, 100):

@@ -93,10 +93,9 @@ class Remembers(Callback):
 
     def before_fit(self): self.losses,self.loaded = {},{}
 
-    def before_train(self):
-        selection = self.learn.selection
-        self.losses[self.epoch] = selection.memory.loss.clone()
-        self.loaded[self.epoch] = selection.loader.idxs
+    def before_train(self): self.losses[self.epoch] = self.learn.selection.memory.loss.clone()
+
+    def before_batch(self): self.loaded[self.epoch] = self.learn.selection.loader.idxs
 
 def known_of(losses): return sorted(losses[~losses.isnan()].tolist())
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LoaderInPlace', 'unwrapped_loader', 'size_of_batch', 'is_distributed', 'own_loader', 'pads', 'check_independent',
-           'check_loader', 'longest_first', 'draw', 'ChosenBefore', 'known_of', 'ChosenWithin', 'loader_of',
-           'unaugmented']
+           'check_loader', 'longest_first', 'draw', 'ChosenBefore', 'known_of', 'ChosenWithin', 'BegunLate',
+           'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
 from contextlib import contextmanager
@@ -36,10 +36,12 @@ class LoaderInPlace(GetAttr):
     ):
         self.__dict__.update(
             dl=dl,
+            size=size_of_batch(own_loader(dl)), # items in a full batch of this epoch
             current=Batch(()), # what is known of the batch that was handed out last
             n_read=0, # batches read of the user's loader
             n_handed=0, # batches handed out
             is_exhausted=False,
+            _n_all=None, # batches of the user's loader, once it is running
             _is_running=False)
 
     def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `self.__dict__`
@@ -56,13 +58,22 @@ class LoaderInPlace(GetAttr):
         if self._is_running or self.is_exhausted: # a callback reads it within the epoch, or after it
             yield from self.dl
             return
-        self.__dict__.update(_is_running=True, n_read=0, n_handed=0)
+        self._check_size()
+        n_all = len(self.dl) if hasattr(self.dl, '__len__') else None
+        self.__dict__.update(_is_running=True, _n_all=n_all, n_read=0, n_handed=0)
         try:
             for batch,current in self.handed_out():
                 self.__dict__.update(current=current, n_handed=self.n_handed+1)
                 yield batch
                 batch = None # it may be large
         finally: self.__dict__['_is_running'] = False
+
+    def _check_size(self):
+        "Raise a `ValueError` if the size of a batch is another one than when this was made"
+        size = size_of_batch(own_loader(self.dl))
+        if size==self.size: return
+        raise ValueError(error_text('learn.dls.train', f'a batch size of {size} after its length was asked for',
+            f'{self.size}, as it was then', 'set it before, such as in a before_train of an order below 60'))
 
     def known(self,
         i:int, # fastai's number of the batch in this epoch
@@ -83,7 +94,7 @@ class LoaderInPlace(GetAttr):
     @property
     def is_done(self)->bool:
         "Was each batch read?"
-        return self.is_exhausted or self.n_read>=len(self.dl)
+        return self.is_exhausted or self.n_read>=(len(self.dl) if self._n_all is None else self._n_all)
 
 def unwrapped_loader(
     dl, # A loader
@@ -244,11 +255,10 @@ class ChosenBefore(LoaderInPlace):
     def _drops_last(self):
         "Is a batch left out that is not full? Not an epoch's only one"
         inner = self._inner
-        return inner.drop_last and not self._n_chosen<inner.bs<=inner.n
+        return inner.drop_last and not self._n_chosen<self.size<=inner.n
 
     def __len__(self):
-        bs = self._inner.bs
-        n = self._n_chosen//bs if self._drops_last else -(-self._n_chosen//bs)
+        n = self._n_chosen//self.size if self._drops_last else -(-self._n_chosen//self.size)
         return -(-n//self.dl.world_size) if self._is_part else n
 
     def _start(self):
@@ -276,7 +286,7 @@ class ChosenBefore(LoaderInPlace):
     def _known(self):
         "What is known of the batch that was read last"
         i = self.n_read
-        rows = slice(i*self.dl.bs, (i+1)*self.dl.bs)
+        rows = slice(i*self.size, (i+1)*self.size)
         self._check_read(i, self._order[rows])
         idx = self.idxs[rows]
         return Batch((), (), idx, None if self.weights is None else self.weights[idx], i)
@@ -319,6 +329,28 @@ class ChosenWithin(LoaderInPlace):
     ):
         "Note how far the loader's batches have come, some of which may be read before it is their turn"
         self.__dict__.update(n_read=n, is_exhausted=is_last)
+
+# %% ../../nbs/callback/00_loaders.ipynb #a9032dcc
+class BegunLate(LoaderInPlace):
+    "Passes for a loader until it is read, or asked for its length; only then what reads it is made"
+    def __init__(self,
+        dl, # The loader
+        make, # A function of this that returns a loader
+    ):
+        super().__init__(dl)
+        self.__dict__.update(make=make, made=None)
+
+    @property
+    def size(self): return size_of_batch(own_loader(self.dl)) # as of now
+
+    def begun(self):
+        "The loader that was made"
+        if self.made is None: self.__dict__['made'] = self.make(self)
+        return self.made
+
+    def __len__(self): return len(self.begun())
+
+    def __iter__(self): return iter(self.begun())
 
 # %% ../../nbs/callback/00_loaders.ipynb #18257127
 _made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself

@@ -192,6 +192,12 @@ class SelectionReport:
         self._epoch,self._n_batches = epoch,n_batches
         self.log = None
 
+    def expect(self,
+        n_batches:int, # Of the loader
+    ):
+        "The epoch's loader begins"
+        self._n_batches = n_batches
+
     def end_epoch(self,
         saved_secs:float=float('nan'), # What the epoch saved of a plain one
         is_done:bool=True, # Was each batch of the loader read?

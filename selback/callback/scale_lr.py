@@ -21,10 +21,14 @@ class ScaleLR(TrainingOnly):
         self.n_trained = 0 # items since the last step
         self.unscaled = None # rates to give back; None: nothing is scaled
 
+    def before_train(self): self.full = None # items in a full batch of the epoch, once it has begun
+
+    def before_batch(self): self.full = self.full or size_of_batch(self.dl)
+
     def after_backward(self): self.n_trained += n_items(self.yb)
 
     def before_step(self):
-        full = getattr(callback_of(self.learn, GradientAccumulation), 'n_acc', None) or size_of_batch(self.dl)
+        full = getattr(callback_of(self.learn, GradientAccumulation), 'n_acc', None) or self.full
         share = min(1., self.n_trained/(full or self.n_trained))
         self.unscaled = [hypers['lr'] for hypers in self.opt.hypers]
         self.opt.set_hyper('lr', [lr*share for lr in self.unscaled])

@@ -24,7 +24,7 @@ from ..core.losses import item_losses, preserved
 from ..core.untouched import guarded, unwrapped
 from ..core.item_loss import ItemLosses, LossByItem, Trial, detached
 from ..core.scoring import Scorer
-from .loaders import ChosenBefore, check_independent, check_loader, draw
+from .loaders import BegunLate, ChosenBefore, check_independent, check_loader, draw
 from .loaders import is_distributed, own_loader, size_of_batch
 from .ranks import Ranks
 from .report import callback_of
@@ -285,7 +285,7 @@ class Selection(AttachedCallback):
     @property
     def bs(self)->int|None:
         "Items in a full batch of this epoch's loader"
-        return size_of_batch(self.dl)
+        return size_of_batch(self.dl) if self.loader is None else self.loader.size
 
     @property
     def epochs_done(self)->int:
@@ -370,9 +370,23 @@ class Selection(AttachedCallback):
         self.drop_waiting() # an epoch may have been interrupted
         self.clock.begin_epoch()
         self.label_reader.begin_epoch()
-        self.report.begin_epoch(self.epoch, len(self.dl))
+        self.report.begin_epoch(self.epoch)
         self.method.begin_epoch()
-        self.loader = self.learn.dl = self.loader_of_epoch()
+        if self.tracker.is_on: self.remember_dataset()
+        self.loader = self.learn.dl = BegunLate(self.dl, self.begin_loader)
+
+    def begin_loader(self,
+        late:BegunLate, # In whose place it is
+    ): # A loader
+        "What this epoch reads, once it is about to: until then the size of a batch may change"
+        if not self.is_awake or self.loader is not late: return late.dl # it was taken off
+        learn,before = self.learn,self.learn.dl
+        learn.dl = late.dl
+        try:
+            self.report.expect(len(late.dl))
+            self.loader = self.loader_of_epoch()
+        finally: learn.dl = self.loader if before is late else before
+        return self.loader
 
     def meet_model(self):
         "Tell if what is remembered is of another model"
@@ -389,18 +403,21 @@ class Selection(AttachedCallback):
 
     def draw_items(self)->Tensor: # Dataset indices, int64, shape (n,)
         "Draw the items of an epoch"
-        dl,device = own_loader(self.dl),self.device
-        dataset = id(dl.dataset)
-        if self.remembers and self.tracker.is_other(dl.n, dataset):
-            self.tell_once(('dataset', dataset), 'the training set is another one of as many items, and what is '
-                'remembered of each item goes on. If they are other items, attach a new selection.')
-        if dl.n: self.tracker.remember_dataset(dl.n, dataset, device, self.ranks)
-        idxs = draw(self.dl)
+        dl,idxs = own_loader(self.dl),draw(self.dl)
         if len(idxs) and not 0<=int(idxs.min())<=int(idxs.max())<dl.n:
             raise ValueError(error_text(f'{type(dl).__name__}.get_idxs',
                 f'items {int(idxs.min())} to {int(idxs.max())}',
                 f'numbers from 0 to {dl.n-1}, as the loader has {dl.n} items'))
-        return idxs.to(device)
+        return idxs.to(self.device)
+
+    def remember_dataset(self):
+        "Have a memory of the training set"
+        dl = own_loader(self.dl)
+        dataset = id(dl.dataset)
+        if self.remembers and self.tracker.is_other(dl.n, dataset):
+            self.tell_once(('dataset', dataset), 'the training set is another one of as many items, and what is '
+                'remembered of each item goes on. If they are other items, attach a new selection.')
+        if dl.n: self.tracker.remember_dataset(dl.n, dataset, self.device, self.ranks)
 
     def reader_of(self,
         plan:Plan,
@@ -420,7 +437,7 @@ class Selection(AttachedCallback):
             chosen = self.method.choose(self.losses_of(idxs), now)
             if chosen is not None: chosen = check_chosen(chosen, f'{type(self.method).__name__}.choose')
         dl = own_loader(self.dl)
-        plan = make_plan(self.tracker, idxs, chosen, dl.bs, dl.drop_last, self.generator, due)
+        plan = make_plan(self.tracker, idxs, chosen, self.bs, dl.drop_last, self.generator, due)
         if plan.rows is not None:
             self.progress.chose(before=True)
             self.report.left_out(self.chosen_by(idxs), plan.rows)
