@@ -354,8 +354,8 @@ class SelectionColumns(TrainingOnly):
         if not self.learn.lock.locked(): # it is no validation, maybe within a fit
             self._in_table = self.report is not None and callback_of(self.learn, Recorder) is not None
         if self.leaves: self.learn.remove_cb(self) # the last fit was interrupted
-        recorder = callback_of(self.learn, Recorder)
-        if not (self._in_table and recorder): return
+        recorder = callback_of(self.learn, Recorder) if self._in_table else None
+        if recorder is None: return
         names = recorder.metric_names
         n = self._n_before = names.index('time') if 'time' in names else len(names)
         recorder.metric_names = names[:n] + SelectionReport.columns + names[n:]
