@@ -53,10 +53,11 @@ class Witness(Callback):
 
     def before_train(self):
         selection = self.learn.selection
-        self.orders.append(orders[0] if orders else None)
+        self.orders.append(None)
         self.memories.append(state_of(selection.memory) if selection else None)
 
     def before_batch(self):
+        self.orders[-1] = orders[0] if orders else None # it is drawn once the loader begins
         dl,of_epoch = self.learn.dl,getattr(self.learn.selection, 'loader', None)
         is_own = of_epoch is None or dl is of_epoch
         self.loaders.add((isinstance(dl, DistributedDL), is_own))

@@ -257,8 +257,8 @@ def test_outputs_are_counted_in_a_part_of_the_batch_once_a_fit_and_leave_no_trac
         sizes.clear()
         set_seed(0)
         learn = fit(learner(cb, both, Two(), lr=1e-2))
-        return weights(learn),Counter(sizes)
-    sizes = []
+        return weights(learn),Counter(sizes.seen)
+    sizes = Trail()
     plain,of_plain = trained(WatchItemsCallback())
     ours,of_ours = trained(InfoBatchCallback(warmup=9))
     assert same(plain, ours)

@@ -193,8 +193,7 @@ def _is_same(now, before):
     return all(map(is_, now, before)) and (not isinstance(now, dict) or all(map(is_, now.values(), before.values())))
 
 class Kept:
-    """What some objects hold, as it was: their attributes, lists, dicts and counters, those of what they hold in turn,
-    and what their functions share"""
+    "What some objects hold in attributes, lists and dicts, what these hold in turn, and what their functions share"
     def __init__(self,
         parts:list, # Modules, functions, or other objects
     ):
