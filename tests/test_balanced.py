@@ -578,7 +578,10 @@ def test_targets_that_are_no_single_whole_numbers_are_not_compared():
     idx = torch.arange(4)
     for y in torch.rand(4), torch.zeros(4, 2), torch.arange(3), torch.tensor(1), 'text': known.check(idx, (y,))
     known.check(idx, ())
-    with pytest.raises(ValueError, match='items of class 0 that come as 0 and 1'): known.check(idx, (torch.arange(4),))
+    known.compare()
+    with pytest.raises(ValueError, match='items of class 0 that come as 0 and 1'):
+        known.check(idx, (torch.arange(4),))
+        known.compare()
 
 def test_later_batches_are_compared_now_and_then():
     known = ClassesOfItems()
@@ -589,5 +592,6 @@ def test_later_batches_are_compared_now_and_then():
     for _ in range(7): known.check(idx, wrong)
     with pytest.raises(ValueError, match='of class 0 that come as 3 and 7|of class 0 that come as 7 and 3'):
         known.check(idx, wrong) # the 16th
+        known.compare()
     known.read(ds)
     known.check(idx, (torch.tensor([1,1,0,0]),)) # another epoch's names

@@ -106,10 +106,10 @@ def _are_at_hand(targets):
     "Are they read at once?"
     return isinstance(targets, (Tensor,np.ndarray,list,tuple)) or hasattr(targets, 'to_numpy')
 
-def _whole_numbers(yb, n):
-    "The first targets of a batch, if they are one whole number for each of `n` items, else None"
+def _one_each(yb, n):
+    "The first targets of a batch, if they are one number for each of `n` items, else None"
     y = as_tensors(yb[0]) if len(yb) and isinstance(yb[0], Tensor) else torch.zeros(())
-    if y.ndim and len(y)==y.numel()==n and (not y.is_floating_point() or bool((y==y.round()).all())): return y.flatten()
+    return y.flatten() if y.ndim and len(y)==y.numel()==n else None
 
 def _parted(pairs):
     "Where the second numbers of some pairs part what are one by the first: that one, and two of them; or None"
@@ -122,34 +122,45 @@ class ClassesOfItems:
     def __init__(self):
         self.classes = None # int64, shape (items,)
         self._read_of = None # a dataset, and how many items it had
-        self._pairs = set() # a class that was read, and a target of the same item
+        self._noted = [] # dataset indices of some batches, and targets of the same items
         self._n = 0 # batches of this epoch
+        self._is_unsure = True # is the next batch to be compared at once?
 
     def read(self,
         ds, # A dataset
         n_inp:int|None=None, # As for `item_classes`
     )->Tensor: # int64, shape (items,); raises a `ValueError` if they can't be read
         "The classes of an epoch that begins"
-        self._pairs,self._n = set(),0
+        self._noted,self._n = [],0
         targets = _targets(ds, n_inp)
         last,n_last = self._read_of or (None,0)
         is_known = targets is not None and last is ds and n_last==len(targets) and not _are_at_hand(targets)
-        if not is_known: self.classes,self._read_of = item_classes(ds, n_inp),(ds,len(targets))
+        if is_known: self._is_unsure = True
+        else: self.classes,self._read_of = item_classes(ds, n_inp),(ds,len(targets))
         return self.classes
 
     def check(self,
         idx:Tensor, # Dataset indices of a batch, int64, shape (n,)
         yb:tuple, # Its targets
-    ): # Raises a `ValueError` if these part or put together what was read
-        "Hold the classes of the first batches of an epoch, and of ever fewer, against their targets"
+    ): # Raises a `ValueError` if those of a fit's first batch part or put together what was read
+        "Note the targets of an epoch's first batches, and of ever fewer; those of a fit's first are compared at once"
         self._n += 1
-        handed = _whole_numbers(yb, len(idx)) if is_due(self._n) else None
+        handed = _one_each(yb, len(idx)) if is_due(self._n) else None
         if handed is None: return
-        self._pairs |= set(zip(self.classes[idx.cpu()].tolist(), handed.tolist()))
-        self._check_pairs()
+        self._noted.append((idx, handed))
+        if self._is_unsure: self.compare() # it waits for the device
 
-    def _check_pairs(self):
-        parted,joined = _parted(self._pairs),_parted({(b, a) for a,b in self._pairs})
+    def compare(self): # Raises a `ValueError` if targets part or put together what was read
+        "Hold the classes that were read against the targets that were noted"
+        self._is_unsure = False
+        pairs = set()
+        for idx,handed in self._noted:
+            if bool((handed==handed.round()).all()): # it is no number of another kind
+                pairs |= set(zip(self.classes[idx.cpu()].tolist(), handed.tolist()))
+        self._check_pairs(pairs)
+
+    def _check_pairs(self, pairs):
+        parted,joined = _parted(pairs),_parted({(b, a) for a,b in pairs})
         if parted: got = 'items of class {} that come as {} and {}'.format(*parted)
         elif joined: got = 'items that come as {}, of classes {} and {}'.format(*joined)
         else: return

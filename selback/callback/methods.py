@@ -139,6 +139,10 @@ class BalancedSamplingCallback(EpochSelection):
         is_known = self.item_idx is not None and self.method.groups is None
         if self.draws and is_known: self.classes.check(self.item_idx, self.learn.yb)
 
+    def after_train(self):
+        super().after_train()
+        if self.draws and self.method.groups is None: self.classes.compare()
+
     def chosen_by(self, idxs):
         losses = self.losses_of(idxs)
         return losses if self.method.alpha else torch.full_like(losses, math.nan)
