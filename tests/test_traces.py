@@ -94,6 +94,17 @@ class ByHook(Base):
         self.kept_by_hook().clear()
         return found
 
+class OnLayer(Base):
+    "A hook appends to a list that a layer of PyTorch was given"
+    def begin(self):
+        self.body.kept = []
+        self.body.register_forward_hook(lambda m, inputs, output: m.kept.append(output))
+    def keep(self, h): pass
+    def take(self):
+        found = [*self.body.kept]
+        self.body.kept.clear()
+        return found
+
 class ByNonlocal(Base):
     "A hook counts in a variable of the function that made it"
     def begin(self):
@@ -149,8 +160,8 @@ class LosesHook(Base):
     def keep(self, h): pass
     def take(self): return []
 
-MODELS = [Base, InDict, InDeque, InTuple, InObject, InGlobal, InClass, Counts, ByHook, ByNonlocal, ByPartial, Hidden,
-    InPlace, Draws, LosesHook]
+MODELS = [Base, InDict, InDeque, InTuple, InObject, InGlobal, InClass, Counts, ByHook, OnLayer, ByNonlocal, ByPartial,
+    Hidden, InPlace, Draws, LosesHook]
 
 class ExtraLoss(Callback):
     "Adds to the loss what the model's features amount to"

@@ -169,7 +169,8 @@ def _values_back(buffers, values):
 # %% ../../nbs/core/02_losses.ipynb #29afc649
 _inert = {type(None), bool, int, float, complex, str, bytes, type, ModuleType, BuiltinFunctionType, torch.Size,
     torch.dtype, torch.device, nn.Parameter}
-_of_layers = 'torch','torchvision','fastai' # whose modules hold nothing but attributes and buffers
+_of_layers = 'torch','torchvision','fastai' # whose modules hold numbers and tuples, and what somebody has given them
+_containers = list,dict,set,deque
 _of_every_module = {*vars(nn.Module())}
 _of_hooks = [name for name in _of_every_module if name.endswith('_hooks')]
 _many,_few,_most = 10_000,100,2**16 # items of a list that are kept, and looked at; elements of a tensor
@@ -282,10 +283,11 @@ class Kept:
         self._ids.add(id(o))
         self._named.append((attributes, attributes.copy()))
         if isinstance(o, nn.Module): self._look_at_module(o, attributes)
-        if _package_of(type(o)) in _of_layers: return
+        is_layer = _package_of(type(o)) in _of_layers
         for name,value in attributes.items():
-            if type(value) not in _inert and name not in _of_every_module: self._look(value)
-        self._look_at_class(type(o))
+            if type(value) in _inert or name in _of_every_module: continue
+            if not is_layer or isinstance(value, _containers): self._look(value)
+        if not is_layer: self._look_at_class(type(o))
 
     def _look_at_module(self, m, attributes):
         for name in _of_hooks:
