@@ -105,6 +105,26 @@ def test_masks_that_are_flipped_are_the_same_items(capsys):
     assert 'another target' not in capsys.readouterr().out
     assert learn.selection.stats.query('epoch==3').kept.sum()<N
 
+def test_tokens_that_are_padded_otherwise_are_the_same_items(capsys):
+    class Tokens(Rows):
+        def __getitem__(self, i): return torch.randn(3, 6),torch.arange(6)%3
+    class Pads(Callback):
+        order = -8
+        def before_batch(self):
+            n = 2+self.epoch%4
+            self.learn.xb,self.learn.yb = (self.x[...,:n],),(self.y[:,:n],)
+    dls = DataLoaders(*[TfmdDL(Tokens(), bs=8, num_workers=0) for _ in range(2)])
+    learn = Learner(dls, nn.Conv1d(3, 3, 1), loss_func=CrossEntropyLossFlat(axis=1), cbs=[FavorHardCallback(), Pads()])
+    quiet_fit(learn, 4)
+    assert 'another target' not in capsys.readouterr().out
+    assert learn.selection.stats.query('epoch==3').kept.sum()<N
+
+@pytest.mark.parametrize('passes', [1,2])
+def test_targets_are_compared_where_rows_are_chosen_within_a_batch(passes, capsys):
+    learn = learner(TopLossCallback(.5, passes=passes, track_items=True, warmup=0), draws)
+    quiet_fit(learn, 3)
+    assert 'most items have another target' in capsys.readouterr().out
+
 def test_another_model_is_told_of(capsys):
     learn = quiet_fit(learner(FavorHardCallback(beta=2)), 2)
     assert 'the model is another one' not in capsys.readouterr().out

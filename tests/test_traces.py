@@ -1,6 +1,8 @@
 "A pass that scores leaves no trace in what a model and a loss hold, or what their functions share"
+import functools, operator
 from collections import Counter, deque
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from helpers import *
@@ -253,6 +255,46 @@ def test_what_was_not_changed_is_not_written():
         assert kept.is_changed
     assert model.table==dict(a=1)
     assert Watched.n_cleared==1
+
+def test_classes_stay_as_they_are():
+    "What wraps a function of a class, and is not a function itself"
+    class Wrapped(Base):
+        n = 0
+        @property
+        @functools.lru_cache(None)
+        def scale(self): return 2.
+        @staticmethod
+        @functools.lru_cache(None)
+        def twice(x): return 2*x
+        of = property(operator.attrgetter('body'))
+        def keep(self, h): type(self).n += self.scale+self.twice(1)
+    before = dict(vars(Wrapped))
+    with state_kept([model := Wrapped()]): model(torch.ones(2, 4))
+    assert {name: o for name,o in vars(Wrapped).items() if o is not before[name]}=={}
+    assert (model.scale,model.twice(3),model.of)==(2.,6,model.body)
+
+def test_arrays_that_cannot_be_written_are_left_alone():
+    model = Base()
+    model.table = np.frombuffer(b'12345678', dtype=np.uint8)
+    model.seen = np.zeros(2)
+    with state_kept([model]): model.seen += 1
+    assert model.seen.tolist()==[0,0]
+
+class Moves(Base):
+    "Centres that are no buffer, a generator of the old kind, and a name space"
+    def begin(self):
+        self.centres = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.rng,self.told = np.random.RandomState(0),SimpleNamespace(n=0)
+    def keep(self, h):
+        self.centres.lerp_(h.detach().mean(0), .5)
+        self.told.n += 1
+        self.drawn = float(self.rng.rand())
+    def take(self): return [self.centres[None]*self.told.n*self.drawn]
+
+def test_frozen_parameters_old_generators_and_name_spaces_are_put_back():
+    plain = weights(quiet_fit(learner(Moves), 2))
+    ours = weights(quiet_fit(learner(Moves, KEEPS_ALL['top_loss']()), 2))
+    for a,b in zip(ours, plain): assert torch.equal(a, b)
 
 def test_endless_references_end():
     model = Base()

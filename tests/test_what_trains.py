@@ -183,3 +183,47 @@ def test_class_weights_of_known_losses_are_kept(make):
     quiet_fit(learn, 1, lr=0.)
     with torch.no_grad(): wanted = F.cross_entropy(model(data[0]), data[1], weight=WEIGHTS, reduction='none')
     torch.testing.assert_close(learn.selection.memory.loss, wanted)
+
+class Ignores(OwnLoss):
+    ignore_index = -100
+    def forward(self, pred, y): return F.cross_entropy(pred, y, ignore_index=-100, reduction=self.reduction)
+
+def own(pred, y, reduction='mean'): return F.cross_entropy(pred, y, reduction=reduction)
+
+@pytest.mark.parametrize('cls', [TopLossCallback,FavorHardCallback])
+def test_an_item_that_is_ignored_as_a_whole_tells_nothing(cls):
+    x,y = torch.randn(N, 3, 4),torch.randint(0, 3, (N, 4))
+    y[1],y[3,:2] = -100,-100
+    learn = learner(Ignores(), new(cls), (x, y), False)
+    learn.model = nn.Conv1d(3, 3, 1)
+    quiet_fit(learn, 1)
+
+@pytest.mark.parametrize('margin', [0., 20., 40., 200.])
+@pytest.mark.parametrize('scale', [1e-15, 1., 1e15])
+def test_losses_of_any_size_are_believed(margin, scale):
+    x,y = classes()
+    def scaled(pred, y, reduction='mean'): return scale*own(pred+margin*F.one_hot(y, 3), y, reduction)
+    quiet_fit(learner(scaled, new(TopLossCallback), (x, y), False), 1, lr=0.)
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one,self.other = nn.Linear(4, 3),nn.Linear(4, 3)
+    def forward(self, x): return self.one(x),self.other(x)
+
+@pytest.mark.parametrize('cls', [SelectiveBackpropCallback,FavorHardCallback])
+def test_a_term_that_only_the_mean_has_is_refused(cls):
+    def with_another(pred, y, reduction='mean'):
+        losses = F.cross_entropy(pred[0], y, reduction=reduction)
+        return losses+.4*F.cross_entropy(pred[1], y) if reduction=='mean' else losses
+    learn = learner(with_another, new(cls), classes(), False)
+    learn.model = Two()
+    with pytest.raises(ValueError, match='Pass item_loss='): quiet_fit(learn, 1)
+
+def test_a_loss_that_is_no_mean_of_its_items_is_told_in_their_units():
+    def root(pred, y, reduction='mean'):
+        losses = F.cross_entropy(pred, y, reduction='none')
+        return losses if reduction=='none' else losses.mean().sqrt()
+    learn = quiet_fit(learner(root, TopLossCallback(.5, warmup=1), classes(), False), 2, lr=0.)
+    full = learn.selection.stats.groupby('epoch').full_loss.mean()
+    assert full[0]==pytest.approx(full[1], rel=1e-4)

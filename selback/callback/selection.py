@@ -63,8 +63,11 @@ class Step:
 
     def mark(self, yb):
         "Its targets are those that the loader has handed out"
-        marks = fingerprints(yb)
-        self.marks = marks if marks is None or self.batch.rows is None else marks[self.batch.rows]
+        self.marks = fingerprints(yb)
+
+    def marks_of_trained(self)->Tensor|None:
+        "Of the items that train"
+        return self.marks if self.marks is None or self.batch.rows is None else self.marks[self.batch.rows]
 
     def hear(self):
         "Its events come"
@@ -603,7 +606,7 @@ class Selection(AttachedCallback):
         is_chosen = self.current.is_chosen
         is_fresh = not is_chosen and not self.progress.before
         self.tracker.note(self.current.trained, losses, fresh=is_fresh, picked=True, again=is_chosen and self.scored)
-        self.tracker.note_targets(self.current.trained, self.step.marks)
+        self.tracker.note_targets(self.current.trained, self.step.marks_of_trained())
 
     def note_labels(self,
         loss_func, # The learner's own

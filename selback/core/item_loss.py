@@ -107,18 +107,25 @@ def _grads_of(loss_of, pred):
     try:
         with torch.enable_grad(): loss = loss_of(map_tensors(torch.clone, leaves)) # it may change them in place
         return torch.autograd.grad(loss, found, allow_unused=True)
-    except torch.cuda.OutOfMemoryError: raise
-    except RuntimeError: return None
+    except RuntimeError: return None # out of memory, too
+
+def _scaled(t):
+    "Numbers as shares of the largest one; None where there is none, or one that is not finite"
+    most = t.abs().max()
+    return t/most if most.isfinite() and most>1e-30 else None
 
 def _are_multiples(grads, others, n):
     "Is the one gradient of each of `n` items the same multiple of the other? None: they do not tell"
     if grads is None or others is None: return None
-    given = [(ours, whole) for ours,whole in zip(grads, others) if not (ours is None or whole is None)]
+    def zeros_for(one, other): return torch.zeros_like(other) if one is None else one
+    given = [(zeros_for(ours, whole), zeros_for(whole, ours)) for ours,whole in zip(grads, others)
+        if ours is not None or whole is not None]
     pairs = [(_rows(ours), _rows(whole)) for ours,whole in given if ours.ndim and len(ours)==n]
     if not pairs: return None
     ours,whole = (torch.cat(parts, 1) for parts in zip(*pairs))
-    if not (ours.isfinite().all() and whole.isfinite().all() and ours.any()): return None
-    wanted = ours*(ours*whole).sum()/ours.square().sum()
+    ours,whole = _scaled(ours),_scaled(whole)
+    if ours is None or whole is None: return None
+    wanted = ours*((ours*whole).sum()/ours.square().sum())
     sizes = wanted.norm(dim=1)
     return bool(((whole-wanted).norm(dim=1)<=.01*sizes+1e-4*sizes.max()).all())
 
@@ -139,10 +146,15 @@ def _losses_alone(loss_func, batch, rows):
     except (RuntimeError,ValueError,IndexError): return None
 
 def _has_one_factor(ours, others):
-    "Are numbers the same multiple of others?"
+    "Are numbers the same multiple of others, as far as these are finite?"
+    tell = ours.isfinite() & others.isfinite()
+    if not tell.any(): return True
+    ours,others = ours[tell],others[tell]
     if not ours.any(): return not others.any()
-    wanted = ours*(ours*others).sum()/ours.square().sum()
-    return torch.allclose(others, wanted, rtol=1e-3, atol=1e-5*float(wanted.abs().max()), equal_nan=True)
+    ours,others = _scaled(ours),_scaled(others)
+    if ours is None or others is None: return ours is others
+    wanted = ours*((ours*others).sum()/ours.square().sum())
+    return torch.allclose(others, wanted, rtol=1e-3, atol=1e-5*float(wanted.abs().max()))
 
 # %% ../../nbs/core/08_item_loss.ipynb #aff31a76
 _leaves_out = 'Ignored elements, or weights of classes, may count in the one and not in the other. '
@@ -169,7 +181,7 @@ def check_shares(
     ours,alone = losses[rows],_losses_alone(loss_func, batch, rows)
     if alone is None and are_shares is None: return
     if alone is not None and not _has_one_factor(ours, alone.to(ours)):
-        worst = int((ours-alone.to(ours)).abs().argmax())
+        worst = int((ours-alone.to(ours)).abs().nan_to_num(0., 0., 0.).argmax())
         one,other = _apart(ours[worst], alone[worst])
         raise no_item_losses(loss_func, f'an unreduced loss of {one} for item {rows[worst]} of a batch',
             f'{other}, its loss as a batch of its own', _leaves_out)
@@ -212,7 +224,9 @@ def _not_trained(loss_func, got, wanted):
 def _agree(own, trained, tol):
     "Have two gradients one direction in each row, whatever its weight? None: they do not tell"
     if not (own.isfinite().all() and trained.isfinite().all()) or not trained.any(): return None
-    own,trained = _rows(own),_rows(trained)
+    if not own.any(): return False
+    own,trained = _scaled(_rows(own)),_scaled(_rows(trained))
+    if own is None or trained is None: return None # too small to tell
     norms = own.norm(dim=1),trained.norm(dim=1)
     tell = (norms[0]>1e-6*norms[0].max()) & (norms[1]>1e-6*norms[1].max())
     cosines = (own*trained).sum(1)/(norms[0]*norms[1])
@@ -497,7 +511,8 @@ class LossByItem:
         "Does a batch tell that each item is treated by itself? And is its loss the mean of theirs?"
         self.is_separable = check_separable(self.function, losses, pred, *yb)
         if how=='reduction' and self.has_effects: check_shares(self.function, losses, pred, *yb)
-        if how=='reduction': self.is_averaged = not is_sum(self.function)
+        is_known = how=='reduction' and not self.has_effects
+        if is_known: self.is_averaged = not is_sum(self.function)
         else: self.is_averaged = is_mean(self.function, losses, pred, *yb)
 
 # %% ../../nbs/core/08_item_loss.ipynb #e870e017

@@ -9,12 +9,12 @@ __all__ = ['item_loss_remedy', 'innermost', 'name_of', 'Memo', 'is_sum', 'unredu
 
 # %% ../../nbs/core/02_losses.ipynb #ca67bec8
 import inspect, random, sys, weakref
-from collections import deque
+from collections import UserDict, UserList, deque
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from functools import lru_cache, partial
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 
 import numpy as np, torch
 from torch import Tensor, nn
@@ -193,6 +193,12 @@ def _is_same(now, before):
     if len(now)!=len(before): return False
     return all(map(is_, now, before)) and (not isinstance(now, dict) or all(map(is_, now.values(), before.values())))
 
+@lru_cache(None)
+def _names_in(code):
+    "The names that a function's code uses, and that of the functions within it"
+    within = [o for o in code.co_consts if isinstance(o, CodeType)]
+    return {*code.co_names, *(name for o in within for name in _names_in(o))}
+
 class Kept:
     "What some objects hold in attributes, lists and dicts, what these hold in turn, and what their functions share"
     def __init__(self,
@@ -227,8 +233,10 @@ class Kept:
         elif isinstance(o, torch.Generator): self._states.append((o.set_state, o.get_state()))
         elif isinstance(o, random.SystemRandom): return # it has no state
         elif isinstance(o, random.Random): self._states.append((o.setstate, o.getstate()))
+        elif isinstance(o, np.random.RandomState): self._states.append((o.set_state, o.get_state()))
         elif isinstance(o, np.random.Generator):
             self._states.append((partial(setattr, o.bit_generator, 'state'), o.bit_generator.state))
+        elif isinstance(o, (SimpleNamespace,UserDict,UserList)): self._look(vars(o))
         elif not _is_of_a_library(type(o)): self._look_at_object(o)
 
     def _look_at_all(self, objects):
@@ -244,7 +252,7 @@ class Kept:
         self._tensors.append((t, t._version, t.detach().clone() if t.numel()<=_most else None))
 
     def _look_at_array(self, o):
-        if o.size<=_most: self._states.append((partial(np.copyto, o), o.copy()))
+        if o.size<=_most and o.flags.writeable: self._states.append((partial(np.copyto, o), o.copy()))
 
     def _look_at_function(self, f):
         "A function's closure, defaults and attributes, and the globals that it names"
@@ -256,7 +264,7 @@ class Kept:
                 self._look(cell.cell_contents)
                 of_cell = partial(getattr, cell, 'cell_contents'),partial(setattr, cell, 'cell_contents')
                 self._values.append((*of_cell, cell.cell_contents))
-        for name in f.__code__.co_names:
+        for name in _names_in(f.__code__):
             if name not in f.__globals__: continue
             value = f.__globals__[name]
             self._look(value)
@@ -269,12 +277,12 @@ class Kept:
             if id(c) in self._ids or _is_of_a_library(c): continue
             self._ids.add(id(c))
             for name,o in vars(c).items():
-                if name.startswith('__') and not isinstance(o, FunctionType): continue
-                if isinstance(o, (staticmethod,classmethod)): o = o.__func__
-                if isinstance(o, property): o = o.fget
-                if not isinstance(o, FunctionType):
+                if isinstance(o, (staticmethod,classmethod)): self._look(o.__func__)
+                elif isinstance(o, property): self._look(o.fget)
+                elif isinstance(o, FunctionType): self._look(o)
+                elif not name.startswith('__'):
                     self._values.append((partial(vars(c).get, name), partial(setattr, c, name), o))
-                self._look(o)
+                    self._look(o)
 
     def _look_at_object(self, o):
         "Its attributes, and a module's buffers and hooks"
@@ -284,6 +292,9 @@ class Kept:
         self._named.append((attributes, attributes.copy()))
         if isinstance(o, nn.Module): self._look_at_module(o, attributes)
         is_layer = _package_of(type(o)) in _of_layers
+        if not is_layer and isinstance(o, nn.Module): # such as centres that its forward moves
+            for p in o._parameters.values():
+                if p is not None and not p.requires_grad and not is_lazy(p): self._look_at_tensor(p)
         for name,value in attributes.items():
             if type(value) in _inert or name in _of_every_module: continue
             if not is_layer or isinstance(value, _containers): self._look(value)
@@ -323,7 +334,7 @@ class Kept:
             if t._version!=version: self._tensor_back(t, value)
 
     def _tensor_back(self, t, value):
-        if value is not None: return t.data.copy_(value)
+        if value is not None: return _values_back([t], [value])
         raise ValueError(error_text('the scoring pass', f'a tensor of shape {tuple(t.shape)} that a model or a loss '
             'changes in place', f'one of at most {_most:,} elements, which is put back afterwards',
             'make it a buffer of the model, or use a method that scores nothing, such as favor_hard'))
@@ -384,15 +395,18 @@ def one_by_one(
     *yb, # Targets
 ): # One float32 loss per item, shape (bs,), and how it was computed: 'vmap' or 'loop'
     "The loss of each item as a batch of its own; raises a `ValueError` if a batch of one fails"
-    def of_one(batch):
-        with preserved(loss_func): return torch.as_tensor(loss_func(*batch)).float().mean()
-    batch = pred,*yb
-    with preserved(loss_func): losses = _at_once(lambda one: torch.as_tensor(loss_func(*one)).float().mean(), batch)
+    def of_one(batch): return torch.as_tensor(loss_func(*batch)).float().mean()
+    def of_one_anew(batch):
+        try: return of_one(batch)
+        finally: kept.put_back()
+    batch,kept = (pred,*yb),Kept(_parts(loss_func))
+    try: losses = _at_once(of_one, batch)
+    finally: kept.put_back()
     if losses is not None: return losses,'vmap'
 
     try:
         ones = (take_rows(batch, slice(i, i+1)) for i in range(n_items(yb or pred)))
-        return torch.stack([of_one(one) for one in ones]),'loop'
+        return torch.stack([of_one_anew(one) for one in ones]),'loop'
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
         if tensors_in(pred): got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes it'

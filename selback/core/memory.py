@@ -155,10 +155,9 @@ def _factors(n, device):
     return (2*draws+1).to(device)
 
 def _stays(t):
-    "Is a target one that is not moved with its item: a class, several, or a number?"
+    "Is a target one that is neither moved nor padded with its item: a class, several of fastai's, or a number?"
     if not isinstance(t, Tensor) or not t.ndim: return False
-    if t.is_floating_point(): return t.ndim==1 or t.ndim==2 and (t.shape[1]==1 or 'Category' in type(t).__name__)
-    return t.ndim<3
+    return t.ndim==1 or t.ndim==2 and (t.shape[1]==1 or 'Category' in type(t).__name__)
 
 def fingerprints(
     yb:tuple, # Targets of a batch, also of fastai's types
