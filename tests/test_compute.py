@@ -30,7 +30,7 @@ def image_train(side): return 2*conv(side)+3*24
 class Spy(Callback):
     "Counts, without a look at the package, the items that models are called with"
     order,run_valid = 80,False
-    def __init__(self): self.looked,self.trained,self.forwarded = 0,0,0
+    def __init__(self): self.trained,self.noted = 0,Trail()
 
     def before_fit(self):
         def note(*args): self.note(*args) # a copy of the model would take a method's object along
@@ -40,8 +40,16 @@ class Spy(Callback):
 
     def note(self, model, xb):
         n = len(xb[0]) if isinstance(xb[0], torch.Tensor) else n_items(xb)
-        if model.training: self.forwarded += n # trials, too
-        elif self.learn.training: self.looked += n
+        if model.training: self.noted.append(('forwarded', n)) # trials, too
+        elif self.learn.training: self.noted.append(('looked', n))
+
+    def total(self, kind): return sum(n for k,n in self.noted.seen if k==kind)
+
+    @property
+    def forwarded(self): return self.total('forwarded')
+
+    @property
+    def looked(self): return self.total('looked')
 
     def after_backward(self): self.trained += n_items(self.yb)
 
