@@ -144,10 +144,20 @@ class StepTimes(Callback):
             yield batch
 
     def before_train(self):
-        self._mark = clock(self.dls.device or 'cpu')
-        self._engine = getattr(self.learn.selection, 'engine', None) or None
-        if self._engine is None: return
-        loader,trainer = self.learn.dl,self._engine.trainer
+        self._mark,self._engine = clock(self.dls.device or 'cpu'),None
+        if self.learn.selection: self._watch(self.learn.selection)
+
+    def _watch(self, selection):
+        "Time what a selection makes of the loader, once it is made"
+        make = selection.loader_of_epoch
+        def made():
+            del vars(selection)['loader_of_epoch']
+            loader,self._engine = make(),getattr(selection, 'engine', None)
+            if self._engine is not None: self._time_steps(loader, self._engine.trainer)
+            return loader
+        vars(selection)['loader_of_epoch'] = made
+
+    def _time_steps(self, loader, trainer):
         steps,reads = loader.steps,trainer.reads
         trainer.reads = lambda dl: self._timed(reads(dl), 'selection', 'other') # reading is not the selection's
         vars(loader)['steps'] = lambda dl: self._timed(steps(dl), 'other', 'selection')
