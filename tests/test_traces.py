@@ -12,6 +12,12 @@ from torch.nn import functional as F
 FOUND = [] # what models of this file have computed
 N_CALLS = 0
 
+def emptied(found):
+    "What a list held"
+    held = [*found]
+    found.clear()
+    return held
+
 class Base(nn.Module):
     "Features of each pass wait somewhere, until a training step takes them for its loss"
     def __init__(self):
@@ -21,9 +27,7 @@ class Base(nn.Module):
     def begin(self): self.found = []
     def keep(self, h): self.found.append(h)
     def take(self):
-        found = [*self.found]
-        self.found.clear()
-        return found
+        return emptied(self.found)
     def forward(self, x):
         h = self.body(x).relu()
         self.keep(h)
@@ -41,9 +45,7 @@ class InTuple(Base):
     def begin(self): self.held = ([],)
     def keep(self, h): self.held[0].append(h)
     def take(self):
-        found = [*self.held[0]]
-        self.held[0].clear()
-        return found
+        return emptied(self.held[0])
 
 class Store:
     "Somebody's object"
@@ -63,18 +65,14 @@ class InGlobal(Base):
     def begin(self): FOUND.clear()
     def keep(self, h): FOUND.append(h)
     def take(self):
-        found = [*FOUND]
-        FOUND.clear()
-        return found
+        return emptied(FOUND)
 
 class InClass(Base):
     shared = []
     def begin(self): self.shared.clear()
     def keep(self, h): self.shared.append(h)
     def take(self):
-        found = [*self.shared]
-        self.shared.clear()
-        return found
+        return emptied(self.shared)
 
 class Counts(Base):
     "A counter that functions share"
@@ -92,9 +90,7 @@ class ByHook(Base):
         self.kept_by_hook = lambda: kept
     def keep(self, h): pass
     def take(self):
-        found = [*self.kept_by_hook()]
-        self.kept_by_hook().clear()
-        return found
+        return emptied(self.kept_by_hook())
 
 class OnLayer(Base):
     "A hook appends to a list that a layer of PyTorch was given"
@@ -103,9 +99,7 @@ class OnLayer(Base):
         self.body.register_forward_hook(lambda m, inputs, output: m.kept.append(output))
     def keep(self, h): pass
     def take(self):
-        found = [*self.body.kept]
-        self.body.kept.clear()
-        return found
+        return emptied(self.body.kept)
 
 class ByNonlocal(Base):
     "A hook counts in a variable of the function that made it"
@@ -126,9 +120,7 @@ class ByPartial(Base):
         self.body.register_forward_hook(partial(hook, self.kept))
     def keep(self, h): pass
     def take(self):
-        found = [*self.kept]
-        self.kept.clear()
-        return found
+        return emptied(self.kept)
 
 class Hidden(Base):
     "A model that is held in a list, and has statistics of its own"

@@ -114,6 +114,12 @@ def _scaled(t):
     most = t.abs().max()
     return t/most if most.isfinite() and most>1e-30 else None
 
+def _as_multiples(ours, others):
+    "The multiple of some numbers that is nearest to others, and these, both in a scale of their own; or None"
+    ours,others = _scaled(ours),_scaled(others)
+    if ours is None or others is None: return None
+    return ours*((ours*others).sum()/ours.square().sum()),others
+
 def _are_multiples(grads, others, n):
     "Is the one gradient of each of `n` items the same multiple of the other? None: they do not tell"
     if grads is None or others is None: return None
@@ -122,10 +128,9 @@ def _are_multiples(grads, others, n):
         if ours is not None or whole is not None]
     pairs = [(_rows(ours), _rows(whole)) for ours,whole in given if ours.ndim and len(ours)==n]
     if not pairs: return None
-    ours,whole = (torch.cat(parts, 1) for parts in zip(*pairs))
-    ours,whole = _scaled(ours),_scaled(whole)
-    if ours is None or whole is None: return None
-    wanted = ours*((ours*whole).sum()/ours.square().sum())
+    scaled = _as_multiples(*(torch.cat(parts, 1) for parts in zip(*pairs)))
+    if scaled is None: return None
+    wanted,whole = scaled
     sizes = wanted.norm(dim=1)
     return bool(((whole-wanted).norm(dim=1)<=.01*sizes+1e-4*sizes.max()).all())
 
@@ -151,9 +156,9 @@ def _has_one_factor(ours, others):
     if not tell.any(): return True
     ours,others = ours[tell],others[tell]
     if not ours.any(): return not others.any()
-    ours,others = _scaled(ours),_scaled(others)
-    if ours is None or others is None: return ours is others
-    wanted = ours*((ours*others).sum()/ours.square().sum())
+    scaled = _as_multiples(ours, others)
+    if scaled is None: return _scaled(ours) is _scaled(others) # both are too small to tell
+    wanted,others = scaled
     return torch.allclose(others, wanted, rtol=1e-3, atol=1e-5*float(wanted.abs().max()))
 
 # %% ../../nbs/core/08_item_loss.ipynb #aff31a76
@@ -193,8 +198,14 @@ def check_shares(
 def is_due(
     n:int, # Number of a batch, from 1
 )->bool:
-    "Is a loss of one's own to be checked? In the first eight batches, and whenever their number has doubled"
+    "Is what may change unseen to be checked? In the first eight batches, and whenever their number has doubled"
     return n<=8 or n&(n-1)==0
+
+def _check_losses(loss_func, is_own, losses, how, pred, yb):
+    "Check what a batch can tell of the losses of its items; did it tell?"
+    is_told = check_separable(loss_func, losses, pred, *yb)
+    if is_own and how=='reduction': check_shares(loss_func, losses, pred, *yb)
+    return is_told
 
 _seen = Memo() # how many batches of a loss function have told
 
@@ -203,13 +214,11 @@ def separable_losses(
     pred, # What the model predicts for the batch
     *yb, # Targets, as `loss_func` takes them
 )->Tensor: # One float32 loss per item, shape (bs,); raises a `ValueError` if the loss mixes items
-    "The loss of each item, by a loss that treats each by itself, as the first batch that could tell has shown"
+    "The loss of each item, by a loss that treats each by itself, as the batches that can tell show"
     losses,how = item_losses_how(loss_func, pred, *yb)
     is_own,n = has_side_effects(loss_func),_seen.of(loss_func) or 0
     is_told = True
-    if is_due(n+1) if is_own else not n:
-        is_told = check_separable(loss_func, losses, pred, *yb)
-        if is_own and how=='reduction': check_shares(loss_func, losses, pred, *yb)
+    if is_due(n+1) if is_own else not n: is_told = _check_losses(loss_func, is_own, losses, how, pred, yb)
     _seen.keep(loss_func, n+is_told)
     return losses
 
@@ -509,8 +518,7 @@ class LossByItem:
 
     def _check(self, losses, how, pred, yb):
         "Does a batch tell that each item is treated by itself? And is its loss the mean of theirs?"
-        self.is_separable = check_separable(self.function, losses, pred, *yb)
-        if how=='reduction' and self.has_effects: check_shares(self.function, losses, pred, *yb)
+        self.is_separable = _check_losses(self.function, self.has_effects, losses, how, pred, yb)
         is_known = how=='reduction' and not self.has_effects
         if is_known: self.is_averaged = not is_sum(self.function)
         else: self.is_averaged = is_mean(self.function, losses, pred, *yb)

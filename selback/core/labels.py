@@ -344,13 +344,18 @@ class LabelMemory(ItemTable):
         "Has each item so many labels, of as many classes as so far?"
         return n_labels==self.n_labels and (None in (classes,self.given) or classes==self.given.shape)
 
+    def rows_of(self,
+        idx:Tensor, # Dataset indices, int64, shape (n,)
+    )->Tensor: # int64, shape (n, labels)
+        "The rows of the labels of some items"
+        return idx[:,None]*self.n_labels+torch.arange(self.n_labels, device=idx.device)
+
     def note(self,
         idx:Tensor, # Dataset indices, int64, shape (n,); an item may have several rows
         told:Told, # Of their labels, shape (n,) or (n, labels)
     ):
         "Remember what a step has told; of an item with several rows one other class counts"
-        rows = idx
-        if self.n_labels>1: rows = idx[:,None]*self.n_labels+torch.arange(self.n_labels, device=idx.device)
+        rows = idx if self.n_labels==1 else self.rows_of(idx)
         rows,logit_margin,margin,p,other = (t.flatten() for t in (rows,*told[:-1]))
         counts = ~margin.isnan()
         logit_margin,margin,p = (torch.where(counts, t, 0.) for t in (logit_margin,margin,p))
@@ -370,7 +375,7 @@ class LabelMemory(ItemTable):
         before, # A state of this memory
     ):
         "Of the labels of some items, forget what a state knew"
-        rows = (idx[:,None]*self.n_labels+torch.arange(self.n_labels, device=idx.device)).flatten()
+        rows = self.rows_of(idx).flatten()
         for name in (*self.counts,*self.sums): getattr(self, name)[rows] -= before[name][rows]
         other = self.last_other[rows]
         self.most_other[rows],self.votes[rows] = other,(other>=0).to(self.votes)

@@ -74,8 +74,8 @@ def _owner(loss_func):
 
 def _takes_reduction(loss_func):
     "Does what `loss_func` wraps innermost take a keyword `reduction`?"
-    innermost = [*_layers(loss_func)][-1]
-    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in _params(innermost).items())
+    params = _params(innermost(loss_func))
+    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in params.items())
 
 # %% ../../nbs/core/02_losses.ipynb #52a338d9
 def is_sum(
