@@ -22,7 +22,7 @@ from selback.core.method import EpochMethod
 from selback.core.policies import Chosen, at_least_two
 from selback.core.untouched import fixed_random
 from selback.methods.top_loss import TopLoss
-from selback.views.views import lone_target_of
+from selback.callback.items import lone_target_of
 
 class EveryNth(Callback):
     "Train on every so many batches only"

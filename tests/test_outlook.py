@@ -34,9 +34,11 @@ def test_who_chose_nothing_or_remembers_nothing_says_nothing(method, kwargs, cap
     assert fitted(capsys, method, 8, **kwargs)==[0]
 
 def test_a_training_that_goes_on_says_nothing(capsys):
-    learn = synth_learner(n_trn=10).favor_hard()
+    def made():
+        set_seed(0)
+        return synth_learner(n_trn=10).favor_hard()
+    learn,other = made(),made()
     quiet_fit(learn, 8)
-    other = synth_learner(n_trn=10).favor_hard()
     other.selection.load_state_dict(learn.selection.state_dict())
     capsys.readouterr()
     quiet_fit(other, 8)

@@ -86,7 +86,15 @@ def file_of(learn, i):
     items = learn.dls.train_ds.items
     return Path(items.file.iloc[i] if isinstance(items, pd.DataFrame) else items[i]).name
 
-def of_wrong(learn): return [i for i in range(3*N_OF_EACH) if file_of(learn, i) in WRONG]
+def keys_of(learn):
+    "The key of each training item: its path from the folder, or its row's own index"
+    items = learn.dls.train_ds.items
+    if isinstance(items, pd.DataFrame): return items.index.tolist()
+    return [Path(o).relative_to(learn.dls.path).as_posix() for o in items]
+
+def name_of(learn, key): return file_of(learn, keys_of(learn).index(key))
+
+def of_wrong(learn): return {key for key in keys_of(learn) if name_of(learn, key) in WRONG}
 
 def right_label(name): return name.split('_')[0]
 
@@ -96,21 +104,22 @@ def test_the_list_begins_with_the_wrong_labels(learners, source):
     learn = learners[source]
     found = learn.selection.suspects()
     assert found.columns[:6].tolist()==['label','likely','margin','probability','times_other','looks']
-    assert found.index.name=='idx' and sorted(found.index)==list(range(3*N_OF_EACH))
-    assert set(found.index[:3])==set(of_wrong(learn))
+    assert found.index.name==('file' if source=='from_folder' else 'row')
+    assert sorted(found.index)==sorted(keys_of(learn))
+    assert set(found.index[:3])==of_wrong(learn)
     assert found.margin.is_monotonic_increasing
     assert (found.looks==8).all()
-    for i,row in found.iterrows():
-        name = file_of(learn, i)
+    for key,row in found.iterrows():
+        name = name_of(learn, key)
         assert row.label==WRONG.get(name, right_label(name))
         if name in WRONG: assert row.likely==right_label(name) and row.margin<0
-        assert Path(row.file if source!='from_folder' else row['item']).name==name
+        if source!='from_folder': assert Path(row.file).name==name
 
 def test_the_list_has_what_training_has_told(learn):
     found,told = learn.selection.suspects(),learn.selection.tracker.labels.frame()
-    for name in ('margin','probability','times_other','looks'):
-        assert found[name].tolist()==told[name][found.index].tolist()
-    names = [None if i<0 else list(COLOURS)[i] for i in told.most_other[found.index]]
+    told = told.set_axis(keys_of(learn)).loc[found.index]
+    for name in ('margin','probability','times_other','looks'): assert found[name].tolist()==told[name].tolist()
+    names = [None if i<0 else list(COLOURS)[i] for i in told.most_other]
     assert found.likely.tolist()==names
     assert ((found.likely.isna())==(found.times_other==0)).all()
 
@@ -123,7 +132,7 @@ def test_what_was_never_looked_at_is_not_listed():
 
 def test_a_selecting_method_lists_as_well(folder):
     learn = quiet_fit(learner_of(from_folder(folder)).top_loss(.7, track_items=True), 8)
-    assert set(learn.selection.suspects().index[:3])==set(of_wrong(learn))
+    assert set(learn.selection.suspects().index[:3])==of_wrong(learn)
 
 def learner_of_table(**kwargs):
     "Item i is of class i%2, but for two items; tensors, of which nothing tells where they come from"
@@ -178,9 +187,8 @@ def test_rows_of_a_table_are_listed():
     found,first = learn.selection.suspects(),learn.selection.suspects()[:2]
     assert {'kind','good'}<={*found.columns}
     assert sorted(first[['label','likely']].values.tolist())==[['no','yes'],['yes','no']]
-    kinds,goods = (learn.dls.train_ds.items[name].tolist() for name in ('kind','good'))
-    for i,row in found.iterrows(): assert (row.kind,row.good)==(kinds[i],goods[i])
-    assert found.row.tolist()==learn.dls.train_ds.items.index[found.index].tolist() # of one's own table
+    own = learn.dls.train_ds.items.loc[found.index] # by the index of one's own table
+    assert (found.kind.tolist(),found.good.tolist())==(own.kind.tolist(),own.good.tolist())
 
 def test_each_of_several_labels_has_a_row(folder):
     "Of blue and green pictures a warm tone is claimed of one, and red is denied of another"
@@ -192,24 +200,23 @@ def test_each_of_several_labels_has_a_row(folder):
     dls = from_block(folder, MultiCategoryBlock, ColReader('tags', label_delim=' '), frame)
     learn = quiet_fit(learner_of(dls, 4, BCEWithLogitsLossFlat()).watch_items(), 12)
     found = learn.selection.suspects()
-    files = learn.dls.train_ds.items.file.tolist()
+    files = learn.dls.train_ds.items.file
     assert len(found)==4*30
-    assert {(files[i],label) for i,label in found.label[:2].items()}=={
+    assert {(files[key],label) for key,label in found.label[:2].items()}=={
         ('train/blue/blue_1.png','red'), ('train/red/red_2.png','no red')}
     for row in found.itertuples():
         tag = row.label.removeprefix('no ')
         if row.times_other: assert {row.label,row.likely}=={tag,f'no {tag}'}
         else: assert pd.isna(row.likely)
     for i,rows in found.groupby(level=0):
-        tags = set(learn.dls.train_ds.items.tags.iloc[i].split())
+        tags = set(learn.dls.train_ds.items.tags[i].split())
         assert {label for label in rows.label if not label.startswith('no ')}==tags
 
     plt.close('all')
     learn.selection.show_suspects(4)
     assert len([ax for ax in plt.gcf().axes if ax.get_title()])==4 # of an item one picture
-    said = 'got several labels for each item, wanted one; correct them where they come from'
-    for ask in (learn.selection.clean_suspects, lambda: learn.selection.corrected(found)):
-        with pytest.raises(ValueError, match=said): ask()
+    said = 'clean_suspects: got several labels for each item, wanted one; write the right labels into'
+    with pytest.raises(ValueError, match=said): learn.selection.clean_suspects()
 
 def test_the_likelier_class_of_a_mask_has_its_name(folder):
     "A picture is all of the class of its folder"
@@ -217,8 +224,8 @@ def test_the_likelier_class_of_a_mask_has_its_name(folder):
     dls = from_block(folder, partial(MaskBlock, codes=list(COLOURS)), mask)
     learn = Learner(dls, nn.Conv2d(3, 3, 1), loss_func=CrossEntropyLossFlat(axis=1), lr=.1)
     found = quiet_fit(learn.watch_items(), 8).selection.suspects()
-    assert {file_of(learn, i) for i in found.index[:3]}==set(WRONG)
-    for i in found.index[:3]: assert found.likely[i]==right_label(file_of(learn, i))
+    assert {name_of(learn, key) for key in found.index[:3]}==set(WRONG)
+    for key in found.index[:3]: assert found.likely[key]==right_label(name_of(learn, key))
 
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]
@@ -230,11 +237,12 @@ def test_pictures_have_both_labels(learners, source):
     found = learn.selection.suspects()[:3]
     assert len(titles())==3
     for title,(i,row) in zip(titles(), found.iterrows()):
-        facts = f'target {row.label}',f'likely {row.likely}',f'margin {row.margin:.3g}',f'item {i}'
+        item = Path(i).name if source=='from_folder' else i
+        facts = f'target {row.label}',f'likely {row.likely}',f'margin {row.margin:.3g}',f'item {item}'
         assert title=='\n'.join(facts)
     for ax,i in zip(plt.gcf().axes, found.index): # the picture of that item
         drawn = np.asarray(ax.images[0].get_array(), dtype=float).mean((0,1))
-        assert drawn.argmax()==2-list(COLOURS).index(right_label(file_of(learn, i)))
+        assert drawn.argmax()==2-list(COLOURS).index(right_label(name_of(learn, i)))
 
 def test_as_many_pictures_as_there_are(learn):
     learn.selection.show_suspects(100)
@@ -250,7 +258,7 @@ def test_the_map_has_a_dot_for_each_item(learn):
     np.testing.assert_allclose(sorted(drawn.round(4).tolist()), sorted(wanted.round(4).tolist()), atol=2e-4)
     assert dots.get_clim()==(0,1)
     assert dots.cmap(0.)[0]>dots.cmap(0.)[2] and dots.cmap(1.)[2]>dots.cmap(1.)[0] # red is never, blue always
-    wrong = told.loc[of_wrong(learn)]
+    wrong = told[np.isin(keys_of(learn), [*of_wrong(learn)])]
     assert (wrong.probability<.5).all() and (told.probability.drop(wrong.index)>.5).mean()>.9
 
 def test_each_class_has_a_map(learn):
@@ -258,13 +266,13 @@ def test_each_class_has_a_map(learn):
     labels,told = learn.selection.items().label,learn.selection.tracker.labels.frame()
     assert [ax.get_title() for ax in axes]==list(COLOURS)
     for ax in axes:
-        own = told[labels==ax.get_title()]
+        own = told[(labels==ax.get_title()).to_numpy()]
         dots, = ax.collections
         assert sorted(dots.get_offsets()[:,1])==pytest.approx(sorted(own.probability))
 
 # Correction
 def by_item(cleaner):
-    "The menu of each picture, by dataset index"
+    "The menu of each picture, by the item's key"
     return {i: box.children[1] for i,box in zip(cleaner.suspects.index, cleaner.widget.children)}
 
 @pytest.mark.parametrize('source', SOURCES)
@@ -273,10 +281,10 @@ def test_the_likelier_class_is_preset(learners, source):
     cleaner = learn.selection.clean_suspects(6)
     found = learn.selection.suspects()[:6]
     assert list(by_item(cleaner))==found.index.tolist()
-    assert [Path(f).name for f in cleaner.fns]==[file_of(learn, i) for i in found.index]
+    assert [Path(f).name for f in cleaner.fns]==[name_of(learn, key) for key in found.index]
     for i,menu in by_item(cleaner).items():
         assert menu.options==('<Keep>','<Delete>',*COLOURS)
-        assert menu.value==(found.likely[i] if found.margin[i]<0 else '<Keep>')
+        assert menu.value==(found.likely[i] if 2*found.times_other[i]>found.looks[i] else '<Keep>') # of two others one leads
 
 @pytest.mark.parametrize('source', SOURCES)
 def test_what_a_person_says_is_corrected(learners, source):
@@ -291,25 +299,20 @@ def test_what_a_person_says_is_corrected(learners, source):
     wanted = {first: menus[first].value, fourth: menus[fourth].value}
 
     frame = learn.selection.corrected(cleaner)
-    column = 'item' if source=='from_folder' else 'file'
-    train,valid = frame[~frame.is_valid.astype(bool)],frame[frame.is_valid.astype(bool)]
-    assert len(train)==29 and len(valid)==6
-    by_name = {Path(row[column]).name: row for _,row in train.iterrows()}
-    assert file_of(learn, third) not in by_name
-    for i in range(30):
-        if i==third: continue
-        row,was = by_name[file_of(learn, i)],labels[i]
-        assert row.label==wanted.get(i, was)
-        assert row.was==was if i in wanted else pd.isna(row.was)
-    assert {Path(f).name: label for f,label in zip(valid[column], valid.label)}=={
-        f'{c}_{k}.png': c for c in COLOURS for k in (N_OF_EACH,N_OF_EACH+1)}
-    assert valid.was.isna().all()
+    columns = ['file','label','is_valid'] if source=='from_folder' else ['file','colour','is_valid']
+    assert frame.columns.tolist()==columns
+    names,given = [Path(f).name for f in frame.file],frame[columns[1]].tolist()
+    known = {name_of(learn, key): wanted.get(key, labels[key]) for key in keys_of(learn) if key!=third}
+    known |= {f'{c}_{k}.png': c for c in COLOURS for k in (N_OF_EACH,N_OF_EACH+1)}
+    assert len(frame)==35 and dict(zip(names, given))==known
+    assert frame.is_valid.dtype==bool
+    assert frame.is_valid.tolist()==[int(Path(f).stem.split('_')[1])>=N_OF_EACH for f in frame.file]
 
-def test_corrected_labels_train(learn):
+def test_corrected_labels_train(learn, folder):
     frame = learn.selection.corrected(learn.selection.clean_suspects(3))
-    dls = ImageDataLoaders.from_df(frame, '/', fn_col='item', label_col='label', valid_col='is_valid', **HOW)
+    dls = ImageDataLoaders.from_df(frame, folder, valid_col='is_valid', **HOW)
     assert len(dls.train_ds)==30 and len(dls.valid_ds)==6
-    files = [Path(f).name for f in dls.train_ds.items['item']]
+    files = [Path(f).name for f in dls.train_ds.items.file]
     assert [dls.vocab[int(dls.train_ds[i][1])] for i in range(30)]==[right_label(f) for f in files]
     again = quiet_fit(learner_of(dls).watch_items(), 4)
     assert (again.selection.suspects().margin>0).sum()>=20
@@ -317,18 +320,19 @@ def test_corrected_labels_train(learn):
 def test_a_table_by_hand_is_read_back(learn, tmp_path):
     selection,csv = learn.selection,tmp_path/'suspects.csv'
     selection.suspects().head(5).to_csv(csv)
-    lines = pd.read_csv(csv, dtype=str).set_index('idx')
+    lines = pd.read_csv(csv, dtype=str).set_index('file')
     a,b,c = lines.index[:3]
     lines.loc[a,'label'],lines.loc[b,'label'] = lines.likely[a],''
     lines.to_csv(csv)
 
     frame,labels = selection.corrected(csv),selection.items().label
-    files = {Path(f).name: label for f,label in zip(frame['item'], frame.label)}
-    assert files[file_of(learn, int(a))]==lines.likely[a]!=labels[int(a)]
-    assert file_of(learn, int(b)) not in files
-    assert files[file_of(learn, int(c))]==labels[int(c)]
+    given = frame.set_index('file').label
+    assert given[a]==lines.likely[a]!=labels[a]
+    assert b not in given.index
+    assert given[c]==labels[c]
     assert len(frame)==35
-    assert frame.was.notna().sum()==1
+    others = given.index.intersection(labels.index).drop(a)
+    assert given[others].tolist()==labels[others].tolist()
 
 def test_gaps_and_digits_in_a_table_are_no_other_items(tmp_path):
     csv,n = tmp_path/'suspects.csv',60
@@ -344,11 +348,14 @@ def test_gaps_and_digits_in_a_table_are_no_other_items(tmp_path):
     table.to_csv(csv)
     for source in (csv,table):
         frame = first.corrected(source)
-        assert frame.was.notna().sum()==5
+        pd.testing.assert_frame_equal(frame.drop(columns=['y','is_valid']), df.drop(columns='y'))
+        assert frame.y.dtype==df.y.dtype and frame.index[frame.y!=df.y].tolist()==sorted(table.index)
+        assert frame.is_valid.tolist()==[i>=50 for i in range(n)]
 
-    again = fitted(frame).selection # whose table has a mostly empty `was`
-    twice = again.corrected(others(again.suspects().head(1)))
-    assert twice.was.notna().sum() in (5,6)
+    again = fitted(frame).selection
+    turned = others(again.suspects().head(1))
+    twice = again.corrected(turned)
+    assert twice.index[twice.y!=frame.y].tolist()==turned.index.tolist()
 
 def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     selection = learn.selection
@@ -390,7 +397,7 @@ def test_files_of_a_folder_that_was_named_from_here_are_found_again(folder, monk
     monkeypatch.chdir(folder.parent)
     learn = quiet_fit(learner_of(from_folder(Path(folder.name))).watch_items(), 1)
     frame = learn.selection.corrected(learn.selection.suspects().head(1))
-    dls = ImageDataLoaders.from_df(frame, '/', valid_col='is_valid', **HOW)
+    dls = ImageDataLoaders.from_df(frame, learn.dls.path, valid_col='is_valid', **HOW)
     assert len(dls.train_ds)==30 and dls.one_batch()[0].shape[1:]==(3,12,12)
 
 def test_numbers_are_read_back_as_labels(tmp_path):
@@ -400,7 +407,6 @@ def test_numbers_are_read_back_as_labels(tmp_path):
     table.to_csv(csv)
     frame = learn.selection.corrected(str(csv))
     assert len(frame)==60-1+16
-    assert frame.was.notna().sum()==2
     assert set(map(type, frame.label))=={int}
     labels = frame.label[~frame.is_valid].tolist()
     third = table.index[2]
@@ -423,7 +429,7 @@ def test_an_unknown_label_is_refused(learn):
         learn.selection.corrected(table)
 
 # What can't be
-NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image folder, or a table of files; use '
+NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image folder, or a table of files; write '
 
 @pytest.mark.parametrize('make', [learner_of_table, table_learner_of_ages])
 def test_what_is_no_file_is_not_opened(make):

@@ -400,9 +400,14 @@ class LabelMemory(ItemTable):
         "By their margin, the lowest first"
         return self.margin.argsort(stable=True)[:int((self.looks>0).sum())] # NaN comes last
 
+    @property
+    def is_outvoted(self)->Tensor: # A mask of rows
+        "In place of which labels was one and the same other class predicted in most of the looks?"
+        return self.times_other.int()+self.votes>self.looks # votes: of that class, less those of others
+
     def estimated_errors(self)->int:
-        "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
-        return int((self.times_other.int()+self.votes>self.looks).sum()) # votes: of that class, less those of others
+        "How many labels are wrong, by an estimate: those that were outvoted"
+        return int(self.is_outvoted.sum())
 
     def frame(self): # A DataFrame with a row for each label
         "What is known of each label"
@@ -414,6 +419,46 @@ class LabelMemory(ItemTable):
             probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other,
             most_other=self.most_other)
         return pd.DataFrame({name: t.cpu().numpy() for name,t in columns.items()})
+
+    def add(self,
+        other, # A `LabelMemory` whose items have as many labels
+        rows:Tensor, # The item that each of its items is here, int64, shape (its items,); several may be the same
+    ):
+        "Know what another memory knows, of items that are the same"
+        rows = self.rows_of(rows).flatten()
+        for name in (*self.counts,*self.sums): getattr(self, name).index_add_(0, rows, getattr(other, name))
+        order = rows.argsort(stable=True)
+        nth = torch.arange(len(rows), device=rows.device)
+        nth = nth-torch.searchsorted(rows[order], rows[order])
+        for k in range(int(nth.max())+1 if len(rows) else 0): self._lead(other, rows, order[nth==k])
+
+    def _lead(self, other, rows, at):
+        "Put together the leaders of two polls, of which each has a row once"
+        mine,most,votes = rows[at],other.most_other[at],other.votes[at]
+        leader,lead = self.most_other[mine],self.votes[mine]
+        is_same,is_more = most==leader,votes>lead
+        self.most_other[mine] = torch.where(is_same | is_more, most, leader)
+        self.votes[mine] = torch.where(is_same, lead+votes, (lead-votes).abs())
+        self.last_other[mine] = torch.where(other.looks[at]>0, other.last_other[at], self.last_other[mine])
+
+    def renumber(self,
+        numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
+        n_classes:int, # How many there are then
+    ):
+        "Classes have other numbers, as another vocabulary gives them"
+        for others in self.last_other,self.most_other:
+            is_other = others>=0
+            others[is_other] = numbers[others[is_other].long()].to(others)
+        self.votes[self.most_other<0] = 0
+        is_there,given = numbers>=0,self.given
+        if given is None: return
+        self.given = given.new_zeros(*given.shape[:-1], n_classes)
+        self.given[...,numbers[is_there]] = given[...,is_there]
+
+    def find(self, state, rows):
+        of_labels = rows[:,None]*self.n_labels+torch.arange(self.n_labels, device=rows.device)
+        super().find(state, torch.where(rows[:,None]<0, -1, of_labels).flatten())
+        self.given = state.get('given')
 
     def state_dict(self): return super().state_dict() | dict(given=self.given)
 

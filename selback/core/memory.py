@@ -50,6 +50,14 @@ class ItemTable:
         "What to save"
         return {name: getattr(self, name).clone() for name in self.fields}
 
+    def find(self,
+        state, # As `state_dict` returned it, of any number of items
+        rows:Tensor, # Where each item is in it, int64, shape (n,); -1: nowhere
+    ):
+        "Remember of each item what a state knows of it, as far as that has it"
+        is_there = rows>=0
+        for name in set(self.fields) & set(state): getattr(self, name)[is_there] = state[name][rows[is_there]]
+
     def load_state_dict(self,
         state, # As `state_dict` returned it, of as many items
     ):
@@ -136,6 +144,10 @@ class ItemMemory(ItemTable):
         self.ewma[idx],self.total[idx],self.seen[idx] = loss,loss,1
 
     def state_dict(self): return super().state_dict() | dict(epochs=self.epochs)
+
+    def find(self, state, rows):
+        super().find(state, rows)
+        self.epochs = state.get('epochs', self.epochs)
 
     def load_state_dict(self, state):
         super().load_state_dict(state)

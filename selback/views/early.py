@@ -12,7 +12,8 @@ from torch import Tensor
 from ..core.checks import check_range, error_text
 from ..callback.early import EarlyLossSamplingCallback
 from ..callback.loaders import check_loader
-from .pictures import labels_of, show_items
+from ..callback.items import labels_of
+from .pictures import show_items
 
 # %% ../../nbs/views/05_early.ipynb #40026c51
 def _known(selection, asked):
