@@ -1,6 +1,6 @@
 """Which numbers of an ordinary training tell wrong labels? `python -m studies.wrong_labels PART` trains what is not
 stored of a part: results/wrong_labels.csv"""
-import time
+import re, time
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -109,10 +109,17 @@ def _corners(n, seed=0):
     whole = tiles.view(n, 2, 2, 3, 16, 16).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 32, 32)
     return whole,torch.zeros(n, 10).scatter_reduce_(1, labels[at], is_there.float(), 'amax')
 
+def _with_a_rare_one(n_labels, n_with, n):
+    "Images of up to four digits, and whether each shows a 0, a 1, and so on, and a 9, which so many of them do"
+    images,digits = _corners(4*n)
+    has = digits[:,9]>0
+    rows = torch.cat([has.nonzero()[:n_with,0], (~has).nonzero()[:n-n_with,0]]).sort().values
+    return images[rows],torch.cat([digits[rows,:n_labels-1], digits[rows,9:]], 1)
+
 class Situation(NamedTuple):
     "Data, labels, and how one trains on them"
-    data:str # 'cifar', 'digits', 'folder', 'pretrained' or 'several'
-    labels:str # One of `people`, or what is wrong and per cent
+    data:str # 'cifar', 'digits', 'folder', 'pretrained', 'several' or 'rare', which is several, too
+    labels:str # One of `people`, or what is wrong and per cent; of 'rare' one of `rare_ones`
     augmented:bool
     epochs:int
     net:str='small' # 'small', 'wide', 'resnet18' or 'pretrained'
@@ -124,7 +131,10 @@ class Situation(NamedTuple):
         return f'{self.data}, {self.labels}, {how}, {self.epochs} epochs{net}'
 
     @property
-    def loss_func(self): return BCEWithLogitsLossFlat() if self.data=='several' else CrossEntropyLossFlat()
+    def are_several(self): return self.data in ('several','rare')
+
+    @property
+    def loss_func(self): return BCEWithLogitsLossFlat() if self.are_several else CrossEntropyLossFlat()
 
     def items(self, seed): # Images, labels as they should be, and as they are given
         "What is trained on"
@@ -132,6 +142,7 @@ class Situation(NamedTuple):
             images,truth = _corners(_some(2000, 100))
             kind,percent = self.labels.split()
             return images,truth,unsaid(truth, kind, int(percent)/100, seed)
+        if self.data=='rare': return self._rare(seed)
         if self.data=='folder': return self._folder(seed)
         if self.data=='pretrained':
             images,truth,rows = pretrained.enlarged()[0]
@@ -140,6 +151,14 @@ class Situation(NamedTuple):
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
+
+    def _rare(self, seed):
+        "5 % of the labels are flipped, of few items 1 %; but not the rare one where it is right, or no item has it"
+        n_labels,n_with,n = (int(o) for o in re.findall(r'\d+', self.labels))
+        images,truth = _with_a_rare_one(n_labels, n_with, _some(n, 100))
+        labels = unsaid(truth, 'flipped', .05 if n>300 else 16/(n*n_labels), seed)
+        if n_with==0 or self.labels.endswith('right'): labels[:,-1] = truth[:,-1]
+        return images,truth,labels
 
     def _folder(self, seed):
         "300 photographs of birds, cats and dogs, others for each seed; two fifths of the birds are filed as the others"
@@ -167,9 +186,9 @@ class Situation(NamedTuple):
         set_seed(seed)
         tfms = []
         if self.augmented: tfms = [PadCrop(max(1, images.shape[-1]//16))]
-        if self.augmented and self.data not in ('digits','several'): tfms.append(Flip())
+        if self.augmented and self.data!='digits' and not self.are_several: tfms.append(Flip())
         few = images[:100],labels[:100]
-        n_classes = 3 if self.data=='folder' else 10
+        n_classes = 3 if self.data=='folder' else labels.shape[1] if self.are_several else 10
         dls = tensor_dls((images,labels), few, 64 if len(images)>2000 else 32, tfms, n_classes=n_classes)
         dls.train.drop_last = len(images)>300 # fastai's own, by which 300 items would lose a tenth
         split = dict(splitter=pretrained.halves_and_head) if self.net=='pretrained' else {}
@@ -198,7 +217,7 @@ def logits_of(learn, images): # Shape (n, classes)
 def predicted(situation, learn, images): # Probabilities, shape (n, classes)
     "What a trained network says of images as they are"
     logits = logits_of(learn, images)
-    return logits.sigmoid() if situation.data=='several' else logits.softmax(1)
+    return logits.sigmoid() if situation.are_several else logits.softmax(1)
 
 def held_out(situation, images, labels, seed, n_folds=5): # Probabilities, shape (n, classes)
     "What networks say of items that they have not seen"
@@ -263,6 +282,12 @@ def late(margins): # Shape (epochs, rows), NaN where an item was not seen
     weights = (~margins.isnan()).cumsum(0)*~margins.isnan()
     return (weights*margins.nan_to_num()).sum(0)/weights.sum(0)
 
+def balanced_as_given(left): # Shape (rows,)
+    "Mean margins of several labels, the odds of yes divided by those that were given"
+    labels = left['labels']
+    odds = (1+labels.sum(0))/(1+(1-labels).sum(0))
+    return (torch.where(labels>.5, .5, -.5)*(left['logits'].float()-odds.log())).tanh().nanmean(0).flatten()
+
 def suspicions(left): # By name, shape (rows,): the higher the more suspect
     "What training tells of each label"
     memory,margins,probs = watched(left)
@@ -275,6 +300,7 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
         'mean probability': -torch.tensor(frame.probability),
         'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
+    if left['labels'].ndim>1: told['balanced as given'] = -balanced_as_given(left)
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
     return {name: values.nan_to_num(-1e9) for name,values in told.items()} # of an item that was never seen
 
@@ -310,6 +336,12 @@ def score(left): # DataFrame
 
 flips = [f'{kind} {percent}' for kind in ('symmetric','pairwise') for percent in (5, 20, 40)]
 
+_rates = '50 of 1000','20 of 1000','5 of 1000'
+rare_ones = [*(f'{n_labels}, one on {n}' for n_labels in (1, 3, 5) for n in _rates),
+    *(f'{n_labels}, one on {n}, right' for n_labels in (3, 5) for n in _rates),
+    '3, one on 0 of 1000', '5, one on 0 of 1000', '5, one on 11 of 260', '5, one on 11 of 260, right',
+    '5, one on 0 of 260'] # labels, of which one is rare; right: that one is, of all items
+
 def part(name):
     "Situations, seeds, and are folds trained, too?"
     cifar = partial(Situation, 'cifar')
@@ -327,7 +359,9 @@ def part(name):
         'pretrained': [(Situation('pretrained', labels, True, 5, 'pretrained'), 0, False)
             for labels in (*people,'symmetric 20')],
         'several': [(Situation('several', labels, True, epochs), seed, False)
-            for seed in range(2) for epochs in (8, 30) for labels in ('missing 20','flipped 5','flipped 20')]}[name]
+            for seed in range(2) for epochs in (8, 30) for labels in ('missing 20','flipped 5','flipped 20')],
+        'rare': [(Situation('rare', labels, True, 40 if '260' in labels else 12), seed, False)
+            for seed in range(2) for labels in rare_ones]}[name]
 
 def note(situation, seed, left):
     "Write down what a training tells, in place of what was written of it before"

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 N,CLASSES = 50,4 # training items; the last batch of 16 has 2
 
 class Given:
-    """How often each class was a label, and one more, times what it weighs in the loss; it meets those of a batch
-    before it is asked"""
+    """How often each class was a label, and one more, times what it weighs in the loss; of yes or no how often it was
+    predicted; it meets those of a batch before it is asked"""
     def __init__(self, weights=None): self.counts,self.meets,self.weights = Counter(),False,weights or {}
 
-    def meet(self, label): self.counts[label] += self.meets
+    def meet(self, label, times=1): self.counts[label] += self.meets*times
 
     def log(self, label): return math.log((1+self.counts[label])*self.weights.get(label, 1))
 
@@ -41,8 +41,10 @@ def of_class(logits, label, given):
     return own-likeliest,share(balanced[label], rival),1/total,other
 
 def of_yes_or_no(logit, label, given, place=0):
-    given.meet((place, bool(label)))
-    yes = logit-given.log((place, True))+given.log((place, False))
+    p = 1/(1+math.exp(-logit))
+    given.meet((place, True), p)
+    given.meet((place, False), 1-p)
+    yes = logit-(given.log((place, True))-given.log((place, False)))/2 # odds by the root of those so far
     margin,balanced = (logit,yes) if label else (-logit,-yes)
     return margin,share(balanced, 0.),1/(1+math.exp(-margin)),-1 if margin>=0 else int(not label)
 
@@ -227,8 +229,7 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
         BY_CLASS),
     words=(dict(y=partial(labels_by_chance, 6), shape=(6,CLASSES)), words),
     several=(dict(SEVERAL, loss_func=BCEWithLogitsLossFlat()), several),
-    several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=MORE_IF_THERE)), several,
-        {(place,True): weight for place,weight in enumerate(MORE_IF_THERE.tolist())}),
+    several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=MORE_IF_THERE)), several),
     several_chances=(dict(SEVERAL, loss_func=nn.BCELoss(), activation=nn.Sigmoid()), several_chances),
     yes_or_no=(dict(y=has_labels, shape=(1,), loss_func=BCEWithLogitsLossFlat()), yes_or_no),
     yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no),
@@ -606,3 +607,21 @@ def test_the_first_suspects_are_the_labels_that_are_wrong(attach):
 
     caught = [i for i in first if is_wrong[i]]
     assert (found.likely[caught]==right[caught].numpy()).mean()>=.9
+
+@pytest.mark.parametrize('n_with', [11, 1, 0])
+def test_a_rare_label_does_not_fill_the_first_rows(n_with):
+    "Four labels tell of which heap an item is, and 16 of them are wrong; the few with a fifth are a heap of their own"
+    n = 260
+    x,*_,right = planted(n)
+    y = torch.cat([F.one_hot(right, CLASSES).float(), torch.zeros(n, 1)], 1)
+    x[:n_with] -= 6
+    y[:n_with,4] = 1
+    wrong = torch.randperm(n*CLASSES, generator=torch.Generator().manual_seed(1))[:16]
+    items,places = wrong//CLASSES,wrong%CLASSES
+    y[items,places] = 1-y[items,places]
+    set_seed(0)
+    learn = Learner(dls_of(x, y, n_valid=0, bs=32), mlp(5), loss_func=BCEWithLogitsLossFlat(), lr=.02)
+    labels = quiet_fit(learn.watch_items(), 8).selection.tracker.labels
+    def n_found(order): return len({*order[:16].tolist()}&{*(5*items+places).tolist()})
+    by_probability = n_found(labels.frame().probability.argsort(kind='stable'))
+    assert n_found(labels.suspects())>=max(12, by_probability-1)

@@ -24,7 +24,7 @@ class Told(NamedTuple):
     margin:Tensor # The same of balanced probabilities, as a share of both, -1 to 1, the same shape
     probability:Tensor # Of the label, the same shape
     other:Tensor # The class that is predicted in its place, int64, the same shape; -1: the label itself is
-    given:Tensor # How often each class was given in the batch, float32, shape (classes,) or (labels, 2)
+    given:Tensor # How often each class was given in the batch, shape (classes,); or predicted, (labels, 2); float32
 
     @property
     def n_labels(self): return self.margin.shape[1] if self.margin.ndim>1 else 1 # of each item
@@ -66,7 +66,7 @@ def _by_item(told, counts, n_classes):
     return Told(mean(told.logit_margin), mean(told.margin), mean(told.probability), most, told.given)
 
 # %% ../../nbs/core/10_labels.ipynb #cf7c7a4e
-def _prior(given, before, weights):
+def _prior(given, before, weights=None):
     "How likely a network must think each class that knows nothing of an item, up to a factor; of each is one more"
     counts = 1+given if before is None or before.shape!=given.shape else 1+given+before
     return counts if weights is None else counts*torch.where(weights>0, weights, 1.)
@@ -113,27 +113,26 @@ class BinaryLabels:
         n_labels:int, # For each item
         are_probabilities:bool=False, # Are probabilities predicted, in place of logits?
         scale:float=1., # What the loss multiplies logits by
-        weights:Tensor|None=None, # In the loss, where an item has not the label, and has it, shape (labels, 2)
     ):
-        self.n_labels,self.are_probabilities,self.scale,self.weights = n_labels,are_probabilities,scale,weights
+        self.n_labels,self.are_probabilities,self.scale = n_labels,are_probabilities,scale
 
     def __call__(self,
         pred:Tensor, # Shape (n, labels), or (n, ...) for one label of each part
         y:Tensor, # 0 or 1, as many
-        before:Tensor|None=None, # How often each label was not given, and was, shape (labels, 2); None: never
+        before:Tensor|None=None, # How often no was predicted of each label, and yes, shape (labels, 2); None: never
     )->Told: # Shape (n, labels), or (n,) for one
         "What is told of each label"
         y = y.reshape(len(y), -1)
         logits = pred.float().reshape(y.shape)
         if self.are_probabilities: logits = logits.logit()
         logits = (self.scale*logits).clamp(-_limit, _limit)
-        has = (y>.5).float()
-        given = torch.stack([1-has, has], -1).view(-1, self.n_labels, 2).sum(0)
-        no,yes = _prior(given, before, self.weights).log().unbind(-1)
-        told = _of_yes_or_no(logits, y, logits-(yes-no), given)
+        p = logits.sigmoid()
+        predicted = torch.stack([1-p, p], -1).view(-1, self.n_labels, 2).nansum(0)
+        no,yes = _prior(predicted, before).log().unbind(-1)
+        told = _of_yes_or_no(logits, y, logits-(yes-no)/2, predicted)
         if self.n_labels>1: return told
         if y.shape[1]>1: return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
-        return Told(*(t[:,0] for t in told[:-1]), given)
+        return Told(*(t[:,0] for t in told[:-1]), predicted)
 
 # %% ../../nbs/core/10_labels.ipynb #acbc562a
 def _tried(f):
@@ -254,11 +253,9 @@ def _binary_labels(loss_func, pred, y, losses_of):
     if not all(torch.where(h, g<0, g>0).all() for h,g in zip(has, gradients)): return as_told
     if not are_told and _compete(losses_of, even, y): return None
 
-    steep = torch.stack([torch.where(h, -g, g) for h,g in zip(has, gradients)]) # by what is said of a label
-    of_yes = torch.where(has[0], steep[0], steep[1]).reshape(-1, labels.n_labels).mean(0)
-    of_no = torch.where(has[0], steep[1], steep[0]).reshape(-1, labels.n_labels).mean(0)
-    if not torch.allclose(of_yes, of_no): labels.weights = torch.stack([of_no,of_yes], -1)
-    if not labels.are_probabilities: labels.scale = _tried(lambda: _scale(losses_of, even, steep[0], y, 2)) or 1.
+    if labels.are_probabilities: return labels
+    steep = torch.where(has[0], -gradients[0], gradients[0])
+    labels.scale = _tried(lambda: _scale(losses_of, even, steep, y, 2)) or 1.
     return labels
 
 # %% ../../nbs/core/10_labels.ipynb #c0f32cbb

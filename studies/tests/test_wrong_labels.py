@@ -1,4 +1,6 @@
 "What tells wrong labels, and what helps where labels are wrong"
+import math
+
 import pandas as pd, pytest, torch
 from studies import label_remedies, wrong_labels
 from studies.wrong_labels import Situation, auroc, flipped, misfiled, score, suspicions, unsaid
@@ -63,6 +65,20 @@ def test_several_labels_are_told_one_by_one():
     told = suspicions(left)
     assert told['mean margin (AUM)'].tolist()==[-3.,1.]
     assert told["fastai's top_losses"].tolist()==pytest.approx([-.9,-.2])
+    odds = 2/1,1/2 # of each one more
+    looks = [[(math.exp(z)/given)**sign for z,given,sign in zip(o, odds, (1, -1))] for o in ((2, -1), (4, 3))]
+    shares = [[(o-1)/(o+1) for o in look] for look in looks]
+    assert told['balanced as given'].tolist()==pytest.approx([-(a+b)/2 for a,b in zip(*shares)], abs=1e-5)
+
+@pytest.mark.parametrize('n_with', [0, 20])
+@pytest.mark.parametrize('more', ['',', right'])
+def test_so_many_have_a_rare_label(n_with, more):
+    images,truth,labels = Situation('rare', f'3, one on {n_with} of 400{more}', True, 1).items(0)
+    assert len(images)==len(truth)==len(labels)==400
+    assert truth.sum(0)[2]==n_with<truth.sum(0)[:2].min()
+    is_wrong = (labels!=truth).float().mean(0)
+    assert is_wrong[:2].tolist()==pytest.approx([.05]*2, abs=.03)
+    assert (is_wrong[2]==0)==(n_with==0 or bool(more))
 
 def test_a_list_of_the_truth_is_whole():
     "And one that begins with what is surely right is empty"
@@ -91,10 +107,11 @@ def tiny(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('situation', [
     Situation('digits', 'symmetric 20', False, 2), Situation('several', 'missing 20', True, 1),
-    Situation('cifar', 'pairwise 40', True, 1), Situation('folder', 'misfiled 40', True, 1)], ids=lambda s: s.data)
+    Situation('rare', '3, one on 5 of 1000', True, 1), Situation('cifar', 'pairwise 40', True, 1),
+    Situation('folder', 'misfiled 40', True, 1)], ids=lambda s: s.data)
 def test_a_training_is_kept_and_noted_once(tiny, situation):
     left = wrong_labels.stored(situation, 0)
-    assert left['logits'].shape==(situation.epochs,len(left['labels']),10 if situation.data!='folder' else 3)
+    assert left['logits'].shape==(situation.epochs,len(left['labels']),3 if situation.data in ('rare','folder') else 10)
     for _ in range(2): wrong_labels.note(situation, 0, wrong_labels.stored(situation, 0))
     runs = pd.read_csv(wrong_labels.path)
     assert runs.measure.is_unique
