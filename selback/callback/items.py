@@ -105,12 +105,25 @@ def _exists(o):
     try: return Path(o).is_file()
     except (OSError,ValueError): return False # it is too long for a name, or has a zero
 
-def _path_of(o, functions):
-    "The first path or text that functions make of what a dataset lists; None if there is none"
-    for f in (noop, *functions):
+def _n_to_file(o, functions, least):
+    "How many functions make the last path or name of a file of what a dataset lists; None: they make none"
+    found = None
+    for n,f in enumerate((noop, *functions)):
         o = f(o)
-        if isinstance(o, (str,PurePath)): return o
-        if isinstance(o, (Tensor,Image,np.ndarray)): return None
+        if n>=least and (isinstance(o, PurePath) or isinstance(o, str) and _exists(o)): found = n
+        if not isinstance(o, (str,PurePath,pd.Series)): return found
+    return found
+
+def _applied(o, functions):
+    for f in functions: o = f(o)
+    return o
+
+def _n_of_any(items, functions, at, least):
+    "The same of the first of some items that is read from a file, of which some may be gone"
+    for i in at:
+        try: n = _n_to_file(_at(items, i), functions, least)
+        except Exception: continue # the file of one may be gone, or a function want more than an item
+        if n is not None: return n
     return None
 
 def _listed(ds, part):
@@ -148,12 +161,10 @@ def files_of(
     ds,at = parent_of(ds)
     items,functions = _listed(ds, part) or ((),())
     if not len(at) or not len(items): return None
-    try: first = [_path_of(_at(items, i), functions) for i in at[:20]]
-    except Exception: return None # a function may want more than one item
-    if any(o is None for o in first): return None
-    if not any(isinstance(o, PurePath) or _exists(o) for o in first): return None
-    known = _column_of(items, functions)
-    paths = (_path_of(_at(items, i), functions) for i in at) if known is None else (known[i] for i in at)
+    n = _n_of_any(items, functions, at[:20], least=min(part, 1)) # a target is not read from the input's file
+    if n is None: return None
+    known = _column_of(items, functions) if n==1 else None
+    paths = (_applied(_at(items, i), functions[:n]) for i in at) if known is None else (known[i] for i in at)
     return [os.fspath(o) for o in paths]
 
 # %% ../../nbs/callback/04_items.ipynb #e4eef091
@@ -173,10 +184,15 @@ def _tells(a, b):
     "Has each value of the first numbers one of the second?"
     return len({*zip(a, b)})==len({*a})
 
-def _with_names(index):
-    "An index whose levels have names"
-    if index.nlevels==1: return index.rename('row' if index.name is None else index.name)
-    return index.set_names([f'row_{i}' if name is None else name for i,name in enumerate(index.names)])
+def _free(name, taken):
+    "A name that no column has"
+    while name in taken: name = f'{name}_'
+    return name
+
+def _with_names(index, taken):
+    "An index whose levels have names that no column has"
+    unnamed = ['row'] if index.nlevels==1 else [f'row_{i}' for i in range(index.nlevels)]
+    return index.set_names([_free(n if name is None else name, taken) for n,name in zip(unnamed, index.names)])
 
 def _mark(text):
     "A number of 64 bits for a text"
@@ -204,25 +220,27 @@ class ItemKeys:
         self.files = files_of(ds) # None: they are read from none
         self.table = items.iloc[self.at] if is_table else None # what a user gave, with the index that it has
         self._files_tell = False # has a file one item?
-        self.index,self.same = self._known_by(root)
+        self.by,keys,self.same = self._known_by(root) # 'row', 'file' or 'idx'; keys; the number of each item
+        taken = {*self.table} if is_table else set()
+        self.index = _with_names(keys, taken) if self.by=='row' else pd.Index(keys, name=_free(self.by, taken))
 
     def __len__(self): return len(self.at)
 
     def _known_by(self, root):
-        "The index, and the number of each item, which copies share"
+        "By what items are known, their keys, and the number of each, which copies share"
         files = None if self.files is None else pd.factorize(np.array(self.files, dtype=object))[0]
         if self.table is None:
-            if files is None: return pd.Index(self.at, name='idx'),pd.factorize(self.at)[0]
+            if files is None: return 'idx',self.at,pd.factorize(self.at)[0]
             self._files_tell = True
-            return pd.Index(_relative(self.files, root), name='file'),files
+            return 'file',_relative(self.files, root),files
 
         rows = self.table.index.factorize(use_na_sentinel=False)[0]
         contents = _contents(self.table) if files is not None or self.table.index.has_duplicates else rows
         self._files_tell = files is not None and _tells(files, contents)
         same = rows if files is None else contents
-        if _tells(rows, contents): return _with_names(self.table.index),same
-        if self._files_tell: return pd.Index(_relative(self.files, root), name='file'),same
-        return pd.Index(self.at, name='idx'),np.arange(len(self)) if files is None else same
+        if _tells(rows, contents): return 'row',self.table.index,same
+        if self._files_tell: return 'file',_relative(self.files, root),same
+        return 'idx',self.at,np.arange(len(self)) if files is None else same
 
     def columns(self)->pd.DataFrame: # By position
         "Where items come from, beside the key: the columns of a table, or what a list has"
@@ -232,10 +250,15 @@ class ItemKeys:
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}
         return pd.DataFrame(columns, index=range(len(self)))
 
+    def gone(self)->list: # Positions
+        "Whose files are not there any more; nobody's, if none is there"
+        missing = [i for i,file in enumerate(self.files or ()) if not os.path.isfile(file)]
+        return missing if len(missing)<len(self) else []
+
     @property
     def kind(self)->str:
         "What a state finds an item by"
-        return 'file' if self._files_tell else str(self.index.name or self.index.names)
+        return 'file' if self._files_tell else self.by
 
     @property
     def first(self)->np.ndarray: # int64

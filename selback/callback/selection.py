@@ -308,7 +308,8 @@ class Selection(AttachedCallback):
         if not is_same: self.tell_once(('found', name), f'{n_found} of the {len(rows)} items of the {part} set were '
             f"found in the state, by {now['kind']} and label; any others begin anew.")
         told = rows,numbers,len(now['classes'] or ())
-        holders = {name: self.parts[name]} if name!='tracker' else self.parts
+        others = set(self.parts)-set(self.remembered) if name=='tracker' else set() # losses of training items
+        holders = {key: self.parts[key] for key in (name, *others)}
         parts = {key: holders[key].rearranged(o, *told) for key,o in state['parts'].items()
             if hasattr(holders.get(key), 'rearranged')}
         return state | dict(parts=state['parts'] | parts)

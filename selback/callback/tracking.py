@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..core.checks import error_text
 from ..core.policies import avoid_singleton_batch, whole_batches
@@ -22,10 +23,13 @@ def _labels_of_items(state, n_saved, rows, numbers, n_classes):
     "A state of the labels of some items; None where their classes are others"
     n_labels,given = len(state['looks'])//n_saved,state.get('given')
     is_other = numbers is not None and given is not None
-    if is_other and (n_labels>1 or len(numbers)!=given.shape[-1]): return None
+    if is_other and n_labels>1: return None
     found = LabelMemory(len(rows), n_labels, rows.device)
     found.find(state, rows)
-    if is_other: found.renumber(numbers.to(rows.device), n_classes)
+    if not is_other: return found.state_dict()
+    n_unnamed = given.shape[-1]-len(numbers) # a model may have more outputs than there are classes
+    found.renumber(F.pad(numbers.to(rows.device), (0, max(0, n_unnamed)), value=-1), n_classes)
+    if n_unnamed: found.given = None # it is not known how many it has now
     return found.state_dict()
 
 class ItemTracker:

@@ -448,7 +448,7 @@ class LabelMemory(ItemTable):
             others[is_other] = numbers[others[is_other].long()].to(others)
         self.votes[self.most_other<0] = 0
         is_there,given = numbers>=0,self.given
-        if given is None: return
+        if given is None or len(numbers)!=given.shape[-1]: return
         self.given = given.new_zeros(*given.shape[:-1], n_classes)
         self.given[...,numbers[is_there]] = given[...,is_there]
 

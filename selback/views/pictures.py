@@ -127,7 +127,7 @@ def _short_key(keys, i):
     "The key of an item as there is room for it: of a path the file's name"
     key = keys.index[i]
     if keys.index.nlevels>1: return ', '.join(map(str, key))
-    return PurePath(key).name if keys.index.name=='file' and keys.files else key
+    return PurePath(key).name if keys.by=='file' else key
 
 def _facts(selection, dl, b, n_inp, idxs, facts, predicts):
     "What is known of items, one `_Facts` for each: target, prediction, more, and the key"

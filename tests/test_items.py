@@ -1,0 +1,301 @@
+"Which item is it? Its key in lists, in states that go on elsewhere, and where it stands more than once"
+from collections import Counter
+from pathlib import Path
+
+import numpy as np, pandas as pd, pytest
+from fastai.data.block import CategoryBlock, DataBlock, RegressionBlock, TransformBlock
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.data.transforms import ColReader, IndexSplitter, RandomSplitter, parent_label
+from helpers import *
+from selback.callback.items import ItemKeys
+from selback.core.labels import LabelMemory, Told
+from torch.utils.data import Subset, TensorDataset
+
+KINDS = 'ant','bee','cat'
+
+def size_of(path): return torch.tensor([float(Path(path).stat().st_size)])
+
+def folder_of(path, n=20):
+    "Files that are as large as their number"
+    for i in range(3*n):
+        file = path/KINDS[i%3]/f'{i}.txt'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b'x'*i)
+    return path
+
+def learner_of(dls, n_out=3, loss_func=None, **kwargs):
+    set_seed(0)
+    learn = Learner(dls, nn.Linear(1, n_out), loss_func=loss_func or CrossEntropyLossFlat(), lr=.01)
+    return learn.watch_items(**kwargs)
+
+def from_folder(root, seed=0, **kwargs):
+    def listed(path): return sorted(Path(path).rglob('*.txt'))
+    block = DataBlock((TransformBlock,CategoryBlock), get_items=listed, get_x=size_of, get_y=parent_label,
+        splitter=RandomSplitter(.2, seed=seed))
+    return learner_of(block.dataloaders(root, path=root, bs=8, num_workers=0, drop_last=False), **kwargs)
+
+def remembered(learn): return learn.selection.items()[['loss','seen','total']]
+
+@pytest.fixture
+def trained(tmp_path): return quiet_fit(from_folder(folder_of(tmp_path/'files'), valid=True), 2)
+
+# A state that goes on elsewhere
+def test_a_state_finds_its_items_in_another_split(trained, capsys):
+    other = from_folder(trained.dls.path, seed=1, valid=True)
+    other.selection.load_state_dict(trained.selection.state_dict())
+    before,now = remembered(trained),remembered(other)
+    there = now.index.intersection(before.index)
+    assert 30<len(there)<len(now)==48
+    pd.testing.assert_frame_equal(now.loc[there], before.loc[there])
+    assert (now.drop(there).seen==0).all() and now.drop(there).loss.isna().all()
+    told = capsys.readouterr().out
+    assert f'{len(there)} of the 48 items of the training set were found in the state, by file and label' in told
+
+    listed,list_before = other.selection.suspects(),trained.selection.suspects()
+    train,train_before = (o[o.part=='train'] for o in (listed,list_before))
+    assert {*train.index}=={*there}
+    for name in ('label','likely','margin','probability','looks'):
+        pd.testing.assert_series_equal(train[name], train_before.loc[train.index,name])
+    valid = listed[listed.part=='valid']
+    both = {*list_before.index[list_before.part=='valid']} & {*map(key_of(other), other.dls.valid_ds.items)}
+    assert {*valid.index}==both
+
+def key_of(learn): return lambda path: Path(path).relative_to(learn.dls.path).as_posix()
+
+def test_a_file_that_was_moved_or_replaced_takes_no_other_ones_memory(trained, tmp_path):
+    state,before = trained.selection.state_dict(),remembered(trained)
+    root = trained.dls.path.rename(tmp_path/'elsewhere') # of another disk
+    moved = before.index[3]
+    (root/moved).rename(root/'bee'/'new.txt')
+    other = from_folder(root)
+    other.selection.load_state_dict(state)
+    now = remembered(other)
+    there = now.index.intersection(before.index)
+    pd.testing.assert_frame_equal(now.loc[there], before.loc[there])
+    assert moved not in now.index and (now.loc[now.index.difference(there)].seen==0).all()
+
+def test_a_state_of_the_same_items_is_as_it_was(trained, capsys):
+    other = from_folder(trained.dls.path, valid=True)
+    other.selection.load_state_dict(trained.selection.state_dict())
+    assert capsys.readouterr().out==''
+    pd.testing.assert_frame_equal(other.selection.suspects(), trained.selection.suspects())
+    again = from_folder(trained.dls.path, valid=True)
+    again.selection.load_state_dict(other.selection.state_dict()) # without a fit in between
+    pd.testing.assert_frame_equal(again.selection.items(), trained.selection.items())
+
+def table_of(n=40, index=None):
+    kinds = [KINDS[i*i%7%3] for i in range(n)]
+    return pd.DataFrame(dict(x=np.arange(n)/n, kind=kinds), index=index)
+
+def from_table(df, vocab=None, block=None, get_y=ColReader('kind'), **kwargs):
+    block = block or CategoryBlock(vocab=vocab)
+    blocks = DataBlock((TransformBlock,block), get_x=lambda row: torch.tensor([float(row.x)]), get_y=get_y,
+        splitter=IndexSplitter(range(len(df)-8, len(df))))
+    return learner_of(blocks.dataloaders(df, bs=8, num_workers=0, drop_last=False), **kwargs)
+
+def test_rows_are_found_by_their_own_index_and_a_corrected_one_begins_anew():
+    df = table_of(index=[f'r{i}' for i in range(40)])
+    learn = quiet_fit(from_table(df), 2)
+    sorted_anew = pd.concat([df[:32].sample(frac=1, random_state=0), df[32:]])
+    sorted_anew.loc['r5','kind'] = next(o for o in KINDS if o!=df.kind['r5'])
+    other = from_table(sorted_anew)
+    other.selection.load_state_dict(learn.selection.state_dict())
+    now,before = remembered(other),remembered(learn)
+    same = now.index.drop('r5')
+    pd.testing.assert_frame_equal(now.loc[same], before.loc[same])
+    assert now.seen['r5']==0
+
+def test_a_table_whose_numbers_begin_anew_is_another_one():
+    df = table_of()
+    state = quiet_fit(from_table(df), 1).selection.state_dict()
+    other = from_table(df.sample(frac=1, random_state=0).reset_index(drop=True))
+    before = other.selection.state_dict()
+    with pytest.raises(ValueError, match='got a state in which .* of 32 items have another label, wanted one of the'):
+        other.selection.load_state_dict(state)
+    assert other.selection.memory is None and other.selection.state_dict().keys()==before.keys()
+    alien = from_table(df.set_axis([f'r{i}' for i in range(40)]))
+    with pytest.raises(ValueError, match='got a state of 32 items none of which is there'):
+        alien.selection.load_state_dict(state)
+
+def test_tensors_are_known_by_their_places_and_labels():
+    def made(y, n=48):
+        y = torch.tensor(y[:n])
+        ds = TensorDataset(torch.zeros(n, 1), y)
+        return learner_of(DataLoaders(DataLoader(ds, bs=8), DataLoader(ds, bs=8)))
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 48).tolist()
+    state = quiet_fit(made(y), 1).selection.state_dict()
+    with pytest.raises(ValueError, match='got a state of 48 items, wanted 40'):
+        made(y, 40).selection.load_state_dict(state)
+    others = made(rng.permutation(y).tolist())
+    with pytest.raises(ValueError, match='have another label'): others.selection.load_state_dict(state)
+    made(y).selection.load_state_dict(state)
+
+def test_targets_that_are_drawn_anew_hold_no_state_up():
+    df = table_of()
+    noisy = dict(block=RegressionBlock(), get_y=lambda row: row.x+np.random.randn(), n_out=1, loss_func=MSELossFlat())
+    state = quiet_fit(from_table(df, **noisy), 1).selection.state_dict()
+    assert state['items']['tracker']['labels'] is None
+    from_table(df, **noisy).selection.load_state_dict(state)
+
+def test_classes_that_have_other_numbers_now_keep_their_names():
+    df = table_of()
+    learn = quiet_fit(from_table(df), 3)
+    other = from_table(df, vocab=['ant','aye','bee','cat'], n_out=4)
+    other.selection.load_state_dict(learn.selection.state_dict())
+    pd.testing.assert_frame_equal(other.selection.suspects(), learn.selection.suspects())
+    def given(learn): return dict(zip(learn.dls.vocab, learn.selection.tracker.labels.given.tolist()))
+    assert given(other)==dict(given(learn), aye=0)
+    quiet_fit(other, 1)
+    assert other.selection.suspects().looks.eq(4).all()
+
+def test_an_early_loss_goes_with_its_item(tmp_path):
+    root = folder_of(tmp_path)
+    learn = from_folder(root)
+    quiet_fit(learn.early_loss_sampling(after=1), 2)
+    other = from_folder(root, seed=1).early_loss_sampling(after=1)
+    other.selection.load_state_dict(learn.selection.state_dict())
+    def early(learn):
+        keys = map(key_of(learn), learn.dls.train_ds.items)
+        return dict(zip(keys, learn.selection.early.loss.tolist()))
+    before,now = early(learn),early(other)
+    for key,loss in now.items(): assert loss==before[key] if key in before else np.isnan(loss)
+
+def test_a_corrected_label_begins_anew_although_the_state_was_saved_before():
+    df = table_of()
+    learn = quiet_fit(from_table(df), 2)
+    learn.selection.state_dict()
+    df.loc[4,'kind'] = next(o for o in KINDS if o!=df.kind[4])
+    learn.dls.train_ds.tls[1].items.loc[4,'kind'] = df.kind[4] # in memory, between two fits
+    quiet_fit(learn, 1)
+    other = from_table(df)
+    other.selection.load_state_dict(learn.selection.state_dict())
+    assert other.selection.items().seen[4]==1
+
+def test_a_model_with_more_outputs_than_classes_goes_on_as_well():
+    df = table_of()
+    learn = quiet_fit(from_table(df, n_out=5), 2)
+    other = from_table(df, vocab=['ant','aye','bee','cat'], n_out=5)
+    other.selection.load_state_dict(learn.selection.state_dict())
+    pd.testing.assert_frame_equal(other.selection.suspects(), learn.selection.suspects())
+    assert quiet_fit(other, 1).selection.suspects().looks.eq(3).all()
+
+# Copies
+def test_rows_of_one_item_are_one_suspect_and_are_corrected_together():
+    df = table_of(32)
+    often = pd.concat([df, df.loc[[3,3,3,20]], table_of(40)[32:]])
+    learn = quiet_fit(from_table(often), 2)
+    found = learn.selection.suspects()
+    assert len(found)==32 and found.index.is_unique
+    assert found.looks[[3,20,5]].tolist()==[8,4,2]
+    rows = [i for i,key in enumerate(learn.dls.train_ds.items.index) if key==3]
+    told = learn.selection.tracker.labels
+    assert found.margin[3]==pytest.approx(float(told.margins[rows].sum()/8), rel=1e-6)
+
+    new = next(o for o in KINDS if o!=df.kind[3])
+    frame = learn.selection.corrected(pd.DataFrame(dict(row=[3], label=[new])))
+    assert len(frame)==len(often) and (frame.kind[frame.index==3]==new).all()
+    assert (frame.kind[frame.index!=3].sort_index()==often.kind[often.index!=3].sort_index()).all()
+
+def test_a_file_that_is_listed_twice_is_one_item(tmp_path):
+    root = folder_of(tmp_path)
+    files = sorted(root.rglob('*.txt'))
+    block = DataBlock((TransformBlock,CategoryBlock), get_items=lambda path: [*files[:-6],*files[:5],*files[-6:]],
+        get_x=size_of, get_y=parent_label, splitter=IndexSplitter(range(len(files)-1, len(files)+5)))
+    learn = quiet_fit(learner_of(block.dataloaders(root, path=root, bs=8, num_workers=0, drop_last=False)), 1)
+    found = learn.selection.suspects()
+    assert Counter(found.looks)=={2: 5, 1: len(files)-11}
+
+def test_rows_that_share_an_index_or_a_file_but_differ_are_items_of_their_own(tmp_path):
+    root = folder_of(tmp_path, 4)
+    df = pd.DataFrame(dict(file=['ant/0.txt']*4+['bee/1.txt']*4, box=range(8), kind=['ant','bee']*4))
+    def keys(df):
+        block = DataBlock((TransformBlock,CategoryBlock), get_x=ColReader('file', pref=root), get_y=ColReader('kind'),
+            item_tfms=[], splitter=IndexSplitter([7]))
+        return ItemKeys(block.datasets(df).train, root)
+    assert keys(df).index.tolist()==list(range(7)) and len(keys(df).first)==7
+    halves = keys(df.set_axis([0,0,1,1,2,2,3,3]))
+    assert halves.index.name=='idx' and len(halves.first)==7 # neither tells rows apart
+
+def test_an_item_of_a_subset_is_known_by_its_place_in_the_whole():
+    y = torch.arange(60)%3
+    whole = TensorDataset(y[:,None]*2.-2, torch.where(torch.arange(60)==31, 1-y%2, y))
+    train,valid = Subset(whole, [*range(59, 9, -1)]),Subset(whole, range(10))
+    dls = DataLoaders(DataLoader(train, bs=10, shuffle=True), DataLoader(valid, bs=10))
+    learn = quiet_fit(learner_of(dls), 2)
+    found = learn.selection.suspects()
+    assert sorted(found.index)==list(range(10, 60))
+    assert found.label.to_dict()=={i: int(whole[i][1]) for i in range(10, 60)}
+    frame = learn.selection.corrected(pd.DataFrame(dict(idx=[31], label=[int(y[31])])))
+    labels = [int(whole[i][1]) for i in [*train.indices,*valid.indices]]
+    labels[train.indices.index(31)] = int(y[31])
+    assert frame.label.tolist()==labels
+
+# Both parts, and folds
+def test_validation_is_listed_as_it_was_predicted(trained):
+    "Twice, after each epoch; held against the model of the last one"
+    found,plain = trained.selection.suspects(),from_folder(trained.dls.path)
+    assert found.part.value_counts().to_dict()==dict(train=48, valid=12)
+    looks = []
+    class Notes(Callback):
+        def after_validate(self):
+            xb,yb = (torch.cat(o) for o in zip(*self.dls.valid))
+            with torch.no_grad(): looks.append(self.model(xb).softmax(1).gather(1, yb[:,None])[:,0])
+
+    quiet_fit(plain, 2, cbs=Notes())
+    assert all(torch.equal(*o) for o in zip(plain.model.parameters(), trained.model.parameters()))
+    valid = [key_of(trained)(o) for o in trained.dls.valid_ds.items]
+    assert found.probability[valid].tolist()==pytest.approx(torch.stack(looks).mean(0).tolist(), rel=1e-4)
+    assert (found.looks==2).all() and found.margin.is_monotonic_increasing
+
+def test_validation_alone_prediction_and_the_search_for_a_rate_are_no_looks(trained):
+    before = trained.selection.suspects()
+    with trained.no_bar(),trained.no_logging():
+        trained.validate()
+        trained.get_preds()
+        trained.lr_find(show_plot=False, num_it=6)
+    pd.testing.assert_frame_equal(trained.selection.suspects(), before)
+
+def test_without_validation_items_there_is_nothing_to_watch_in_them(tmp_path):
+    ds = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
+    learn = learner_of(DataLoaders(DataLoader(ds, bs=4)), valid=True)
+    with pytest.raises(ValueError, match='watch_items: got valid=True, and no validation items'): quiet_fit(learn, 1)
+
+def test_folds_are_one_list(tmp_path):
+    root = folder_of(tmp_path)
+    learners = [quiet_fit(from_folder(root, seed, valid=True), 2) for seed in range(3)]
+    found = suspects_of_folds(learners)
+    assert len(found)==60 and (found.looks==6).all() and found.margin.is_monotonic_increasing
+    lists = [learn.selection.suspects() for learn in learners]
+    for key in found.index[:20]:
+        assert found.label[key]==lists[0].label[key]
+        for name in ('margin','probability'):
+            assert found[name][key]==pytest.approx(np.mean([o[name][key] for o in lists]), rel=1e-4, abs=1e-6)
+        assert found.times_other[key]==sum(o.times_other[key] for o in lists)
+    frame = learners[1].selection.corrected(found.head(2).assign(label='ant'))
+    assert frame.set_index('file').label[found.index[:2]].tolist()==['ant','ant']
+
+def test_folds_by_places_in_different_datasets_are_refused():
+    def made():
+        ds = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
+        return quiet_fit(learner_of(DataLoaders(DataLoader(ds, bs=4), DataLoader(ds, bs=4))), 1)
+    with pytest.raises(ValueError, match='items that are known by their positions in other datasets'):
+        suspects_of_folds([made(),made()])
+
+def told(others, n_labels=1):
+    others = torch.tensor(others)
+    ones = torch.ones(len(others))
+    return Told(ones, ones*.5, ones*.25, others, torch.ones(3))
+
+def test_memories_of_the_same_items_add_up():
+    a,b = LabelMemory(3),LabelMemory(4)
+    for others in ([1,2,-1],[1,-1,-1]): a.note(torch.arange(3), told(others))
+    b.note(torch.arange(4), told([2,2,2,1]))
+    joined = LabelMemory(3)
+    joined.add(a, torch.arange(3))
+    joined.add(b, torch.tensor([0,1,1,2])) # items 1 and 2 of `b` are the same
+    assert joined.looks.tolist()==[3,4,3] and joined.times_other.tolist()==[3,3,1]
+    assert joined.margins.tolist()==[1.5,2.,1.5]
+    assert joined.most_other.tolist()==[1,2,1] and joined.votes.tolist()==[1,3,1]
+    assert joined.is_outvoted.tolist()==[True,True,False]
