@@ -362,3 +362,101 @@ def test_masks_are_listed_with_their_files_to_be_drawn_anew(tmp_path):
     assert [Path(o) for o in found['mask']]==[tmp_path/'msk'/Path(key).name for key in found.index]
     with pytest.raises(ValueError, match='targets that are no labels, such as masks, whose files the column mask of'):
         learn.selection.corrected(found)
+
+# Two rounds, as the tutorial goes
+COLOURS = dict(blue=(30,30,220), green=(30,220,30), red=(220,30,30))
+
+def save_pictures(root, n=30, n_wrong=3):
+    "A folder of each colour; some pictures of each are filed with the next one"
+    from PIL import Image
+    rng,known = np.random.default_rng(0),[*COLOURS]
+    for k,(colour,rgb) in enumerate(COLOURS.items()):
+        for i in range(n):
+            filed = known[(k+1)%3] if i<n_wrong else colour
+            file = root/filed/f'{colour} {i}.png' # its name is the truth
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.clip(np.array(rgb)+rng.normal(0, 60, (8, 8, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+
+def truth_of(file): return Path(file).name.split()[0]
+
+def see(dls):
+    from fastai.learner import Learner
+    set_seed(0)
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    return quiet_fit(Learner(dls, net, loss_func=CrossEntropyLossFlat(), lr=.05).watch_items(valid=True), 5)
+
+IMAGES = dict(bs=10, num_workers=0, item_tfms=[], seed=0)
+
+class Folder:
+    "From the folder, then from what `corrected` returned"
+    def __init__(self, root): self.root,self.table = root,None
+
+    def wrong(self):
+        if self.table is None: return sum(truth_of(o)!=o.parent.name for o in self.root.rglob('*.png'))
+        return sum(truth_of(o)!=label for o,label in zip(self.table.file, self.table.label))
+
+    def learner(self):
+        from fastai.vision.data import ImageDataLoaders
+        if self.table is None: return see(ImageDataLoaders.from_folder(self.root, valid_pct=.2, **IMAGES))
+        return see(ImageDataLoaders.from_df(self.table, self.root, label_col='label', valid_col='is_valid', **IMAGES))
+
+    def mend(self, learn, found): self.table = learn.selection.corrected(found)
+
+class Frame(Folder):
+    "From a table of images"
+    def __init__(self, root):
+        super().__init__(root)
+        files = sorted(root.rglob('*.png'))
+        self.table = pd.DataFrame(dict(file=[str(o.relative_to(root)) for o in files], row=range(len(files)),
+            label=[o.parent.name for o in files], is_valid=[i%5==0 for i in range(len(files))]))
+
+class CsvFile(Frame):
+    "From a CSV file, by another one that a person has written into"
+    def __init__(self, root):
+        super().__init__(root)
+        self.file,self.suspects = root.parent/'labels.csv',root.parent/'suspects.csv'
+        self.table.to_csv(self.file, index=False)
+
+    def learner(self):
+        from fastai.vision.data import ImageDataLoaders
+        return see(ImageDataLoaders.from_csv(self.root, self.file, label_col='label', valid_col='is_valid', **IMAGES))
+
+    def mend(self, learn, found):
+        found.to_csv(self.suspects)
+        self.table = learn.selection.corrected(self.suspects, self.file)
+        self.file = self.file.with_stem('corrected' if self.file.stem=='labels' else 'again')
+        self.table.to_csv(self.file, index=False)
+
+class Table(Frame):
+    "From the mean of each colour"
+    def __init__(self, root):
+        from PIL import Image
+        super().__init__(root)
+        means = [np.asarray(Image.open(root/o), dtype=float).mean((0,1)) for o in self.table.file]
+        for k,name in enumerate('rgb'): self.table[name] = [mean[k] for mean in means]
+
+    def learner(self):
+        from fastai.tabular.all import Normalize, TabularDataLoaders, tabular_learner
+        set_seed(0)
+        valid = [i for i,o in enumerate(self.table.is_valid) if o]
+        dls = TabularDataLoaders.from_df(self.table, procs=[Normalize], cont_names=[*'rgb'], y_names='label', bs=10,
+            valid_idx=valid)
+        return quiet_fit(tabular_learner(dls, layers=[8], lr=.02).watch_items(valid=True), 10)
+
+    def mend(self, learn, found): self.table = learn.selection.corrected(found, self.table)
+
+@pytest.mark.parametrize('made', [Folder,Frame,CsvFile,Table])
+def test_two_rounds_leave_ever_fewer_wrong_labels_and_turn_no_right_one(tmp_path, made, capsys):
+    save_pictures(tmp_path/'root')
+    source = made(tmp_path/'root')
+    wrong = [source.wrong()]
+    for n in (6,12):
+        learn = source.learner()
+        found = learn.selection.suspects().head(n)
+        files = found.index if found.index.name=='file' else source.table.loc[found.index,'file']
+        source.mend(learn, found.assign(label=[truth_of(o) for o in files]))
+        assert len(source.table)==90
+        wrong.append(source.wrong())
+        assert wrong[-1]==wrong[-2]-(found.label!=[truth_of(o) for o in files]).sum()
+    assert wrong[0]==9 and wrong[1]<=5 and wrong[2]==0, wrong

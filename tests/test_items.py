@@ -247,7 +247,15 @@ def test_validation_is_listed_as_it_was_predicted(trained):
     assert all(torch.equal(*o) for o in zip(plain.model.parameters(), trained.model.parameters()))
     valid = [key_of(trained)(o) for o in trained.dls.valid_ds.items]
     assert found.probability[valid].tolist()==pytest.approx(torch.stack(looks).mean(0).tolist(), rel=1e-4)
-    assert (found.looks==2).all() and found.margin.is_monotonic_increasing
+    assert (found.looks==2).all()
+
+def test_parts_are_put_together_by_rank(trained):
+    "What trains is predicted more surely: by margin the validation part would come first after a long training"
+    found = trained.selection.suspects()
+    for part,n in dict(train=48, valid=12).items():
+        own = found[found.part==part]
+        assert own.margin.is_monotonic_increasing
+        for share in (.25,.5,.75): assert abs((found.part[:int(60*share)]==part).sum()-n*share)<=1
 
 def test_validation_alone_prediction_and_the_search_for_a_rate_are_no_looks(trained):
     before = trained.selection.suspects()

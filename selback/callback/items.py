@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['parent_of', 'label_of', 'lone_target_of', 'target_of', 'labels_of', 'class_names', 'column_name', 'files_of',
-           'marks_of', 'ItemKeys', 'datasets_of', 'keys_of', 'identities_of', 'rows_in_state', 'numbers_of_classes']
+           'own_items', 'marks_of', 'ItemKeys', 'datasets_of', 'keys_of', 'identities_of', 'rows_in_state',
+           'numbers_of_classes']
 
 # %% ../../nbs/callback/04_items.ipynb #127ed2e5
 import os, unicodedata
@@ -128,7 +129,7 @@ def _n_of_any(items, functions, at, least):
 
 def _listed(ds, part):
     "What a dataset makes a part of its items from: a list or table, and functions; None where that is not known"
-    if hasattr(ds, 'tls'): return (ds.items, [*ds.tls[part].tfms.fs]) if part<len(ds.tls) else None
+    if hasattr(ds, 'tls'): return (ds.tls[part].items, [*ds.tls[part].tfms.fs]) if part<len(ds.tls) else None
     if part: return None
     for name in ('samples','imgs'): # of torchvision
         if isinstance(getattr(ds, name, None), list): return [o[0] for o in getattr(ds, name)],[]
@@ -184,6 +185,12 @@ def _tells(a, b):
     "Has each value of the first numbers one of the second?"
     return len({*zip(a, b)})==len({*a})
 
+def own_items(
+    ds, # A dataset, no `Subset`
+): # A list, a table, or None
+    "What a user gave to make items of; fastai puts tokens in the place of texts, but not where it reads targets"
+    return ds.tls[-1].items if len(getattr(ds, 'tls', ())) else getattr(ds, 'items', None)
+
 def _free(name, taken):
     "A name that no column has"
     while name in taken: name = f'{name}_'
@@ -214,7 +221,7 @@ class ItemKeys:
         root='.', # Its files are told by their paths from here
     ):
         parent,self.at = parent_of(ds)
-        items = getattr(parent, 'items', None)
+        items = own_items(parent)
         is_table = isinstance(items, pd.DataFrame) and len(items)==len(parent)
         self.ds = ds
         self.files = files_of(ds) # None: they are read from none

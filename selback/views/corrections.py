@@ -16,7 +16,7 @@ from fastai.learner import replacing_yield
 from fastcore.all import defaults, patch
 
 from ..core.checks import check_range, error_text
-from ..callback.items import class_names, column_name, files_of, keys_of, labels_of
+from ..callback.items import class_names, column_name, files_of, keys_of, labels_of, own_items
 from ..callback.selection import Selection
 from .suspects import listed_suspects
 
@@ -203,7 +203,7 @@ class KnownLabels:
 def _readers(ds):
     "The columns that labels are read from, and what parts several labels in one; none where that is not known"
     if hasattr(ds, 'y_names'): return list(ds.y_names),None
-    items = getattr(ds, 'items', None)
+    items = own_items(ds)
     if not isinstance(items, pd.DataFrame) or not hasattr(ds, 'tls'): return [],None
     reader = next(iter(ds.tls[ds.n_inp].tfms.fs), None) if len(ds.tls)>ds.n_inp else None
     if not isinstance(reader, ColReader) or reader.pref or reader.suff: return [],None

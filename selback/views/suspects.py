@@ -152,11 +152,9 @@ def _rows_of(parts):
     shown = [_shown(own, items, len(parts)>1) for items,own in zip(parts, rows)]
     known = [own[['part']].assign(position=items.at[own['at']], is_outvoted=own.get('outvoted', False))
         for items,own in zip(parts, rows)]
-    if len(parts)<2: return shown[0],known[0]
-    shown,known = pd.concat(shown),pd.concat(known)
-    by,ascending = ('margin', True) if 'margin' in shown else ('mean_loss', False)
-    order = shown.reset_index(drop=True).sort_values(by, ascending=ascending, kind='stable').index
-    return shown.iloc[order],known.iloc[order]
+    ranks = np.concatenate([np.arange(1, len(own)+1)/len(own) for own in rows]) # what trains is predicted more surely
+    order = ranks.argsort(kind='stable')
+    return pd.concat(shown).iloc[order],pd.concat(known).iloc[order]
 
 def listed_suspects(
     selection, # As `learn.selection`
