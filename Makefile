@@ -6,7 +6,7 @@
 #   processes, pages, the site in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning
 #   and Hugging Face too, which it installs) and test-release (the wheel, in an empty folder); it needs the index.
 # make check: forms: cards, pages, links, names, lines, types.
-# make faults: is each of some sixty hand-made faults caught by `make test`?
+# make faults: is each of some seventy hand-made faults caught by `make test`?
 # make gpu: what only a GPU shows: no step waits for it, mixed precision, draws and states on a device; costs there.
 # make goldens from=COMMIT: does training do, step by step, what it did there?
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.

@@ -71,13 +71,21 @@ def test_a_fit_without_a_batch_says_so(method, capsys):
     assert said.count('the training loader gave no batch, so that nothing was trained.')==1
     assert 'warm-up' not in said
 
-def test_who_replaces_what_watched_says_how_to_watch_on(capsys):
-    learn = table_learner().watch_items()
+def test_a_method_after_watching_goes_on_watching(capsys):
+    "And loses nothing; who wants to begin anew says track_items=True"
+    learn = quiet_fit(table_learner().watch_items(), 2)
+    before = learn.selection.suspects()
+    learn.favor_hard()
+    assert 'and goes on remembering what was predicted' in capsys.readouterr().out
+    pd.testing.assert_frame_equal(learn.selection.suspects(), before)
+    assert quiet_fit(learn, 1).selection.suspects().looks.tolist()==[3]*len(before)
+
     remedy = 'With track_items=True it remembers what was predicted, too.'
-    assert remedy in (learn.favor_hard(), capsys.readouterr().out)[1]
-    for again in (lambda: learn.top_loss(), lambda: learn.watch_items(), lambda: learn.favor_hard(track_items=True)):
-        again()
-        assert remedy not in capsys.readouterr().out
+    learn.top_loss()
+    assert remedy in capsys.readouterr().out and learn.selection.memory is None
+    learn.favor_hard(track_items=True)
+    learn.watch_items()
+    assert remedy not in capsys.readouterr().out and learn.selection.memory is None
 
 # One-liners
 def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))

@@ -226,6 +226,10 @@ def test_the_likelier_class_of_a_mask_has_its_name(folder):
     found = quiet_fit(learn.watch_items(), 8).selection.suspects()
     assert {name_of(learn, key) for key in found.index[:3]}==set(WRONG)
     for key in found.index[:3]: assert found.likely[key]==right_label(name_of(learn, key))
+    assert found.columns[0]=='mean_loss' and found.mean_loss.is_monotonic_decreasing
+    memory = learn.selection.memory
+    by_hand = dict(zip(keys_of(learn), (memory.total/memory.seen).tolist()))
+    assert found.mean_loss.tolist()==pytest.approx([by_hand[key] for key in found.index])
 
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]
@@ -393,6 +397,19 @@ def test_a_network_that_validates_worse_than_a_guess_says_so(wrong, capsys):
     said = f'the last validation loss, {loss:.2f}, is above that of a guess, 0.69: '
     assert loss>.7
     assert (said in capsys.readouterr().out)==(wrong>0) # else nothing is suspected at all
+
+@pytest.mark.parametrize('n_rare', [8,40])
+def test_a_guess_knows_how_often_each_class_is_given(n_rare, capsys):
+    "Of two classes as .9 and .1 it has a loss of .33, of two alike one of .69"
+    y = (torch.arange(96)%80<n_rare).long()
+    learn = Learner(dls_of(torch.zeros(96, 4), y, n_valid=16, drop_last=False), nn.Linear(4, 2), CrossEntropyLossFlat())
+    with torch.no_grad(): learn.model.bias[:] = 0.
+    quiet_fit(learn.watch_items(), 1, lr=0.)
+    learn.selection.tracker.labels.margins -= 1. # or nothing is suspected at all
+    learn.selection.suspects()
+    share = n_rare/80
+    guess = -share*np.log(share)-(1-share)*np.log(1-share)
+    assert (f'0.69, is above that of a guess, {guess:.2f}' in capsys.readouterr().out)==(n_rare==8)
 
 def test_a_fit_that_diverged_says_so(folder, capsys):
     learn = learner_of(from_folder(folder)).watch_items()

@@ -106,6 +106,7 @@ class AttachedCallback(TrainingOnly):
     name = 'selection_callback'
     gone = {} # options that there were once: what to do instead, by name
     has_columns = True # does it write into the training table?
+    only_watches = False # does it never choose?
     tells = 'stats','memory','state_dict','load_state_dict' # names for users, beside its views and its options
 
     def __init__(self, **kwargs):
@@ -307,10 +308,14 @@ def set_selection(
     old = selections_of(learn)
     has_memory = any(getattr(cb, 'memory', None) and cb.remembers for cb in old)
     forgets = ', and what it remembered of items is gone' if has_memory else ''
-    watched = any(getattr(cb, 'track_items', False) for cb in old) and not getattr(selection, 'track_items', False)
-    remedy = ' With track_items=True it remembers what was predicted, too.' if watched else ''
+    watched = [cb for cb in old if getattr(cb, 'track_items', False) and not getattr(selection, 'track_items', False)]
+    goes_on = bool(watched) and watched[-1].only_watches
+    remedy = ' With track_items=True it remembers what was predicted, too.' if watched and not goes_on else ''
+    if goes_on: forgets = ', and goes on remembering what was predicted'
     if old: print(f"{selection!r} replaces {', '.join(map(repr, old))}{forgets}.{remedy}")
-    return learn.full_batches().add_cb(selection)
+    learn.full_batches().add_cb(selection)
+    if goes_on: selection.go_on_watching(watched[-1])
+    return learn
 
 @patch
 def full_batches(self:Learner):

@@ -257,6 +257,15 @@ class Selection(AttachedCallback):
         known = {name: self._identities(tracker, part) for name,(tracker,part) in self.remembered.items()}
         return state | dict(items={name: o for name,o in known.items() if o is not None})
 
+    def go_on_watching(self,
+        other, # A `Selection` that has watched the same learner
+    ):
+        "Remember what another selection was told of items and their labels, and go on"
+        self.track_items = True
+        self.tracker.follow()
+        self.tracker.load_state_dict(other.tracker.state_dict())
+        self.tracker.identify(other.tracker.dataset_id, other.tracker.identities)
+
     @property
     def remembered(self)->dict:
         "Where items are remembered, and of which part of the loaders they are, by name"

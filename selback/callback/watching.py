@@ -76,6 +76,7 @@ class ValidationLooks:
 class WatchItemsCallback(EpochSelection):
     "Train on all items as plain training does, and remember of each its losses and what was predicted"
     has_columns = False
+    only_watches = True
     keeps_all = dict(),dict(valid=True)
     why_idle = None # it never selects
 

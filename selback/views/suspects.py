@@ -6,7 +6,6 @@
 __all__ = ['WatchedItems', 'watched_items', 'listed_suspects', 'suspects_of_folds']
 
 # %% ../../nbs/views/04_suspects.ipynb #eda3d640
-import math
 from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
@@ -111,37 +110,47 @@ def _of_labels(items):
     df['outvoted'] = told.is_outvoted.cpu().numpy()
     return df.assign(at=np.arange(len(df))//told.n_labels)
 
+def _goes_by_loss(items):
+    "Is there no label to be wrong as a whole, as in a mask or a number?"
+    return items.told is None or items.labels is None and items.told.n_labels==1
+
 def _by_loss(items):
-    "A row for each item that was seen, with its mean loss"
+    "A row for each item that was seen, with its mean loss; what is likelier in most of a mask is told"
     df = items.losses.assign(at=range(len(items.losses)), mean_loss=items.losses.total/items.losses.seen)
     if items.labels is not None: df['label'] = items.labels
+    if items.told is not None: df = df.join(_one_each(items)[['likely','margin','looks']])
     return df[(df.seen>0) & df.total.notna()]
 
 # %% ../../nbs/views/04_suspects.ipynb #f999d196
+def _loss_of_a_guess(given):
+    "The loss of who knows but how often each class is given; None of labels that an item has or has not"
+    if given is None or given.ndim>1 or not given.sum(): return None
+    shares = given[given>0]/given.sum()
+    return float(-(shares*shares.log()).sum())
+
 def _worth(selection, rows):
     "What to tell of a list that may say little; None of any other"
     if not (rows.margin<0).any():
         return ('no other class was likelier than a label on the average: the labels are right, or the network has '
             'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
-    loss,n_classes = selection.valid_loss,getattr(selection.learn.dls, 'c', 0)
-    if loss is None or n_classes<2: return None
-    guess = math.log(n_classes)
-    if loss<=guess: return None # of a fit that diverged it is NaN
+    loss,guess = selection.valid_loss,_loss_of_a_guess(selection.tracker.labels.given)
+    if None in (loss,guess) or loss<=guess+.005: return None # of a fit that diverged it is NaN
     return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has '
         'learned does not hold for other items, and the list may say little. Augmentation, more data or another rate '
         'help.')
 
 def _listed(items):
     "The labels of a part, each with the position of its item, those first that are most likely wrong"
-    if items.told is None: rows = _by_loss(items).sort_values('mean_loss', ascending=False, kind='stable')
+    if _goes_by_loss(items): rows = _by_loss(items).sort_values('mean_loss', ascending=False, kind='stable')
     else: rows = _of_labels(items).iloc[items.told.suspects().cpu().numpy()]
     return rows.assign(part=items.part)
 
-_shown_first = 'part','label','likely','margin','probability','times_other','looks'
+_by_margin = 'part','label','likely','margin','probability','times_other','looks'
+_by_mean_loss = 'part','label','mean_loss','loss','likely','margin','looks'
 
 def _shown(rows, items, has_parts):
     "The columns of a list, with those of the items' own table"
-    names = _shown_first if items.told is not None else ('part','label','mean_loss','loss')
+    names = _by_mean_loss if _goes_by_loss(items) else _by_margin
     names = [name for name in names if name in rows and (has_parts or name!='part')]
     columns = items.columns.iloc[rows['at']].set_axis(rows.index)
     return beside(rows[names], columns).set_index(items.index[rows['at']])
