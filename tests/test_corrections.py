@@ -174,7 +174,7 @@ def test_names_that_several_files_have_are_not_guessed(learn):
     learn = watched(from_files(learn.dls.path), 3)
     with pytest.raises(ValueError, match="got columns .'image', 'label'., wanted a column 'file', such as"):
         learn.selection.corrected(pd.DataFrame(dict(image=['3.txt'], label=['ant'])))
-    with pytest.raises(ValueError, match="got 1 keys that no item has, such as '3.txt', wanted keys of items"):
+    with pytest.raises(ValueError, match="got '3.txt', which is the name of 2 files, wanted keys of items"):
         learn.selection.corrected(pd.DataFrame(dict(image=['3.txt'], label=['ant'])), key='image')
 
 def test_a_table_without_a_head_is_read(learn, tmp_path):
@@ -197,7 +197,7 @@ def test_a_file_that_was_deleted_by_hand_is_left_out(learn, capsys):
     (learn.dls.path/'ant'/'3.txt').unlink()
     frame = learn.selection.corrected(learn.selection.suspects().head(2))
     assert len(frame)==23 and 'ant/3.txt' not in {*frame.file}
-    assert '1 items are left out, whose files are gone' in capsys.readouterr().out
+    assert '0 leave one out, and 1 whose files are gone' in capsys.readouterr().out
 
 SPELT = [([5.,3.,7.],'5'), ([5,3,7],'5.0'), ([5,3,7],' 5 '), (['a','b','c'],'a ')]
 
@@ -236,6 +236,58 @@ def test_a_table_without_the_items_that_change_is_refused():
     with pytest.raises(ValueError, match='got a table without 1 of the items that change, wanted one with all'):
         learn.selection.corrected(pd.DataFrame(dict(row=[1,2], label=['a','a'])), df[2:])
 
+def images_of(tmp_path):
+    "A table of files, numbered from 0, in another order than its files"
+    root = folder_of(tmp_path/'files')
+    files = sorted((o.relative_to(root).as_posix() for o in root.rglob('*.txt')), key=lambda o: hash_of(o))
+    df = pd.DataFrame(dict(file=files, label=[o.split('/')[0] for o in files], is_valid=[i%4==0 for i in range(24)]))
+    return df,root,watched(by_column(df, root), 3)
+
+def by_column(df, root):
+    block = DataBlock((TransformBlock(type_tfms=[size_of]),CategoryBlock), get_x=ColReader('file', pref=f'{root}/'),
+        get_y=ColReader('label'), splitter=ColSplitter())
+    return block.dataloaders(df, path=root, bs=4, num_workers=0, drop_last=False)
+
+def hash_of(text): return sum((i+3)*ord(c) for i,c in enumerate(text))%101
+
+@pytest.mark.parametrize('drops', [[],['part'],['part','margin','likely']])
+def test_a_list_that_was_saved_without_its_index_goes_by_its_files(tmp_path, drops):
+    df,_,learn = images_of(tmp_path)
+    found = learn.selection.suspects().head(9)
+    found['label'] = ['cat']*9
+    found.drop(columns=drops).to_csv(tmp_path/'t.csv', index=False)
+    frame = learn.selection.corrected(tmp_path/'t.csv')
+    assert dict(zip(frame.file, frame.label))=={o: 'cat' if o in {*found.file} else label
+        for o,label in zip(df.file, df.label)}
+
+def test_a_list_of_a_table_that_was_numbered_anew_is_refused(tmp_path):
+    df,root,learn = images_of(tmp_path)
+    found = learn.selection.suspects().head(9)
+    again = watched(by_column(df[1:].reset_index(drop=True), root), 3)
+    with pytest.raises(ValueError, match="got file .* in a row whose key is that of an item with .*, wanted the same"):
+        again.selection.corrected(found)
+    right = again.selection.corrected(found.assign(label='cat')[1:], key='file')
+    assert (right.set_index('file').label[[*found.file[1:]]]=='cat').all()
+
+def test_an_item_that_is_in_the_other_part_now_is_corrected_there(learn, tmp_path):
+    found = learn.selection.suspects()
+    def listed(path): return sorted(o for o in Path(path).rglob('*') if o.is_file())
+    block = DataBlock((TransformBlock,CategoryBlock), get_items=listed, get_x=size_of, get_y=parent_label,
+        splitter=RandomSplitter(.3, seed=1))
+    other = watched(block.dataloaders(learn.dls.path, path=learn.dls.path, bs=4, num_workers=0), 3)
+    assert {*labels_by_file(other.selection.corrected(found.assign(label='bee'))).values()}=={'bee'}
+
+def test_the_name_that_no_file_has_is_told_among_many(learn):
+    table = pd.DataFrame(dict(image=['0.txt','1.txt','none.txt'], choice=['bee']*3))
+    with pytest.raises(ValueError, match="got 1 keys that no item has, such as 'none.txt', wanted keys of items"):
+        learn.selection.corrected(table)
+
+def test_what_nobody_has_got_to_says_nothing(learn, capsys):
+    table = pd.DataFrame(dict(file=['ant/0.txt','bee/1.txt','cat/2.txt'], label=['cat','',None]))
+    after = labels_by_file(learn.selection.corrected(table))
+    assert len(after)==24 and after['ant/0.txt']=='cat' and after['bee/1.txt']=='bee'
+    assert 'of 3 rows 1 give an item another label, 0 leave one out.' in capsys.readouterr().out
+
 def test_two_labels_of_one_item_are_refused(learn):
     table = pd.DataFrame(dict(file=['ant/0.txt']*2, label=['bee','cat']))
     with pytest.raises(ValueError, match="got labels 'bee' and 'cat' of the same item, wanted one"):
@@ -248,7 +300,7 @@ def test_a_number_is_a_label_where_labels_are_numbers():
         get_y=ColReader('size'), splitter=IndexSplitter([11]))
     dls = block.dataloaders(df, bs=4, drop_last=False)
     learn = quiet_fit(Learner(dls, nn.Linear(1, 1), loss_func=MSELossFlat()).watch_items(), 1)
-    frame = learn.selection.corrected(pd.DataFrame(dict(row=[1,2], label=['17.25',None])))
+    frame = learn.selection.corrected(pd.DataFrame(dict(row=[1,2,3], label=['17.25','unsure',None])))
     assert frame['size'].tolist()==[0,17.25,*df['size'][3:]]
 
 def test_a_split_that_a_column_tells_stays_in_that_column():

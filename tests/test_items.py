@@ -30,6 +30,7 @@ def learner_of(dls, n_out=3, loss_func=None, **kwargs):
     return learn.watch_items(**kwargs)
 
 def from_folder(root, seed=0, **kwargs):
+    set_seed(0) # by which the loader shuffles
     def listed(path): return sorted(Path(path).rglob('*.txt'))
     block = DataBlock((TransformBlock,CategoryBlock), get_items=listed, get_x=size_of, get_y=parent_label,
         splitter=RandomSplitter(.2, seed=seed))

@@ -327,7 +327,7 @@ def test_a_table_by_hand_is_read_back(learn, tmp_path):
     selection.suspects().head(5).to_csv(csv)
     lines = pd.read_csv(csv, dtype=str).set_index('file')
     a,b,c = lines.index[:3]
-    lines.loc[a,'label'],lines.loc[b,'label'] = lines.likely[a],''
+    lines.loc[a,'label'],lines.loc[b,'label'] = lines.likely[a],'unsure'
     lines.to_csv(csv)
 
     frame,labels = selection.corrected(csv),selection.items().label
@@ -430,7 +430,7 @@ def test_files_of_a_folder_that_was_named_from_here_are_found_again(folder, monk
 def test_numbers_are_read_back_as_labels(tmp_path):
     learn,csv = quiet_fit(learner_of_table().watch_items(), 6),tmp_path/'suspects.csv'
     table = learn.selection.suspects().head(3)
-    table['label'] = [table.likely.iloc[0],table.likely.iloc[1],'']
+    table['label'] = [table.likely.iloc[0],table.likely.iloc[1],'unsure']
     table.to_csv(csv)
     frame = learn.selection.corrected(str(csv))
     assert len(frame)==60-1+16

@@ -31,7 +31,8 @@ def beside(
 )->pd.DataFrame:
     "Both; a column whose name is taken says so, unless it says the same"
     def is_same(name): return name in df and (df[name].astype(str)==columns[name].astype(str)).all()
-    return df.join(columns[[name for name in columns if not is_same(name)]], rsuffix='_of_item')
+    others = columns[[name for name in columns if not is_same(name)]]
+    return df.join(others.rename(columns={name: f'{name}_of_item' for name in df}))
 
 # %% ../../nbs/views/01_pictures.ipynb #ae70fe62
 def check_remembered(

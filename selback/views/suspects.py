@@ -9,7 +9,7 @@ __all__ = ['WatchedItems', 'watched_items', 'listed_suspects', 'suspects_of_fold
 from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
-from fastcore.all import patch
+from fastcore.all import listify, patch
 
 from ..core.checks import check_range, error_text
 from ..core.labels import LabelMemory
@@ -207,7 +207,7 @@ def suspects_of_folds(
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered, or items can't be told
     "All labels that several trainings looked at, those first that are most likely wrong, as one list"
     parts = []
-    for learn in learners:
+    for learn in listify(learners):
         _check_watched(learn.selection, 'suspects_of_folds')
         parts += _parts_of(learn.selection)
     index,rows = _all_of(parts)
@@ -238,7 +238,7 @@ def show_suspects(self:Selection,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered
-    "Show the training items whose labels are most likely wrong, with the likelier ones"
+    "Show the items whose labels are most likely wrong, with the likelier ones"
     n = check_range('n', n, 1, whole=True)
     rows,known = listed_suspects(self, 'show_suspects')
     is_first = ~known[['part','position']].duplicated().to_numpy()
