@@ -171,8 +171,12 @@ def _keys_in(found, finder, key):
     if is_own_table and all(map(finder.find, _texts(index))): return _texts(index),[]
     raise ValueError(error_text('corrected', f'columns {[*found]}', _wanted(finder), 'say which holds the key: key='))
 
-def found_at(found, finder, key):
-    "The items of each row, as `KeyFinder.find` has them, and columns of keys; raises a `ValueError` if there are none"
+def found_at(
+    found:pd.DataFrame, # What a person says
+    finder:KeyFinder, # Of the items
+    key=None, # The column of keys; None: it is found
+): # Items of each row, as `KeyFinder.find` has them; columns of keys. Raises a `ValueError` if there are none
+    "The items of each row"
     keys,columns = _keys_in(found, finder, key)
     has_parts = finder.by=='idx' and 'part' in found and set(found['part'])<={'train','valid'} # each counts its own
     at = [finder.find(*o) for o in zip(keys, found['part'] if has_parts else [None]*len(found))]
