@@ -266,6 +266,37 @@ def test_validation_alone_prediction_and_the_search_for_a_rate_are_no_looks(trai
         trained.lr_find(show_plot=False, num_it=6)
     pd.testing.assert_frame_equal(trained.selection.suspects(), before)
 
+@pytest.mark.parametrize('bs', [4,12])
+def test_a_validation_that_was_interrupted_spoils_no_later_look(tmp_path, bs):
+    learn = from_folder(folder_of(tmp_path), valid=True)
+    learn.dls.valid.bs = bs
+    class Stops(Callback):
+        def after_batch(self):
+            if not self.training: raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): quiet_fit(learn, 1, cbs=Stops())
+    quiet_fit(learn, 2)
+    looks = learn.selection.validation.tracker.labels.looks.tolist()
+    assert sorted(looks)==[2]*(12-bs)+[3]*bs
+    memory,plain = learn.selection.validation.tracker.memory,learn.get_preds(reorder=False)
+    losses = torch.nn.functional.cross_entropy(plain[0].log(), plain[1], reduction='none')
+    assert memory.loss.tolist()==pytest.approx(losses.tolist(), rel=1e-3, abs=1e-4)
+
+def test_another_validation_part_has_no_looks_of_this_one(trained, tmp_path):
+    other = from_folder(trained.dls.path, seed=3)
+    trained.dls = type(trained.dls)(trained.dls.train, other.dls.valid)
+    with pytest.raises(ValueError, match='suspects: got another valid part than the one that was watched'):
+        trained.selection.suspects()
+    quiet_fit(trained, 1)
+    found = trained.selection.suspects()
+    assert (found.looks[found.part=='valid']==1).all() and (found.looks[found.part=='train']==3).all()
+
+def test_a_validation_label_that_changes_begins_anew():
+    df = table_of()
+    learn = quiet_fit(from_table(df, valid=True), 2)
+    learn.dls.valid_ds.tls[1].items.loc[35,'kind'] = next(o for o in KINDS if o!=df.kind[35])
+    found = quiet_fit(learn, 1).selection.suspects()
+    assert found.looks[35]==1 and found.looks.drop(35).eq(3).all()
+
 def test_without_validation_items_there_is_nothing_to_watch_in_them(tmp_path):
     ds = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
     learn = learner_of(DataLoaders(DataLoader(ds, bs=4)), valid=True)
@@ -284,6 +315,42 @@ def test_folds_are_one_list(tmp_path):
         assert found.times_other[key]==sum(o.times_other[key] for o in lists)
     frame = learners[1].selection.corrected(found.head(2).assign(label='ant'))
     assert frame.set_index('file').label[found.index[:2]].tolist()==['ant','ant']
+
+def test_folds_may_know_other_classes_each():
+    "Of 40 rows the rare class is in the first half only"
+    def fold(kinds, bias):
+        df = pd.DataFrame(dict(x=np.zeros(40), kind=kinds))
+        learn = from_table(df, n_out=len({*kinds}))
+        with torch.no_grad():
+            learn.model.weight[:] = 0.
+            learn.model.bias[:] = torch.tensor(bias)
+        return quiet_fit(learn, 1, lr=0.)
+    kinds = ['ant']*2+['bee']*19+['cat']*19
+    one = fold(kinds, [0.,0.,5.])
+    two = fold(kinds[2:]+['bee']*2, [0.,5.]) # of other rows
+    two.dls.train_ds.tls[-1].items.index += 100
+    for learners in ([one,two],[two,one]):
+        found = suspects_of_folds(learners)
+        assert {*found.likely[found.label=='bee']}=={'cat'} and found.likely[found.label=='cat'].isna().all()
+
+def test_folds_of_tables_that_were_numbered_anew_are_refused():
+    df = table_of()
+    learners = [quiet_fit(from_table(o), 1) for o in (df,df.assign(x=1-df.x))]
+    with pytest.raises(ValueError, match='got rows of the same key that differ, wanted parts of one table'):
+        suspects_of_folds(learners)
+
+def test_files_of_two_folders_are_two_files(tmp_path):
+    learners = [quiet_fit(from_folder(folder_of(tmp_path/name, 8)), 1) for name in 'ab']
+    assert len(suspects_of_folds(learners))==sum(len(o.dls.train_ds) for o in learners)
+
+def test_a_target_transform_of_torchvision_is_a_label(tmp_path):
+    from selback.callback.items import labels_of
+    class Images(torch.utils.data.Dataset):
+        targets,samples = [0,1,2,3],[(f'{i}.png', i) for i in range(4)]
+        def target_transform(self, y): return y%2
+        def __len__(self): return 4
+        def __getitem__(self, i): return torch.zeros(1),self.target_transform(self.targets[i])
+    assert labels_of(Images())==[0,1,0,1]
 
 def test_folds_by_places_in_different_datasets_are_refused():
     def made():

@@ -61,6 +61,7 @@ def _column_of(items, functions):
     if not isinstance(items, pd.DataFrame) or not isinstance(f, ColReader) or len(f.cols)>1: return None
     if f.label_delim is not None: return None
     column = items[column_name(items, f.cols[0])]
+    if column.ndim>1: return None # several have the same name
     return [f'{f.pref}{o}{f.suff}' for o in column] if f.pref or f.suff else column.tolist()
 
 def column_name(
@@ -80,6 +81,11 @@ def _named_before(tl):
     raw = (lambda i: read(_at(tl.items, i))) if column is None else (lambda i: column[i])
     return raw if isinstance(functions[-1], MultiCategorize) else lambda i: str(raw(i))
 
+def _transformed(targets, ds):
+    "What hands out a target of torchvision's, as it trains"
+    f = getattr(ds, 'target_transform', None)
+    return (lambda i: targets[i]) if f is None else lambda i: f(targets[i])
+
 def lone_target_of(
     ds, # A dataset
 ): # A function of an item's number; None if items must be loaded for it
@@ -98,7 +104,7 @@ def lone_target_of(
     if len(parts)>1: return lambda i: parts[-1][i]
     for name in ('targets','labels'):
         known = getattr(ds, name, None)
-        if hasattr(known, '__getitem__') and len(known)==len(ds): return lambda i: known[i]
+        if hasattr(known, '__getitem__') and len(known)==len(ds): return _transformed(known, ds)
     return None
 
 def target_of(
@@ -140,7 +146,7 @@ def _n_to_file(o, functions, least):
     for n,f in enumerate((noop, *functions)):
         o = f(o)
         if n>=least and (isinstance(o, PurePath) or isinstance(o, str) and _exists(o)): found = n
-        if not isinstance(o, (str,PurePath,pd.Series)): return found
+        if n and not isinstance(o, (str,PurePath,pd.Series)): return found
     return found
 
 def _applied(o, functions):
@@ -160,7 +166,9 @@ def _listed(ds, part):
     if hasattr(ds, 'tls'): return (ds.tls[part].items, [*ds.tls[part].tfms.fs]) if part<len(ds.tls) else None
     if part: return None
     for name in ('samples','imgs'): # of torchvision
-        if isinstance(getattr(ds, name, None), list): return [o[0] for o in getattr(ds, name)],[]
+        pairs = getattr(ds, name, None)
+        are_pairs = isinstance(pairs, list) and len(pairs)==len(ds)>0 and isinstance(pairs[0], tuple)
+        if are_pairs: return [o[0] for o in pairs],[]
     items = getattr(ds, 'items', None)
     is_list = isinstance(items, (list,tuple)) or hasattr(items, 'items')
     return (items, []) if is_list and len(items)==len(ds) and not hasattr(ds, 'y_names') else None
@@ -187,9 +195,11 @@ def _relative(files, root):
     if all(o.startswith(within) for o in files): files = [o[len(within):] for o in files]
     return [PurePath(o).as_posix() for o in files]
 
+def _cell(o): return o.tobytes().hex() if isinstance(o, np.ndarray) else str(o)
+
 def _contents(table):
     "A number for each row of a table, which only equal rows share"
-    texts = pd.MultiIndex.from_frame(table.astype(str)) if table.shape[1] else [0]*len(table)
+    texts = pd.MultiIndex.from_frame(table.map(_cell)) if table.shape[1] else [0]*len(table)
     return pd.factorize(texts, use_na_sentinel=False)[0]
 
 def _tells(a, b):
@@ -234,7 +244,7 @@ class ItemKeys:
         parent,self.at = parent_of(ds)
         items = own_items(parent)
         is_table = isinstance(items, pd.DataFrame) and len(items)==len(parent)
-        self.ds = ds
+        self.ds,self.root = ds,root
         self.files = files_of(ds) # None: they are read from none
         self.table = items.iloc[self.at] if is_table else None # what a user gave, with the index that it has
         self._files_tell = False # has a file one item?
@@ -262,7 +272,7 @@ class ItemKeys:
 
     def columns(self)->pd.DataFrame: # By position
         "Where items come from, beside the key: the columns of a table, or what a list has"
-        if self.table is not None: return self.table.reset_index(drop=True)
+        if self.table is not None: return self.table.loc[:,~self.table.columns.duplicated()].reset_index(drop=True)
         items,_ = _listed(self.ds, 0) or (None,None)
         has_them = self.files is None and items is not None and not _is_data(_at(items, 0))
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}
@@ -322,12 +332,15 @@ def _lasting_labels(ds):
 def identities_of(
     dls, # `DataLoaders`
     part:int=0, # 0: training, 1: validation
-)->dict: # `kind` of the key; `keys` and `labels`, int64 of shape (items,), or None; `classes`, their names, or None
+)->dict: # `kind` of key; `keys`, `tails` of paths, `labels`, int64 of shape (items,), or None; `classes` by name
     "Which items a part has, as a state keeps it"
     parts = keys_of(dls)
     own,root = parts[part],_common_folder([o for keys in parts for o in keys.files or ()])
     labels = _lasting_labels(own.ds)
-    return dict(kind=own.kind, keys=marks_of(own.texts(root)), classes=class_names(own.ds, dls.loaders[part]),
+    texts = own.texts(root)
+    tails = ['/'.join(o.split('/')[-2:]) for o in texts] if own.kind=='file' else None
+    classes = class_names(own.ds, dls.loaders[part])
+    return dict(kind=own.kind, keys=marks_of(texts), tails=marks_of(tails), classes=classes,
         labels=marks_of(labels and [str(o) for o in labels]))
 
 # %% ../../nbs/callback/04_items.ipynb #cfc8cbd7
@@ -335,6 +348,12 @@ def _numbered(marks):
     "Keys, and which of the items with the same key each is"
     df = pd.DataFrame(dict(key=marks.numpy()))
     return df.assign(nth=df.groupby('key').cumcount())
+
+def _rows_of(now, saved):
+    "Where each key is among others, -1: nowhere"
+    there = _numbered(saved).assign(at=range(len(saved)))
+    at = _numbered(now).merge(there, 'left', ['key','nth'])['at'].fillna(-1)
+    return torch.tensor(at.to_numpy(dtype=np.int64))
 
 def _differ(now, saved, rows):
     "Which items that were found have another label than in a state"
@@ -353,9 +372,10 @@ def rows_in_state(
     n,n_saved = len(now['keys']),len(saved['keys'])
     if now['kind']==saved['kind']=='idx' and n!=n_saved:
         raise ValueError(error_text('load_state_dict', f'a state of {n_saved} items', f'{n}, as the loader has'))
-    there = _numbered(saved['keys']).assign(at=range(n_saved))
-    at = _numbered(now['keys']).merge(there, 'left', ['key','nth'])['at'].fillna(-1)
-    rows = torch.tensor(at.to_numpy(dtype=np.int64))
+    is_same_kind = now['kind']==saved['kind']
+    rows = _rows_of(now['keys'], saved['keys']) if is_same_kind else torch.full((n,), -1)
+    if not (rows>=0).any() and is_same_kind and now['tails'] is not None: # another folder holds all files
+        rows = _rows_of(now['tails'], saved['tails'])
     n_found = int((rows>=0).sum())
     if not n_found: _refuse_others(f'a state of {n_saved} items none of which is there')
 

@@ -11,6 +11,7 @@ from ..core.checks import error_text
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
 from ..core.losses import item_losses, preserved
+from ..core.memory import fingerprints
 from ..core.method import All
 from ..core.untouched import guarded
 from .attach import with_one_liner
@@ -29,11 +30,15 @@ def _validates(learn, dl):
 class ValidationLooks:
     "What is predicted of validation items, in the epochs of a fit"
     def __init__(self):
-        self.tracker = ItemTracker()
-        self.tracker.follow()
+        self._begin_anew()
         self._reader = LabelReader()
         self.is_due = False # has the epoch trained, so that validation comes next?
         self.loader = None # what reads the validation part; None: it is not watched now
+
+    def _begin_anew(self):
+        "Nothing is known of the items yet"
+        self.tracker = ItemTracker()
+        self.tracker.follow()
 
     def __getstate__(self): return self.__dict__ | dict(loader=None, is_due=False)
 
@@ -44,9 +49,9 @@ class ValidationLooks:
     def begin(self, learn, device):
         "Validation begins"
         self.loader = None
-        is_due,self.is_due = self.is_due,False
-        if not is_due or not _validates(learn, learn.dl): return
-        inner = check_loader(learn.dl)
+        if not self.is_due or not _validates(learn, learn.dl): return
+        self.is_due,inner = False,check_loader(learn.dl)
+        if self.tracker.is_other(inner.n, id(inner.dataset)): self._begin_anew()
         ranks = Ranks(learn.dl.world_size, device) if is_distributed(learn.dl) else Ranks()
         self.tracker.remember_dataset(inner.n, id(inner.dataset), device, ranks)
         self.tracker.begin_epoch()
@@ -55,7 +60,7 @@ class ValidationLooks:
 
     def note(self, learn, function):
         "A batch was predicted; `function` has the losses of items"
-        if self.loader is None or not len(learn.yb): return
+        if not len(learn.yb): return
         pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
         idx,loss_func = self.loader.known(learn.iter, n_items(learn.xb)).idx,base_loss(learn)
         def losses_of(pred, y):
@@ -63,12 +68,17 @@ class ValidationLooks:
 
         with guarded(function),preserved(loss_func): losses = item_losses(function, pred, *yb)
         self.tracker.note(idx, losses)
+        self.tracker.note_targets(idx, fingerprints(learn.yb))
         told = self._reader.read(loss_func, pred, yb, losses_of, self.tracker.given)
         if told is not None: self.tracker.note_labels(idx, told)
 
+    def reads(self, learn)->bool:
+        "Is it what validates now? After an interrupt it may still be there while a next fit trains"
+        return self.loader is not None and self.loader is learn.dl
+
     def end(self):
         "Validation is over"
-        loader,self.loader = self.loader,None
+        loader,self.loader,self.is_due = self.loader,None,False
         if loader is not None: self.tracker.end_epoch()
 
 # %% ../../nbs/callback/11_watching.ipynb #f0afb1d2
@@ -111,6 +121,6 @@ class WatchItemsCallback(EpochSelection):
         learn,looks = self.learn,self.validation
         if event_name=='after_train' and self.is_active: looks.expect()
         elif event_name=='before_validate': looks.begin(learn, self.device)
-        elif event_name=='after_loss' and looks.loader is not None:
+        elif event_name=='after_loss' and looks.reads(learn):
             looks.note(learn, self.losses.by(base_loss(learn)).function)
-        elif event_name in ('after_validate','after_fit'): looks.end()
+        elif event_name in ('after_validate','after_cancel_epoch','after_fit'): looks.end()

@@ -6,7 +6,6 @@
 __all__ = ['ItemTable', 'weights_of_items', 'ItemMemory', 'fingerprints', 'TargetMemory']
 
 # %% ../../nbs/core/06_memory.ipynb #bb385bea
-from copy import copy
 from functools import lru_cache
 
 import torch
@@ -41,12 +40,6 @@ class ItemTable:
         for name,dtype in fields.items(): setattr(self, name, torch.zeros(n, dtype=dtype, device=device))
 
     def __len__(self): return self._n
-
-    def cpu(self):
-        "A copy in the memory of the CPU"
-        table = copy(self)
-        for name in self.fields: setattr(table, name, getattr(self, name).cpu())
-        return table
 
     def frame(self): # A DataFrame with a row for each item
         "What is remembered, as a DataFrame"

@@ -6,14 +6,16 @@
 __all__ = ['WatchedItems', 'watched_items', 'listed_suspects', 'suspects_of_folds']
 
 # %% ../../nbs/views/04_suspects.ipynb #eda3d640
+import os
 from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
 from fastcore.all import listify, patch
+from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
 from ..core.labels import LabelMemory
-from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, parent_of
+from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, numbers_of_classes, parent_of
 from ..callback.selection import Selection
 from .pictures import beside, check_remembered, shortened, show_items
 from .views import tidy, width
@@ -38,6 +40,7 @@ class WatchedItems(NamedTuple):
     "What training has told of items, of which each is there once"
     index:pd.Index # Their keys
     by:str # 'row', 'file' or 'idx'
+    paths:list|None # Of their files
     parent:object # The dataset in which positions count
     at:np.ndarray # The position of each in its part, int64
     part:str # 'train' or 'valid'
@@ -73,14 +76,20 @@ def watched_items(
     columns = keys.columns().assign(**_mask_files(keys) if labels is None else {}).iloc[first]
     names,columns = class_names(keys.ds, dl),columns.reset_index(drop=True)
     labels = labels and [labels[i] for i in first]
-    return WatchedItems(keys.index[first], keys.by, parent_of(keys.ds)[0], first, part, labels, names, told, losses,
-        columns)
+    paths = keys.files and [os.path.abspath(keys.files[i]) for i in first]
+    return WatchedItems(keys.index[first], keys.by, paths, parent_of(keys.ds)[0], first, part, labels, names, told,
+        losses, columns)
 
 def _parts_of(selection):
     "What is known of the items of each part that was watched"
     dls,names = selection.learn.dls,('train','valid')
     known = [(tracker, part) for tracker,part in selection.remembered.values() if tracker.memory is not None]
     keys = keys_of(dls)
+    for tracker,part in known:
+        is_other = tracker.is_other(len(keys[part]), id(keys[part].ds)) or len(keys[part])!=len(tracker.memory)
+        if part<len(keys) and not is_other: continue
+        raise ValueError(error_text('suspects', f'another {names[part]} part than the one that was watched', 'that one',
+            'call fit first'))
     return [watched_items(tracker, keys[part], dls.loaders[part], names[part]) for tracker,part in known]
 
 # %% ../../nbs/views/04_suspects.ipynb #dd03c480
@@ -187,10 +196,24 @@ def _all_of(parts):
     if n_kinds>1 or parts[0].by=='idx' and n_parents>1:
         raise ValueError(error_text('suspects_of_folds', 'items that are known by their positions in other datasets',
             'files, rows of one table, or a Subset of one dataset'))
-    index = parts[0].index
-    for o in parts[1:]: index = index.append(o.index)
-    index = index.unique()
-    return index,[torch.from_numpy(index.get_indexer(o.index)) for o in parts]
+    matched = [pd.Index(o.paths) if o.by=='file' else o.index for o in parts]
+    every = matched[0]
+    for own in matched[1:]: every = every.append(own)
+    every = every.unique()
+    rows = [torch.from_numpy(every.get_indexer(own)) for own in matched]
+    _check_columns(parts, rows)
+    shown = parts[0].index
+    for o in parts[1:]: shown = shown.append(o.index)
+    firsts = np.unique(np.concatenate([own.numpy() for own in rows]), return_index=True)[1]
+    return shown[firsts],rows
+
+def _check_columns(parts, rows):
+    "Raise a `ValueError` if the same key has other columns in another part, as in a table that was numbered anew"
+    columns = pd.concat([o.columns.astype(str).set_axis(own.numpy()) for o,own in zip(parts, rows)])
+    n_items = columns.index.nunique()
+    if not columns.shape[1] or len(columns.reset_index().drop_duplicates())==n_items: return
+    raise ValueError(error_text('suspects_of_folds', 'rows of the same key that differ', 'parts of one table',
+        'give its index labels that last'))
 
 def _one_value_each(parts, rows, n):
     "The label of each item; raises a `ValueError` if it has several"
@@ -202,6 +225,23 @@ def _one_value_each(parts, rows, n):
                 'trainings on the same labels'))
     return labels
 
+def _all_names(parts):
+    "The classes of all parts; raises a `ValueError` where items have several labels, and parts other ones"
+    if any(o.names is None for o in parts): return None
+    names = list(dict.fromkeys(name for o in parts for name in o.names))
+    is_several = any(o.told is not None and o.told.n_labels>1 for o in parts)
+    if not is_several or all(o.names==parts[0].names for o in parts): return names
+    raise ValueError(error_text('suspects_of_folds', 'several labels that differ between the trainings', 'the same',
+        'give the block its vocab'))
+
+def _renumbered(items, names):
+    "A copy of what was told, with classes by their numbers among all"
+    told = LabelMemory(len(items.index), items.told.n_labels)
+    told.load_state_dict(items.told.state_dict())
+    numbers = numbers_of_classes(names, items.names)
+    if numbers is not None: told.renumber(F.pad(numbers, (0, 1000), value=-1), len(names)) # there may be more outputs
+    return told
+
 def suspects_of_folds(
     learners:list, # That have watched, each a part of the same items; or all of them
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered, or items can't be told
@@ -211,17 +251,18 @@ def suspects_of_folds(
         _check_watched(learn.selection, 'suspects_of_folds')
         parts += _parts_of(learn.selection)
     index,rows = _all_of(parts)
+    names = _all_names(parts)
     labels = None if any(o.labels is None for o in parts) else _one_value_each(parts, rows, len(index))
     told = None
     if all(o.told is not None for o in parts):
         told = LabelMemory(len(index), parts[0].told.n_labels)
-        for o,own in zip(parts, rows): told.add(o.told.cpu(), own)
+        for o,own in zip(parts, rows): told.add(_renumbered(o, names), own)
 
     losses = pd.concat([o.losses.set_axis(own.numpy()) for o,own in zip(parts, rows)])
     losses = losses.groupby(level=0).agg(dict(seen='sum', total='sum', loss='mean')).sort_index()
     columns = pd.concat([o.columns.set_axis(own.numpy()) for o,own in zip(parts, rows)])
     columns = columns[~columns.index.duplicated()].sort_index()
-    known = dict(labels=labels, told=told, losses=losses, columns=columns)
+    known = dict(labels=labels, names=names, told=told, losses=losses, columns=columns)
     items = parts[0]._replace(index=index, at=np.arange(len(index)), **known)
     return _rows_of([items])[0]
 
