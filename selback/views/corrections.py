@@ -643,7 +643,7 @@ def _of_cleaner(cleaner):
 
 def with_own_index(
     table:pd.DataFrame, # As it was read from a file
-    finder:KeyFinder,
+    finder:KeyFinder, # Of the items
 )->pd.DataFrame:
     "A table of one's own whose index has no name stands in a file as a column without one"
     first = table.columns[0] if table.shape[1] else None
