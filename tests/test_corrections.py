@@ -419,6 +419,13 @@ def test_a_processed_table_is_corrected_in_the_users_own(tmp_path):
         new = table.label.to_dict()
         assert frame.good.tolist()==[new.get(key, label) for key,label in df.good.items()]
         assert frame.age.tolist()==df.age.tolist() and frame.kind.tolist()==df.kind.tolist()
+    df.sample(frac=1, random_state=0).to_csv(tmp_path/'numbered.csv', index=False)
+    with pytest.raises(ValueError, match='corrected: got'): # and not other rows' labels
+        learn.selection.corrected(tmp_path/'numbered.csv', df)
+    split = TabularDataLoaders.from_df(df, valid_idx=[*range(10)], bs=10, **columns) # normed by others' mean
+    other = tabular_learner(split, layers=[4]).watch_items()
+    table.to_csv(tmp_path/'list.csv')
+    assert other.selection.corrected(tmp_path/'list.csv', df).good.tolist()==frame.good.tolist()
     other = df.assign(good=df.good[::-1].to_numpy())
     with pytest.raises(ValueError, match="got a table that has good 'no' in row 'p0', wanted 'yes', which trained"):
         learn.selection.corrected(table, other)

@@ -329,10 +329,20 @@ def _lasting_labels(ds):
         are_drawn = first!=[label_of(target(i)) for i in range(len(first))]
     return None if are_drawn else labels_of(ds, target)
 
+_most_columns = 6 # of a table, by which its rows are told apart from others with their numbers
+
+def _marks_of_columns(own, labels):
+    "Numbers for the cells of a user's table, by column, but for labels and truth values, which may change"
+    if own.table is None or hasattr(own.ds, 'y_names'): return {} # that of a network of tables is processed
+    table = own.columns()
+    names = [name for name in table if not pd.api.types.is_bool_dtype(table[name])]
+    texts = [(str(name), [*map(_cell, table[name])]) for name in names[:_most_columns]]
+    return {name: marks_of(o) for name,o in texts if o!=labels}
+
 def identities_of(
     dls, # `DataLoaders`
     part:int=0, # 0: training, 1: validation
-)->dict: # `kind` of key; `keys`, `tails` of paths, `labels`, int64 of shape (items,), or None; `classes` by name
+)->dict: # `kind` of key; `keys`, `tails` of paths, `labels`, `columns` by name, int64 of shape (items,); `classes`
     "Which items a part has, as a state keeps it"
     parts = keys_of(dls)
     own,root = parts[part],_common_folder([o for keys in parts for o in keys.files or ()])
@@ -340,8 +350,10 @@ def identities_of(
     texts = own.texts(root)
     tails = ['/'.join(o.split('/')[-2:]) for o in texts] if own.kind=='file' else None
     classes = class_names(own.ds, dls.loaders[part])
-    return dict(kind=own.kind, keys=marks_of(texts), tails=marks_of(tails), classes=classes,
-        labels=marks_of(labels and [str(o) for o in labels]))
+    labels = labels and [str(o) for o in labels]
+    columns = {} if own.kind=='file' else _marks_of_columns(own, labels)
+    return dict(kind=own.kind, keys=marks_of(texts), tails=marks_of(tails), classes=classes, columns=columns,
+        labels=marks_of(labels))
 
 # %% ../../nbs/callback/04_items.ipynb #cfc8cbd7
 def _numbered(marks):
@@ -361,6 +373,12 @@ def _differ(now, saved, rows):
     if now is None or saved is None: return torch.zeros_like(is_found)
     return is_found & (now!=saved[rows.clamp(min=0)])
 
+def _others(now, saved, rows):
+    "Which items that were found differ from those of a state in most columns that both tables have"
+    shared = now.keys() & saved.keys()
+    n = sum((now[name]!=saved[name][rows.clamp(min=0)]).long() for name in shared)
+    return (rows>=0) & (2*n>len(shared)) if shared else torch.zeros_like(rows, dtype=torch.bool)
+
 def _refuse_others(got, remedy='attach a new selection, or make the loaders as they were'):
     raise ValueError(error_text('load_state_dict', got, 'one of the items that the loaders have', remedy))
 
@@ -379,6 +397,10 @@ def rows_in_state(
     n_found = int((rows>=0).sum())
     if not n_found: _refuse_others(f'a state of {n_saved} items none of which is there')
 
+    others = _others(now['columns'], saved['columns'], rows)
+    n_others = int(others.sum())
+    if 2*n_others>=n_found: _refuse_others(f'a state in which {n_others} of {n_found} items have other columns')
+    rows = rows.where(~others, -1)
     differ = _differ(now['labels'], saved['labels'], rows)
     n_differ = int(differ.sum())
     if n_differ:
