@@ -330,7 +330,7 @@ def test_items_without_a_name_are_told_by_part_and_place():
 
 @pytest.mark.parametrize('label,kinds', [('dog',[1,2]),('3,5',[1.5,2.]),('nan',[1.5,2.]),('inf',[1.5,2.])])
 def test_what_is_no_number_is_refused_where_labels_are_numbers(label, kinds):
-    from selback.views.corrections import KnownLabels
+    from selback.views.answers import KnownLabels
     with pytest.raises(ValueError, match=f"got a label '{label}', wanted a number, with a point"):
         KnownLabels(kinds, new_classes=True).read(label)
 
