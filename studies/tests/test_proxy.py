@@ -169,13 +169,11 @@ def test_other_callbacks_leave_the_choice_alone(other):
     assert trained_by_epoch(learn).tolist()==[n+(n%16==1) for n in kept.sum(1).tolist()] # no item trains alone
 
 def test_what_is_left_out_is_never_read():
-    "Each is read for its target, which the fingerprint asks for, and three are twice; then what is kept in each epoch"
+    "The targets that the fingerprint asks for are known without that"
     choices,kept = some_choices(learner(), 2)
     read,_,epochs = reads_and_runs(replaying(choices, Diary()), 4)
-    read.subtract([*range(100), 0, 1, 2])
     items = [items_of(epoch) for epoch in epochs]
     assert +read==Counter(sum(items, []))
-    assert min(read.values())==0
     for i,of_epoch in enumerate(items): assert len(set(of_epoch)-kept_of(kept[i//2]))<=1
 
 # files and copies
