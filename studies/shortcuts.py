@@ -220,7 +220,8 @@ class ByLook(EarlyLossSamplingCallback):
         super().after_train()
         if was_kept or self.early.loss is None: return
         pred,target = look_at_all(self.learn)
-        self.early.load_state_dict(dict(epochs=self.early.epochs, loss=item_losses(self.learn.loss_func, pred, target)))
+        self.early.load_state_dict(dict(epochs=self.early.epochs, steps=self.early.steps,
+            loss=item_losses(self.learn.loss_func, pred, target)))
 
 class WrongOften(EarlyLossSamplingCallback):
     "Draws items that were predicted wrongly in an early epoch `factor` times as often"

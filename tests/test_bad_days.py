@@ -1155,7 +1155,7 @@ def test_who_remembers_nothing_does_not_say_that_it_goes_on(options, said, capsy
         assert (part in told)==said
 
 def test_early_losses_that_are_kept_are_remembered(capsys):
-    learn = quiet_fit(table_learner(cbs=EarlyLossSamplingCallback()), 2)
+    learn = quiet_fit(table_learner(cbs=EarlyLossSamplingCallback(1)), 2)
     assert not learn.selection.wants_losses
     learn.dls = dls_of(*class_data(132))
     quiet_fit(learn, 2)

@@ -138,6 +138,7 @@ class Progress:
 
     def begin_epoch(self):
         self.epoch = self.before = False # was anything chosen in this epoch? before its items were loaded?
+        self.is_cut = False # was it cancelled?
         self.has_losses = False # has a step told them?
 
     def await_fit(self):
@@ -184,6 +185,13 @@ def _in_todays_form(state):
     of_method = {name: parts.pop(name) for name in ('draws','history') if name in parts}
     return state | dict(parts=parts | dict(method=of_method | numbers, progress=progress))
 
+def _with_early_losses(state):
+    "A state that was saved by an earlier version, which had early losses among the callback's parts"
+    parts = state.get('parts') if isinstance(state, dict) else None
+    if not isinstance(parts, dict) or 'early' not in parts or parts.get('tracker') is None: return state
+    parts = dict(parts)
+    return state | dict(parts=parts | dict(tracker=parts['tracker'] | dict(early=parts.pop('early'))))
+
 class Selection(AttachedCallback):
     "Says which items train: what the two kinds share"
     takes = Method # the kind of its method
@@ -221,6 +229,7 @@ class Selection(AttachedCallback):
         self.model_of_memory = None # weak: the model that was trained last
         self.outlook = '' # what the losses of a quarter of the first fit told, a sentence
         self.valid_loss = None # at the end of the last fit; None: there was no validation
+        self.refitted = None # the last layer and its state as it was trained; None: it was not refitted since
 
     def __init_subclass__(cls):
         super().__init_subclass__()
@@ -286,7 +295,7 @@ class Selection(AttachedCallback):
     def begin_anew(self): self.noted_of,self.outlook = None,''
 
     def load_state_dict(self, state):
-        state = _in_todays_form(state)
+        state = _with_early_losses(_in_todays_form(state))
         is_state = isinstance(state, dict) and 'parts' in state and self.learn
         if not is_state: return super().load_state_dict(state)
         now = {}
@@ -331,6 +340,11 @@ class Selection(AttachedCallback):
     def memory(self):
         "What is remembered of each dataset item, or None"
         return self.tracker.memory
+
+    @property
+    def early(self):
+        "What each dataset item lost in an early epoch, `EarlyLosses`"
+        return self.tracker.early
 
     @property
     def device(self):
@@ -412,6 +426,7 @@ class Selection(AttachedCallback):
         check_independent(self.dls.train)
         torch.set_grad_enabled(True) # an interrupt may have left them off
         self.progress.begin_fit()
+        self.refitted = None
         self.method.take_part(self)
         self.ranks = Ranks(self.dl.world_size, self.device) if is_distributed(self.dl) else Ranks()
         self.step.begin_fit()
@@ -524,7 +539,7 @@ class Selection(AttachedCallback):
         self.report.write()
         self.drop_waiting()
         self.tell_once('cost', self.clock.end_epoch(self.report.kept_share, progress.epoch, is_done))
-        if self.tracker.is_on and is_trained: self.tracker.end_epoch()
+        if self.tracker.is_on and is_trained: self.end_tracking(is_done)
         if is_trained: self.check_noted()
         if self.tracker.is_on and is_done: self.tell_outlook()
         self.report.end_epoch(self.clock.saved_secs, is_done)
@@ -534,6 +549,18 @@ class Selection(AttachedCallback):
             self.tell_once('empty', 'the training loader gave no batch, so that nothing was trained. Where its batch '
                 'size is above the number of items, drop_last drops the only batch: take a smaller one.')
         elif is_last and not (progress.fit or progress.is_silent): self.tell_once('idle', self.why_idle)
+
+    early_after = None # whole epochs, or a share of the fit, after which early losses are kept; None: they tell
+
+    def end_tracking(self,
+        is_done:bool, # Was each batch read?
+    ):
+        "Keep early losses if this epoch has them, and let what is remembered get older"
+        progress,is_frozen = self.progress,getattr(self.learn.opt, 'frozen_idx', 0)>0
+        is_plain = is_done and self.wants_losses and not (progress.is_cut or progress.epoch or is_frozen)
+        self.tracker.end_epoch(is_plain, after=self.early_after, pct=self.pct_train)
+
+    def after_cancel_train(self): self.progress.is_cut = True
 
     def after_fit(self):
         if self.progress.is_new_fit: return # it was a validation, or a prediction

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..core.checks import error_text
 from ..core.policies import avoid_singleton_batch, whole_batches
 from ..core.labels import LabelMemory, Told
-from ..core.memory import ItemMemory, TargetMemory, weights_of_items
+from ..core.memory import EarlyLosses, ItemMemory, TargetMemory, weights_of_items
 from .ranks import Ranks
 
 # %% ../../nbs/callback/05_tracking.ipynb #f9e95402
@@ -44,6 +44,7 @@ class ItemTracker:
         self.memory = None # an `ItemMemory`, once the dataset is known
         self.labels = None # a `LabelMemory`, once a step has told of labels
         self.targets = None # a `TargetMemory`, once targets were seen that stay the same
+        self.early = EarlyLosses()
         self.labels_before = None # the state of `labels` when the epoch began
         self.are_drawn = False # did most items have another target than in the epoch before?
         self.dataset_id = None # whose items they are
@@ -81,6 +82,7 @@ class ItemTracker:
         if self.memory is None or len(self.memory)!=n:
             self.memory = ItemMemory(n, device, self.ema)
             self.labels = self.labels_before = self.targets = None
+            self.early.forget()
         elif self.memory.loss.device.type!=torch.device(device).type: self.load_state_dict(self.state_dict(), device)
 
     def remember_labels(self,
@@ -112,6 +114,7 @@ class ItemTracker:
     # An epoch
     def begin_epoch(self):
         "An epoch begins"
+        self.early.begin_epoch()
         self.labels_before = None if self.labels is None else self.labels.state_dict()
         self.ranks.remember(self.memory)
         for table in self.targets,self.labels:
@@ -128,6 +131,7 @@ class ItemTracker:
             raise ValueError(error_text('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items',
                 'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
+        self.early.count_step()
 
     def note_labels(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
@@ -171,10 +175,14 @@ class ItemTracker:
             if n_labels: self.remember_labels(n_labels)
         self.ranks.merge()
 
-    def end_epoch(self):
+    def end_epoch(self,
+        is_plain:bool=False, # Did it train on all items, to its end?
+        **kwargs # For `EarlyLosses.end_epoch`
+    ):
         "An epoch is done: all that is remembered gets older"
         if self.memory is None: return
         self.merge()
+        if is_plain: self.early.end_epoch(self.memory.of_epoch, **kwargs)
         self.renew_changed()
         self.memory.next_epoch()
 
@@ -203,16 +211,19 @@ class ItemTracker:
         "A state of the items of the training set"
         memory,labels = state['memory'],state.get('labels')
         if memory is None: return state
+        early = state.get('early')
+        if early is not None: early = self.early.rearranged(early, rows)
         n,device = len(rows),memory['loss'].device
         found,rows = ItemMemory(n, device, self.ema),rows.to(device)
         found.find(memory, rows)
         if labels is not None: labels = _labels_of_items(labels, len(memory['loss']), rows, numbers, n_classes)
-        return dict(memory=found.state_dict(), labels=labels, targets=None)
+        return dict(memory=found.state_dict(), labels=labels, targets=None, early=early)
 
     def state_dict(self):
         "What to save"
         tables = dict(memory=self.memory, labels=self.labels, targets=self.targets)
-        return {name: None if table is None else table.state_dict() for name,table in tables.items()}
+        saved = {name: None if table is None else table.state_dict() for name,table in tables.items()}
+        return saved | dict(early=self.early.state_dict())
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
@@ -221,10 +232,12 @@ class ItemTracker:
         "Remember what was saved"
         memory,labels = state['memory'],state.get('labels')
         self.memory = self.labels = self.labels_before = self.targets = self.identities = None
+        self.early.forget()
         if memory is None: return
         n,device = len(memory['loss']),device or memory['loss'].device
         self.memory = ItemMemory(n, device, self.ema)
         self.memory.load_state_dict(memory)
+        if state.get('early') is not None: self.early.load_state_dict(state['early'], device)
         if labels is not None:
             self.labels = LabelMemory(n, len(labels['looks'])//n, device)
             self.labels.load_state_dict(labels)

@@ -76,10 +76,12 @@ class ValidationLooks:
         "Is it what validates now? After an interrupt it may still be there while a next fit trains"
         return self.loader is not None and self.loader is learn.dl
 
-    def end(self):
+    def end(self,
+        is_early:bool=False, # Have training items had their early losses by now?
+    ):
         "Validation is over"
         loader,self.loader,self.is_due = self.loader,None,False
-        if loader is not None: self.tracker.end_epoch()
+        if loader is not None: self.tracker.end_epoch(is_early, after=1)
 
 # %% ../../nbs/callback/11_watching.ipynb #f0afb1d2
 @with_one_liner("Train as ever, and remember of each item its losses and what was predicted")
@@ -123,4 +125,5 @@ class WatchItemsCallback(EpochSelection):
         elif event_name=='before_validate': looks.begin(learn, self.device)
         elif event_name=='after_loss' and looks.reads(learn):
             looks.note(learn, self.losses.by(base_loss(learn)).function)
-        elif event_name in ('after_validate','after_cancel_epoch','after_fit'): looks.end()
+        elif event_name in ('after_validate','after_cancel_epoch','after_fit'):
+            looks.end(is_early=self.early.loss is not None)

@@ -18,17 +18,17 @@ class EarlyLossSampling(EpochMethod):
     only_a_learner = 'which keeps the losses of an early epoch in its callback'
 
     def __init__(self,
-        after:float=1, # The epoch whose losses are kept, frozen ones not counted; below 1: a share of the fit
+        after:float|None=None, # The epoch whose losses are kept, no frozen one; below 1: a share; None: losses tell
         alpha:float=1., # Exponent of the loss: 0 draws uniformly
         uniform:float=0., # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing
         **kwargs
     ):
         super().__init__(**kwargs)
-        check_range('after', after, 0, above=True)
-        self.after = after if after<1 else check_range('after', after, 1, whole=True)
+        if after is not None: check_range('after', after, 0, above=True)
+        self.after = after if after is None or after<1 else check_range('after', after, 1, whole=True)
         self.alpha = check_schedule('alpha', alpha, 0)
         self.uniform = check_schedule('uniform', uniform, 0, 1)
-        self.also = f'once losses are kept, after={after}'
+        self.also = 'once losses are kept' + ('' if after is None else f', after={after}')
 
     def choose(self, scores, now): # which are early losses
         if now(self.uniform)>=1: return # the epoch's own order
