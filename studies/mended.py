@@ -109,7 +109,7 @@ class Situation(NamedTuple):
     share:float=0. # Of the items whose mark goes with the label
     wrong:float=0. # Share of the training labels that are wrong, and of validation's
     rare:float=1. # Share of the last class that is left
-    n:int=20_000
+    n:int=10_000
     net:str='small' # 'small', 'wide', 'resnet18', 'plain': without BatchNorm; 'frozen', 'tuned'
     opt:str='sgd' # 'sgd', 'adam', 'flat': Adam at one rate
     epochs:int=6
@@ -298,7 +298,7 @@ class EpochLosses(Callback):
     def __init__(self): self.of_epoch = []
     def after_train(self): self.of_epoch.append(self.learn.selection.memory.loss.clone())
 
-def trained(situation, seed, with_sampling=True):
+def trained(situation, seed, with_sampling=False):
     "A row for each way to train or to mend"
     import pandas as pd
     parts = situation.parts(seed)
@@ -339,9 +339,9 @@ def part(name): # Situations, and how many seeds
     shares = .9,.95,.98,.99
     marked = [_av('border', o) for o in shares]+[_av('corner', o) for o in shares]+[_av('tint', .95), _av('tint', .98),
         _av('blur', .95), _av('blur', .98), Situation('odd', 'corner', .95), Situation('odd', 'corner', .98),
-        Situation('catdog', 'corner', .95, n=10_000), Situation('shiphorse', 'border', .95, n=10_000)]
+        Situation('catdog', 'corner', .95, n=8_000), Situation('shiphorse', 'border', .95, n=8_000)]
     noisy = [_av(mark, share, wrong) for mark,share in (('border',.98),('corner',.95)) for wrong in (.05,.1,.2)]
-    none = [_av(), Situation('catdog', n=10_000), Situation('shiphorse', n=10_000), Situation('odd'), Situation('ten')]
+    none = [_av(), Situation('catdog', n=8_000), Situation('shiphorse', n=8_000), Situation('odd'), Situation('ten')]
     danger = [o._replace(wrong=wrong) for o in none for wrong in (.05,.2)]
     rare = [_av(rare=.1), _av('corner', .95, rare=.1), Situation('odd', rare=.1), _av(rare=.1, wrong=.05),
         _av('border', .98, rare=.1)]
@@ -350,15 +350,20 @@ def part(name): # Situations, and how many seeds
     others = [o._replace(net=net, opt=opt) for o in few for net,opt in ways]
     nets = [o._replace(net='resnet18', opt='adam') for o in few]
     short = [o._replace(n=n, epochs=epochs) for o in (_av('border', .98), _av(), _av(wrong=.1))
-        for n,epochs in ((2_000,15),(20_000,2),(6_000,30))]
+        for n,epochs in ((2_000,15),(20_000,2),(5_000,20))]
     rows = [Situation(data, mark, share, wrong, n=n, epochs=8) for data,n in (('table',5_000),('text',10_000))
         for mark,share,wrong in (*(('leak',o,0.) for o in shares[:3]),('leak',.95,.1),*(('',0.,o) for o in (0.,.1,.2)))]
     ten = [Situation('ten', 'corner', .95), Situation('ten', 'corner', .95, wrong=.1)]
     bodies = [Situation('pretrained AV', mark, share, wrong, n=2_000, net=net, epochs=3) for net in ('frozen','tuned')
         for mark,share,wrong in (('border',.95,0.),('corner',.95,0.),('',0.,0.),('',0.,.1))]
-    thrice = dict(marked=marked, noisy=noisy, none=none+danger, rare=rare, others=others, short=short, rows=rows)
+    large = [o._replace(n=20_000) for o in (*(_av(mark, share) for mark in ('border','corner') for share in (.95,.98)),
+        _av('border', .98, .05), _av(), _av(wrong=.1))]
+    thrice = dict(large=large, marked=marked, noisy=noisy, none=none+danger, rare=rare, others=others, short=short,
+        rows=rows)
     twice = dict(nets=nets, ten=ten, bodies=bodies)
     return (thrice[name],3) if name in thrice else (twice[name],2)
+
+with_sampling = 'large','noisy' # parts in which one more training draws by early losses
 
 @call_parse
 def main(
@@ -373,6 +378,6 @@ def main(
             if seed not in (-1, i): continue
             for situation in situations:
                 keys = dict(part=name, situation=situation.name, seed=i)
-                rows = once(path, keys, lambda: trained(situation, i).assign(**keys))
+                rows = once(path, keys, lambda: trained(situation, i, name in with_sampling).assign(**keys))
                 by_way = rows.set_index('way')['mean'].round(3).to_dict()
                 print(name, situation.name, i, by_way, flush=True)

@@ -165,6 +165,7 @@ class ItemTracker:
         if not len(idxs): return
         self.identities = None
         self.memory.renew(idxs)
+        if not self.are_drawn: self.early.renew(idxs)
         if self.labels_before: self.labels.renew(idxs, self.labels_before)
 
     def merge(self):

@@ -214,6 +214,12 @@ class EarlyLosses:
         if is_time: self.loss = losses.clone()
         return is_time
 
+    def renew(self,
+        idx:Tensor, # Dataset indices of items that are others now, int64, shape (n,)
+    ):
+        "What some items have lost was another one's"
+        if self.loss is not None: self.loss[idx] = torch.nan
+
     def rearranged(self,
         state:dict, # As `state_dict` returned it, of any items
         rows:Tensor, # Where each item of the training set is in it, int64, shape (items,); -1: nowhere

@@ -1,0 +1,390 @@
+"The last layer, fitted anew by early losses: what goes into it, what comes out, when it stays, and what is left alone"
+import copy, pickle, random
+from functools import lru_cache
+
+import numpy as np, pandas as pd, pytest, torch
+from fastai.callback.hook import ActivationStats
+from fastai.callback.schedule import *
+from fastai.learner import Learner
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
+from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
+from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
+from helpers import *
+from torch.nn import functional as F
+
+def marked(n, share, g, wrong=0.):
+    "Two classes, of which a mark tells strongly, for that share of the items, and eight numbers tell weakly, for all"
+    y = torch.arange(n)%2
+    agrees = torch.rand(n, generator=g)<share
+    sign = 2.*y-1
+    x = torch.cat([torch.where(agrees, 3*sign, -3*sign)[:,None], .6*sign[:,None]+torch.randn(n, 8, generator=g)], 1)
+    is_wrong = torch.rand(n, generator=g)<wrong
+    return x,torch.where(is_wrong, 1-y, y),agrees
+
+def two_layers(n_out=2, n_in=9):
+    return nn.Sequential(nn.Linear(n_in, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(.1), nn.Linear(16, n_out))
+
+@lru_cache
+def _misled(share, wrong, epochs, in_bf16):
+    set_seed(0)
+    g = torch.Generator().manual_seed(0)
+    x,y,_ = marked(1600, share, g, wrong)
+    test = marked(2000, .5, g)
+    dls = dls_of(x, y, bs=16, n_valid=320)
+    cbs = [CPUMixedPrecision(),ActivationStats()] if in_bf16 else []
+    learn = Learner(dls, two_layers(), loss_func=CrossEntropyLossFlat(), lr=1e-2, cbs=cbs).watch_items(valid=True)
+    return quiet_fit(learn, epochs),test
+
+def misled(share=.98, wrong=0., epochs=5, in_bf16=False):
+    "A learner that was watched, and a test in which the mark says nothing"
+    return copy.deepcopy(_misled(share, wrong, epochs, in_bf16))
+
+def wrong_of(learn, test):
+    "The error where the mark misleads, and where it does not"
+    x,y,agrees = test
+    learn.model.eval()
+    with torch.no_grad(): is_wrong = (learn.model(x).argmax(1)!=y).float()
+    return float(is_wrong[~agrees].mean()),float(is_wrong[agrees].mean())
+
+def refitted(learn, **kwargs):
+    with learn.no_bar(): return learn.refit_head(**kwargs)
+
+# What it is worth
+def test_a_model_that_follows_a_mark_is_mended():
+    learn,test = misled()
+    before = wrong_of(learn, test)
+    assert before[0]>.25>.05>before[1] # misled
+    assert refitted(learn)
+    after = wrong_of(learn, test)
+    assert after[0]<.6*before[0]
+    assert sum(after)<.8*sum(before)
+
+def test_weights_the_other_way_round_mend_nothing():
+    "What was easy early weighs most"
+    learn,test = misled()
+    before = wrong_of(learn, test)
+    early = learn.selection.early
+    early.loss = 1/early.loss.clamp(min=1e-3)
+    refitted(learn, strength=1)
+    assert wrong_of(learn, test)[0]>.8*before[0]
+
+def test_where_labels_are_wrong_and_nothing_misleads_the_layer_stays(capsys):
+    learn,test = misled(share=.5, wrong=.2)
+    before = weights(learn)
+    assert not refitted(learn)
+    assert same(weights(learn), before)
+    said = capsys.readouterr().out
+    assert 'many were hard, and no shortcut explains that' in said
+    assert 'the last layer stays as it was trained; strength=1 takes the new one all the same' in said
+    with pytest.raises(ValueError, match='restore_head: got a last layer as it was trained'): learn.restore_head()
+
+def test_the_users_word_is_taken_against_the_rule():
+    learn,_ = misled(share=.5, wrong=.2)
+    before = weights(learn)
+    assert refitted(learn, strength=1)
+    assert not same(weights(learn), before)
+
+def test_what_it_says_is_so(capsys):
+    learn,_ = misled()
+    early = learn.selection.early.loss
+    valid = learn.selection.validation.tracker.early.loss
+    x,y = learn.dls.valid.dataset.tensors
+    hardest = valid.topk(len(valid)//10).indices
+    def errors():
+        learn.model.eval()
+        with torch.no_grad(): is_wrong = (learn.model(x).argmax(1)!=y).float()
+        return float(is_wrong.mean()),float(is_wrong[hardest].mean())
+    before = errors()
+    refitted(learn)
+    after,said = errors(),capsys.readouterr().out
+    assert f'half of the items had a loss below {float(early.median()):.2g} in epoch 1, and the mean was' in said
+    assert f'error in validation {before[0]:.3f} before, {after[0]:.3f} after' in said
+    assert f'of the tenth of it that was hardest early {before[1]:.3f} before, {after[1]:.3f} after' in said
+
+# By hand
+@pytest.mark.parametrize('strength', [None, 1, .5, 0])
+def test_the_layer_is_the_one_that_adam_finds_on_the_features(strength):
+    learn,_ = misled(share=.99)
+    x,y = learn.dls.train.dataset.tensors
+    early = learn.selection.early.loss
+    assert early.isfinite().all()
+    learn.model.eval()
+    with torch.no_grad(): features = learn.model[:-1](x).half().float()
+    head = copy.deepcopy(learn.model[-1])
+    weight = early**(1 if strength is None else strength)
+    opt = torch.optim.Adam(head.parameters(), .01)
+    for _ in range(500):
+        losses = F.cross_entropy(head(features), y, reduction='none')
+        loss = (weight*losses).sum()/weight.sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    refitted(learn, strength=strength)
+    if strength is None: assert learn.selection.refitted
+    for name,p in head.state_dict().items():
+        torch.testing.assert_close(learn.model[-1].state_dict()[name], p, rtol=2e-3, atol=2e-3)
+
+def test_an_item_without_an_early_loss_weighs_as_the_mean():
+    learn,_ = misled(share=.99)
+    other = copy.deepcopy(learn)
+    loss = learn.selection.early.loss
+    loss[:50] = float('nan')
+    other.selection.early.loss[:50] = loss[50:].mean()
+    for o in (learn,other): refitted(o, strength=1)
+    assert same(weights(learn), weights(other))
+
+# What is left alone
+def digest(learn):
+    "All that a refit might touch beside the last layer, and the flags of that"
+    flags = [(m.training, sorted(m._forward_hooks), sorted(m._forward_pre_hooks)) for m in learn.model.modules()]
+    grads = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in learn.model.parameters()]
+    body = {name: o.clone() for name,o in learn.model.state_dict().items() if not name.startswith('4.')}
+    random_states = torch.get_rng_state(),random.getstate(),str(np.random.get_state()),learn.dls.train.rng.getstate()
+    return copy.deepcopy((flags, grads, body, learn.opt.state_dict(), random_states, [*map(type, learn.cbs)],
+        learn.selection.state_dict(), learn.dls.train.dataset.tensors))
+
+def alike(a, b):
+    if isinstance(a, torch.Tensor): return torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+    if isinstance(a, dict): return a.keys()==b.keys() and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(alike, a, b))
+    return a==b
+
+def test_nothing_but_the_layer_is_another_and_that_comes_back_bit_for_bit():
+    learn,_ = misled()
+    before,head = digest(learn),{name: o.clone() for name,o in learn.model[-1].state_dict().items()}
+    parameters = [id(p) for p in learn.model.parameters()]
+    assert refitted(learn)
+    assert all(map(alike, digest(learn), before))
+    assert not alike(dict(learn.model[-1].state_dict()), head)
+    learn.restore_head()
+    assert alike(dict(learn.model[-1].state_dict()), head)
+    assert parameters==[id(p) for p in learn.model.parameters()]
+
+def test_an_interrupt_leaves_it_all_as_it_was(monkeypatch):
+    learn,_ = misled()
+    before,head = digest(learn),{name: o.clone() for name,o in learn.model[-1].state_dict().items()}
+    def stops(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr('selback.views.head.fitted_head', stops)
+    with pytest.raises(KeyboardInterrupt): refitted(learn)
+    assert all(map(alike, digest(learn), before))
+    assert alike(dict(learn.model[-1].state_dict()), head)
+
+def test_a_second_refit_begins_with_the_layer_as_it_was_trained():
+    learn,_ = misled()
+    trained = copy.deepcopy(learn.model[-1].state_dict())
+    refitted(learn, strength=1)
+    once = weights(learn)
+    refitted(learn, strength=1)
+    assert same(weights(learn), once)
+    learn.restore_head()
+    assert alike(dict(learn.model[-1].state_dict()), dict(trained))
+
+def test_a_layer_that_has_trained_since_is_not_put_back():
+    learn,_ = misled()
+    refitted(learn, strength=1)
+    quiet_fit(learn, 1)
+    with pytest.raises(ValueError, match='restore_head: got a last layer as it was trained'): learn.restore_head()
+
+def pickled(learn): return pickle.loads(pickle.dumps(learn))
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, pickled])
+def test_a_copy_puts_its_own_layer_back(copied):
+    learn,_ = misled()
+    trained = weights(learn)
+    refitted(learn, strength=1)
+    other = copied(learn)
+    other.restore_head()
+    assert same(weights(other), trained)
+    assert not same(weights(learn), trained)
+
+def test_training_goes_on_with_the_new_layer():
+    learn,_ = misled()
+    refitted(learn, strength=1)
+    before = weights(learn)
+    quiet_fit(learn, 1, lr=0.)
+    assert same({k: o for k,o in weights(learn).items() if 'running' not in k and 'num' not in k},
+        {k: o for k,o in before.items() if 'running' not in k and 'num' not in k})
+
+# Kinds of models and data
+def test_augmentation_is_left_out():
+    "Of images that fastai augments by batch"
+    learn = quiet_fit(image_learner(n=80, cbs=WatchItemsCallback()), 2)
+    learn.selection.early.loss = torch.rand(64)
+    refit = HeadRefit(learn)
+    images = learn.dls.train.dataset.images
+    learn.model.eval()
+    with torch.no_grad(): features = learn.model[:-1](images)
+    torch.testing.assert_close(refit.items.x, features, rtol=2e-3, atol=2e-3)
+
+def labels_learner():
+    "Four labels for each item"
+    set_seed(0)
+    x = torch.randn(160, 9)
+    y = (x[:,:4]+.3*torch.randn(160, 4)>0).float()
+    learn = Learner(dls_of(x, y), two_layers(4), loss_func=BCEWithLogitsLossFlat(), lr=1e-2).watch_items()
+    quiet_fit(learn, 3)
+    learn.selection.early.loss = torch.rand(128)
+    return learn
+
+def test_several_labels(capsys):
+    learn = labels_learner()
+    x,y = learn.dls.valid.dataset.tensors
+    learn.model.eval()
+    with torch.no_grad(): before = float(((learn.model(x)>0)!=(y>.5)).float().mean())
+    assert refitted(learn, strength=1)
+    with torch.no_grad(): after = float(((learn.model(x)>0)!=(y>.5)).float().mean())
+    assert f'error in validation {before:.3f} before, {after:.3f} after' in capsys.readouterr().out
+
+def test_a_table():
+    set_seed(0)
+    df = pd.DataFrame(torch.randn(200, 3).numpy(), columns=list('abc'))
+    df['kind'],df['y'] = np.where(df.a>0, 'x', 'z'),np.where(df.a+df.b>0, 'yes', 'no')
+    dls = TabularDataLoaders.from_df(df, procs=[Categorify, Normalize], cat_names=['kind'], cont_names=list('abc'),
+        y_names='y', valid_idx=[*range(40)], bs=16)
+    learn = quiet_fit(tabular_learner(dls, layers=[8], loss_func=CrossEntropyLossFlat()).watch_items(), 3)
+    learn.selection.early.loss = torch.rand(160)
+    refit = HeadRefit(learn)
+    assert refit.head is learn.model.layers[-1][0]
+    assert refitted(learn, strength=1)
+
+def test_texts_of_other_lengths_keep_their_weights():
+    "Loaders that sort by length read items in another order"
+    set_seed(0)
+    words = 'good bad dull fine long short film plot'.split()
+    rng = random.Random(0)
+    texts = [' '.join(rng.choices(words, k=rng.randint(3, 12))) for _ in range(60)]
+    df = pd.DataFrame(dict(text=texts, label=['good' in o for o in texts]))
+    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=.2, bs=8, seed=0)
+    small = awd_lstm_clas_config | dict(emb_sz=8, n_hid=8, n_layers=1)
+    learn = text_classifier_learner(dls, AWD_LSTM, pretrained=False, config=small).watch_items()
+    quiet_fit(learn, 1)
+    refit = HeadRefit(learn)
+    labels = torch.tensor([int(dls.train.dataset[i][1]) for i in refit.items.idx.tolist()])
+    assert refit.items.yb[0].tolist()==labels.tolist()
+    assert sorted(refit.items.idx.tolist())==[*range(48)]
+    learn.selection.early.loss = torch.rand(48)
+    assert refitted(learn, strength=1)
+
+def test_mixed_precision_and_callbacks_that_hook_the_model():
+    learn,_ = misled(epochs=1, in_bf16=True)
+    stats = len(learn.activation_stats.stats)
+    assert refitted(learn, strength=1)
+    assert learn.model[-1].weight.dtype==torch.float32
+    assert len(learn.activation_stats.stats)==stats
+
+class Deep(nn.Module):
+    "Its last linear layer to run is not its last module, and a part of the output comes of another one"
+    def __init__(self):
+        super().__init__()
+        self.out,self.body,self.aside = nn.Linear(8, 2),nn.Linear(9, 8),nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        self.told = self.aside(h)
+        return self.out(h)
+
+def test_the_layer_is_found_where_it_runs():
+    learn = Learner(dls_of(*marked(160, .9, torch.Generator().manual_seed(0))[:2]), Deep(),
+        loss_func=CrossEntropyLossFlat()).watch_items()
+    quiet_fit(learn, 1)
+    assert HeadRefit(learn).head is learn.model.out
+
+# What is refused
+def plain(model=None, y=None, loss_func=None, **kwargs):
+    x,own,_ = marked(160, .9, torch.Generator().manual_seed(0))
+    learn = Learner(dls_of(x, own if y is None else y, **kwargs), model or two_layers(),
+        loss_func=loss_func or CrossEntropyLossFlat())
+    return learn
+
+def watched_learner(*args, **kwargs):
+    learn = quiet_fit(plain(*args, **kwargs).watch_items(), 1)
+    learn.selection.early.loss = torch.rand(128)
+    return learn
+
+def no_early():
+    return quiet_fit(plain().watch_items(), 1)
+
+def without_validation():
+    learn = watched_learner()
+    learn.dls.loaders = learn.dls.loaders[:1]
+    return learn
+
+def regression():
+    return watched_learner(two_layers(1), torch.randn(160, 1), MSELossFlat())
+
+def another_set():
+    learn = watched_learner()
+    learn.dls = dls_of(*marked(200, .9, torch.Generator().manual_seed(1))[:2])
+    return learn
+
+@pytest.mark.parametrize('make,kwargs,said', [
+    (plain, {}, 'got no selection, wanted one that watches'),
+    (no_early, {}, 'got no early losses yet'),
+    (without_validation, {}, 'got no validation items, by which its rule goes, wanted some; pass strength=1'),
+    (regression, {}, 'got targets that are no labels'),
+    (another_set, {}, 'got a training set of 168 items'),
+    (watched_learner, dict(strength=2), 'strength: got 2'),
+    (watched_learner, dict(head=nn.Linear(2, 2)), 'head: got a Linear, wanted an nn.Linear of the model'),
+    (lambda: watched_learner(nn.Sequential(two_layers(), nn.LogSoftmax(1)), loss_func=nn.NLLLoss()), {},
+        'got no linear layer whose output is what the model predicts'),
+    (lambda: watched_learner(nn.Sequential(nn.Unflatten(1, (9,1)), nn.Conv1d(9, 2, 1), nn.Flatten())), {},
+        'got no linear layer whose output is what the model predicts')])
+def test_what_can_not_be_refitted_is_refused(make, kwargs, said):
+    learn = make()
+    with pytest.raises(ValueError, match=said.replace('.', r'\.')): refitted(learn, **kwargs)
+
+def test_without_validation_the_users_word_is_enough(capsys):
+    learn = without_validation()
+    assert refitted(learn, strength=1)
+    assert 'error in validation' not in capsys.readouterr().out
+
+# Early losses of a training that is watched
+@pytest.mark.parametrize('bs,epoch', [(4,1), (16,2)])
+def test_watching_keeps_the_losses_of_the_first_epoch_that_tells(bs, epoch):
+    "Of 300 items, alike hard: the epoch that ends after 75 steps, no later one"
+    learn = numbered_learner(n=332, bs=bs, cbs=[WatchItemsCallback(), Diary()])
+    trained_only(learn, 6)
+    steps = 300//bs+(300%bs>0)
+    first = next(i for i in range(6) if (i+1)*steps>=75)
+    early = learn.selection.early
+    of_epoch = torch.full((300,), torch.nan)
+    for items,_,losses in learn.diary.epochs[first]: of_epoch[items] = torch.tensor(losses)
+    torch.testing.assert_close(early.loss, of_epoch)
+    assert early.epochs==first+1
+
+def test_validation_keeps_those_of_the_same_epoch():
+    learn,_ = misled()
+    tracker = learn.selection.validation.tracker
+    assert tracker.early.loss.isfinite().all()
+    assert learn.selection.early.epochs==1
+    assert not tracker.early.loss.equal(tracker.memory.loss)
+
+def test_a_label_that_was_corrected_has_no_early_loss():
+    learn,_ = misled(epochs=2)
+    x,y = learn.dls.train.dataset.tensors
+    y[:3] = 1-y[:3]
+    quiet_fit(learn, 1)
+    early = learn.selection.early
+    assert early.loss.isnan().nonzero()[:,0].tolist()==[0,1,2]
+    assert early.filled.isfinite().all()
+
+def test_early_losses_are_saved_and_go_on_with_a_method():
+    learn,_ = misled(epochs=2)
+    state = copy.deepcopy(learn.selection.state_dict())
+    other,_ = misled(epochs=2)
+    other.selection.early.forget()
+    other.selection.load_state_dict(state)
+    assert other.selection.early.loss.equal(learn.selection.early.loss)
+    learn.favor_hard()
+    assert learn.selection.early.loss.equal(other.selection.early.loss)
+
+def test_a_state_of_an_earlier_version_has_its_early_losses():
+    "They were a part of their own"
+    learn = numbered_learner(cbs=[EarlyLossSamplingCallback(1)])
+    trained_only(learn, 2)
+    state = copy.deepcopy(learn.selection.state_dict())
+    state['parts']['early'] = state['parts']['tracker'].pop('early')
+    other = numbered_learner(cbs=[EarlyLossSamplingCallback(1)])
+    other.selection.load_state_dict(state)
+    assert other.selection.early.loss.equal(learn.selection.early.loss)
+    assert other.selection.early.epochs==1
