@@ -50,9 +50,9 @@ first = dict(
     tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
-        'without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10','imagenette',
-        'race','hard_items','proxy'],
-    called=['watching','suspects','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
+        'mended','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
+        'imagenette','race','hard_items','proxy'],
+    called=['watching','suspects','refit','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
         'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
@@ -66,7 +66,8 @@ words = {
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
         'relabel, mislabelled, find wrong labels, find mislabeled images, fix labels, outliers, top_losses',
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
-    'misled': 'spurious correlation, shortcut, background, bias, group robustness',
+    'misled': 'spurious correlation, spurious, shortcut, background, bias, group robustness, Clever Hans',
+    '08_refit': 'last layer, retrain the last layer, DFR, refit',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',

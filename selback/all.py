@@ -40,7 +40,7 @@ from .views.pictures import *
 from .views.groups import *
 from .views.suspects import *
 from .views.corrections import *
-from .views.head import *
+from .views.refit import *
 from .views.early import *
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *

@@ -3,7 +3,7 @@ stored of a part: results/mended.csv"""
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np, torch
+import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -300,7 +300,6 @@ class EpochLosses(Callback):
 
 def trained(situation, seed, with_sampling=False):
     "A row for each way to train or to mend"
-    import pandas as pd
     parts = situation.parts(seed)
     test = parts[2]
     test_dl = _test_dl(situation, parts)
@@ -362,6 +361,53 @@ def part(name): # Situations, and how many seeds
         rows=rows)
     twice = dict(nets=nets, ten=ten, bodies=bodies)
     return (thrice[name],3) if name in thrice else (twice[name],2)
+
+names = 'large','marked','noisy','none','rare','others','short','rows','nets','ten','bodies'
+
+# What came of it
+
+def stored_runs()->pd.DataFrame: # A row for each way to mend each training
+    "What is in the file, with what each situation is made of"
+    runs = pd.read_csv(path)
+    known = {situation.name: situation for name in names for situation in part(name)[0]}
+    runs = runs[runs.situation.isin(known)]
+    fields = pd.DataFrame([known[name]._asdict() for name in runs.situation], index=runs.index)
+    return pd.concat([runs, fields.drop(columns=runs.columns.intersection(fields.columns))], axis=1)
+
+def by_rule(
+    runs:pd.DataFrame, # As `stored_runs` returns them
+    median:float=1/3, # Refit where the median of the early losses is below so many times their mean,
+    order:float=.7, # and the order within classes survives to this degree
+    way:str='early', # How the layer is refitted
+)->pd.DataFrame: # A row for each training: errors of all items in the test
+    "What a rule makes of each training"
+    keys = ['part','situation','seed']
+    error = runs.pivot_table('mean', keys, 'way')
+    facts = runs[runs.way==way].set_index(keys)
+    says_yes = (facts.ratio<median) & (facts.order>order)
+    found = pd.DataFrame(dict(plain=error.plain, refitted=error[way], says_yes=says_yes))
+    found['chosen'] = found.refitted.where(found.says_yes, found.plain)
+    found['best'] = found[['plain','refitted']].min(axis=1)
+    return found
+
+def in_brief(found)->pd.Series:
+    "What a rule amounts to: mean gains in error, and the worst cost in one training"
+    gain = found.plain-found.chosen
+    return pd.Series(dict(trainings=len(found), refitted=found.says_yes.mean(), gain=gain.mean(),
+        possible=(found.plain-found.best).mean(), always=(found.plain-found.refitted).mean(),
+        worst=max(0., -gain.min()), worst_always=max(0., (found.refitted-found.plain).max())))
+
+def fitted_rule(runs, cost=.005): # Two thresholds
+    "Those with the highest mean gain among those that never cost more, on some trainings"
+    tried = [(median, order) for median in (.1,.15,.2,.25,.3,1/3,.4,.5) for order in (-1,.5,.6,.7,.8,.9)]
+    told = {o: in_brief(by_rule(runs, *o)) for o in tried}
+    allowed = {o: found for o,found in told.items() if found.worst<=cost}
+    return max(allowed, key=lambda o: allowed[o].gain)
+
+def halves(runs): # Two DataFrames
+    "Situations in two halves, every other one"
+    every = sorted(runs.situation.unique())
+    return [runs[runs.situation.isin(every[i::2])] for i in (0,1)]
 
 with_sampling = 'large','noisy' # parts in which one more training draws by early losses
 

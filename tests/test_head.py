@@ -164,7 +164,7 @@ def test_an_interrupt_leaves_it_all_as_it_was(monkeypatch):
     learn,_ = misled()
     before,head = digest(learn),{name: o.clone() for name,o in learn.model[-1].state_dict().items()}
     def stops(*args, **kwargs): raise KeyboardInterrupt
-    monkeypatch.setattr('selback.views.head.fitted_head', stops)
+    monkeypatch.setattr('selback.views.refit.fitted_head', stops)
     with pytest.raises(KeyboardInterrupt): refitted(learn)
     assert all(map(alike, digest(learn), before))
     assert alike(dict(learn.model[-1].state_dict()), head)
