@@ -185,7 +185,8 @@ class Situation(NamedTuple):
         with learn.no_bar(),learn.no_logging():
             if self.has_body: learn.fit_one_cycle(epochs, 1e-3)
             elif self.opt=='flat': learn.fit(epochs, 1e-3)
-            elif self.opt=='adam' or self.data in ('table','text'): learn.fit_one_cycle(epochs, 3e-3)
+            elif self.data=='text': learn.fit_one_cycle(epochs, 3e-2)
+            elif self.opt=='adam' or self.data=='table': learn.fit_one_cycle(epochs, 3e-3)
             else: learn.fit_one_cycle(epochs, .05)
         return learn
 

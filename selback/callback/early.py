@@ -70,8 +70,8 @@ class EarlyLossSamplingCallback(_KeepsEarlyLosses):
             return (f'the losses of epoch {self.early.epochs} are kept: show_early() shows them, '
                 'the next fit draws by them.')
         if self.loader.is_done and self.early_after is None and self.early.steps:
-            return (f'this fit trained on all items. In its first {self.early.steps} steps losses told little of what '
-                'items are; by 75 steps they do. after=1 keeps those of the first epoch all the same.')
+            return (f'this fit trained on all items. In its {self.early.steps} steps losses told little of what items '
+                'are; longer fits do. after=1 keeps those of the first epoch all the same.')
         if self.loader.is_done: return super().why_idle
         return (f'{super().why_idle} The losses of a whole epoch are kept, and a callback ended the last one before '
             'its loader did.')

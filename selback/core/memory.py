@@ -168,12 +168,14 @@ class ItemMemory(ItemTable):
 def tells_items(
     losses:Tensor, # Of the items of an epoch, shape (items,), NaN or infinite where one has none
     steps:int, # How many were made until its end
-)->bool: # Has the hardest twentieth of the items more than .35 of the loss, or were 75 steps made?
+    pct:float=0., # Share of the fit that is done
+)->bool:
     "Do losses tell what items are, rather than when they came?"
-    if steps>=75: return True
     known = losses[losses.isfinite()]
     hardest = known.topk(max(1, round(.05*len(known)))).values
-    return bool(hardest.sum()>.35*known.sum())
+    if hardest.sum()>.35*known.sum(): return True
+    is_learning = known.median()<.8*known.mean() # else all items are alike to the network
+    return steps>=75 and (bool(is_learning) or pct>=.5)
 
 class EarlyLosses:
     "The loss of each dataset item in one early epoch, kept for good"
@@ -209,7 +211,7 @@ class EarlyLosses:
         if self.loss is not None or not losses.isfinite().any(): return False # or nothing trained, or to nothing
         self.epochs += 1
         self.steps += self.steps_now
-        if after is None: is_time = tells_items(losses, self.steps)
+        if after is None: is_time = tells_items(losses, self.steps, pct)
         else: is_time = self.epochs>=after if after>=1 else pct>=after-1e-6
         if is_time: self.loss = losses.clone()
         return is_time
