@@ -377,16 +377,17 @@ def stored_runs()->pd.DataFrame: # A row for each way to mend each training
 
 def by_rule(
     runs:pd.DataFrame, # As `stored_runs` returns them
-    median:float=1/3, # Refit where the median of the early losses is below so many times their mean,
-    order:float=.7, # and the order within classes survives to this degree
+    median:float=.3, # Refit where the median of the early losses is below so many times their mean,
+    order:float=.7, # the order within classes survives to this degree,
+    error:float=.1, # and the error in ordinary validation is lower
     way:str='early', # How the layer is refitted
 )->pd.DataFrame: # A row for each training: errors of all items in the test
     "What a rule makes of each training"
     keys = ['part','situation','seed']
-    error = runs.pivot_table('mean', keys, 'way')
-    facts = runs[runs.way==way].set_index(keys)
-    says_yes = (facts.ratio<median) & (facts.order>order)
-    found = pd.DataFrame(dict(plain=error.plain, refitted=error[way], says_yes=says_yes))
+    errors = runs.pivot_table('mean', keys, 'way')
+    facts = runs[runs.way==way].set_index(keys).assign(own=runs[runs.way=='plain'].set_index(keys).own)
+    says_yes = (facts.ratio<median) & (facts.order>order) & (facts.own<error)
+    found = pd.DataFrame(dict(plain=errors.plain, refitted=errors[way], says_yes=says_yes))
     found['chosen'] = found.refitted.where(found.says_yes, found.plain)
     found['best'] = found[['plain','refitted']].min(axis=1)
     return found

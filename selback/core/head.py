@@ -74,10 +74,10 @@ def fitted_head(
 # %% ../../nbs/core/16_head.ipynb #724621b0
 def few_are_hard(
     losses:Tensor, # Early ones, shape (n,), NaN where unknown
-)->bool: # Is the median below a third of the mean?
+)->bool: # Is the median below .3 of the mean?
     "Have few items nearly all of the loss?"
     known = losses[losses.isfinite()]
-    return bool(3*known.median()<known.mean())
+    return bool(known.median()<.3*known.mean())
 
 def _ranks_within(values, groups):
     "Of each value its rank within its group, -1/2 to 1/2"

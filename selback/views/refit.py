@@ -166,14 +166,18 @@ def _hardest(selection, seen):
     losses = tracker.early.filled.cpu()
     return losses[seen.idx].topk(max(1, len(losses)//10)).indices if len(losses)==len(seen.idx) else None
 
-def _of_losses(early, order):
+def _of_losses(early, order, error):
     "What early losses say of a shortcut, a sentence; and do they say that there is one?"
     known = early.loss[early.loss.isfinite()]
     median,mean = float(known.median()),float(known.mean())
     said = f'half of the items had a loss below {median:.2g} in epoch {early.epochs}, and the mean was {mean:.2g}'
     if not few_are_hard(known): return f'{said}: many were hard, and no shortcut explains that.',False
-    if order is None or order>.7: return f'{said}: few items had most of the loss, as with a shortcut.',True
-    return f'{said}, but the new layer orders the items of a class in another way ({order:.2f}, wanted .7).',False
+    said += ': few items had most of the loss'
+    if order is not None and error>=.1:
+        return f'{said}, but the error in validation is {error:.2f}, and a shortcut would make it less than .1.',False
+    if order is not None and order<=.7:
+        return f'{said}, but the new layer orders the items of a class in another way ({order:.2f}, wanted .7).',False
+    return f'{said}, as with a shortcut.',True
 
 def _of_errors(refit, heads, seen, hardest):
     "What becomes of the error in validation, a sentence"
@@ -203,8 +207,8 @@ def refit_head(self:Learner,
     new = refit.fitted(weight**(1 if strength is None else strength), trained)
 
     seen = refit.look(self.dls.valid) if has_valid else None
-    order = refit.order_kept((trained,new), seen) if has_valid else None
-    of_losses,says_so = _of_losses(early, order)
+    of_valid = (refit.order_kept((trained,new), seen),refit.error(trained, seen)) if has_valid else (None,None)
+    of_losses,says_so = _of_losses(early, *of_valid)
     stays = says_so if strength is None else True
     print(f'refit_head: {of_losses}')
     if has_valid: print(f"refit_head: {_of_errors(refit, (trained,new), seen, _hardest(selection, seen))}")

@@ -52,7 +52,7 @@ def runs_of(*rows):
     found = []
     for i,(plain,refitted,ratio,order) in enumerate(rows):
         about = dict(part='a', situation=str(i), seed=0, ratio=ratio)
-        found += [about | dict(way='plain', mean=plain), about | dict(way='early', mean=refitted, order=order)]
+        found += [about | dict(way='plain', mean=plain, own=.05), about | dict(way='early', mean=refitted, order=order)]
     return pd.DataFrame(found)
 
 def test_a_rule_by_hand():
