@@ -129,8 +129,8 @@ def is_validation(
     dls, # The learner's loaders
 )->bool:
     "Does a loader read the validation part?"
-    loaders = dls.loaders
-    return len(loaders)>1 and own_loader(dl).dataset is own_loader(loaders[1]).dataset
+    reads = [getattr(own_loader(o), 'dataset', None) for o in (dl,*dls.loaders[1:2])]
+    return len(reads)>1 and reads[0] is not None and reads[0] is reads[1]
 
 # %% ../../nbs/callback/00_loaders.ipynb #205613db
 def pads(

@@ -203,7 +203,7 @@ class Validated:
         "A batch was predicted; `kind` reads labels, as training has them"
         pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
         is_like = len(yb)==1 and isinstance(pred, Tensor) and pred.ndim==2 and pred.shape[1]==n_classes
-        if not is_like or yb[0].is_floating_point() or yb[0].numel()!=len(pred): return
+        if not is_like or yb[0].numel()!=len(pred) or yb[0].is_floating_point(): return
         told = kind(pred, *yb)
         counts = told.labels>=0
         self.right = self.right+(counts & (told.logits.argmax(1)==told.labels)).sum()
@@ -733,7 +733,7 @@ class Selection(AttachedCallback):
         if event_name=='after_train' and self.is_active: validated.expect()
         elif labels is None or not labels.n_classes: return
         elif event_name=='before_validate': validated.begin(self.learn)
-        elif event_name=='after_loss' and validated.is_on:
+        elif event_name=='after_loss' and validated.is_on and self.label_reader.kind is not None:
             validated.note(self.learn, self.label_reader.kind, labels.n_classes)
         elif event_name=='after_validate' and validated.is_on: self.weigh_epoch()
         elif event_name in ('before_fit','after_cancel_epoch','after_fit'): validated.forget()

@@ -71,9 +71,11 @@ def _by_item(told, counts, n_classes):
 def _prior(given, before, weights=None):
     "How likely a network must think each class that knows nothing of an item, up to a factor; of each is one more"
     counts = 1+given if before is None or before.shape!=given.shape else 1+given+before
-    return counts if weights is None else _weighed(counts, weights)
+    return counts if weights is None else counts*_positive(weights)
 
-def _weighed(counts, weights): return counts*torch.where(weights>0, weights, 1.)
+def _positive(weights):
+    "Weights of classes, 1 of those that a loss leaves out"
+    return torch.where(weights>0, weights, 1.)
 
 class ClassLabels:
     "One class for each item, or for each of its parts"
@@ -108,7 +110,7 @@ class ClassLabels:
         if y.ndim>1: return _by_item(told, counts, n_classes)
         def known(t, unknown): return torch.where(counts, t, unknown)
         margins = dict(logit_margin=known(told.logit_margin, torch.nan), margin=known(told.margin, torch.nan))
-        if self.weights is not None: logits = logits-_weighed(1., self.weights).log()
+        if self.weights is not None: logits = logits-_positive(self.weights).log()
         return told._replace(other=known(told.other, -1), logits=logits, labels=known(y, -1), **margins)
 
 # %% ../../nbs/core/10_labels.ipynb #465c64c6
@@ -361,14 +363,15 @@ class Transitions:
     )->Tensor: # Shape (n, classes), 0 at the label itself
         "By how much likelier each label is given in each class's place than the other way round, half the log of it"
         if not len(self.taken): return self.sure.new_zeros(len(y), self.n_classes)
-        taken = self.taken+self.last_weight*self.taken_now
-        wrong = (1-taken.diag().sum()/taken.sum().clamp(min=1e-12)).clamp(.01, .5)
-        taken = taken/(self.weight+self.last_weight*self.looks_now/n).clamp(min=1e-12)
-        of_true,other = taken.sum(0)+_evenly,_evenly*wrong/max(1, self.n_classes-1)
-        own = (taken.diag()+_evenly*(1-wrong))/of_true
-        given = (taken[y]+other)/of_true
-        ceded = (taken[:,y].T+other)/of_true[y][:,None]
-        offsets = (own[y][:,None].log()-given.log()-own.log()+ceded.log())/2
+        every = (self.weight+self.last_weight*self.looks_now/n).clamp(min=1e-12)
+        def mean(part): return (part(self.taken)+self.last_weight*part(self.taken_now))/every
+        true,own = mean(lambda t: t.sum(0)),mean(Tensor.diag)
+        wrong = (1-own.sum()/true.sum().clamp(min=1e-12)).clamp(.01, .5)
+        true,other = true+_evenly,_evenly*wrong/max(1, self.n_classes-1)
+        own = ((own+_evenly*(1-wrong))/true).log()
+        given = (mean(lambda t: t[y])+other)/true
+        ceded = (mean(lambda t: t[:,y].T)+other)/true[y][:,None]
+        offsets = (own[y][:,None]-own+(ceded/given).log())/2
         return offsets.scatter(1, y[:,None], 0.)
 
     def margins(self,
