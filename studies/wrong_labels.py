@@ -258,18 +258,23 @@ def smoothed(values, past): # Shape (epochs, rows), NaN where an item was not se
         out = torch.where(now.isnan(), out, mean)
     return out
 
-def watched(left):
-    "What `watch_items` would have remembered, and margins, probabilities, shape (epochs, rows)"
+def watched(left, bs=64):
+    "What `watch_items` would have remembered without validation; two margins, probabilities, shape (epochs, rows)"
     labels,logits = left['labels'],left['logits']
     read = BinaryLabels(labels.shape[1]) if labels.ndim>1 else ClassLabels()
-    memory = LabelMemory(len(labels), read.n_labels)
-    told = []
+    memory,generator = LabelMemory(len(labels), read.n_labels),torch.Generator().manual_seed(0)
+    told = dict(logit_margin=[], margin=[], probability=[])
     for looks in logits:
-        told.append(read(looks, labels, memory.given))
-        memory.note(torch.arange(len(labels)), told[-1])
-    def of_all(name): return torch.stack([getattr(o, name).flatten() for o in told])
-    margins,probs = of_all('logit_margin'),of_all('probability')
-    return memory,margins,torch.where(margins.isnan(), torch.nan, probs)
+        order = torch.randperm(len(labels), generator=generator)
+        steps = []
+        for rows in order.split(bs):
+            steps.append(read(looks[rows], labels[rows], memory.given))
+            memory.note(rows, steps[-1])
+        memory.end_epoch()
+        for name,of_all in told.items():
+            of_all.append(torch.cat([getattr(o, name) for o in steps])[order.argsort()].flatten())
+    margins,balanced,probs = (torch.stack(o) for o in told.values())
+    return memory,margins,balanced,torch.where(margins.isnan(), torch.nan, probs)
 
 def _of_the_label(probs, labels): # Probabilities
     "That of each label, and that of the likeliest other class"
@@ -290,13 +295,13 @@ def balanced_as_given(left): # Shape (rows,)
 
 def suspicions(left): # By name, shape (rows,): the higher the more suspect
     "What training tells of each label"
-    memory,margins,probs = watched(left)
+    memory,margins,balanced,probs = watched(left)
     losses = -probs.clamp(min=1e-30).log()
     frame = memory.frame()
     told = {'last loss': smoothed(losses, 0.), 'mean loss': losses.nanmean(0),
         'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
-        'late margin': -late(margins), 'balanced margin': -memory.margin,
+        'late margin': -late(margins), 'balanced margin': -balanced.nanmean(0), 'weighed margin': -memory.margin,
         'mean probability': -torch.tensor(frame.probability),
         'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}

@@ -205,7 +205,7 @@ def test_rows_of_one_item_are_one_suspect_and_are_corrected_together():
     assert found.looks[[3,20,5]].tolist()==[8,4,2]
     rows = [i for i,key in enumerate(learn.dls.train_ds.items.index) if key==3]
     told = learn.selection.tracker.labels
-    assert found.margin[3]==pytest.approx(float(told.margins[rows].sum()/8), rel=1e-6)
+    assert found.margin[3]==pytest.approx(float(told.margins[rows].sum()/told.weights[rows].sum()), rel=1e-6)
 
     new = next(o for o in KINDS if o!=df.kind[3])
     frame = learn.selection.corrected(pd.DataFrame(dict(row=[3], label=[new])))
@@ -323,8 +323,9 @@ def test_folds_are_one_list(tmp_path):
     lists = [learn.selection.suspects() for learn in learners]
     for key in found.index[:20]:
         assert found.label[key]==lists[0].label[key]
-        for name in ('margin','probability'):
-            assert found[name][key]==pytest.approx(np.mean([o[name][key] for o in lists]), rel=1e-4, abs=1e-6)
+        assert found.probability[key]==pytest.approx(np.mean([o.probability[key] for o in lists]), rel=1e-4, abs=1e-6)
+        margins = [o.margin[key] for o in lists] # of looks that do not weigh the same
+        assert min(margins)-1e-6<=found.margin[key]<=max(margins)+1e-6
         assert found.times_other[key]==sum(o.times_other[key] for o in lists)
     frame = learners[1].selection.corrected(found.head(2).assign(label='ant'))
     assert frame.set_index('file').label[found.index[:2]].tolist()==['ant','ant']
@@ -385,6 +386,6 @@ def test_memories_of_the_same_items_add_up():
     joined.add(a, torch.arange(3))
     joined.add(b, torch.tensor([0,1,1,2])) # items 1 and 2 of `b` are the same
     assert joined.looks.tolist()==[3,4,3] and joined.times_other.tolist()==[3,3,1]
-    assert joined.margins.tolist()==[1.5,2.,1.5]
+    assert joined.margins.tolist()==[1.5,2.,1.5] and joined.weights.tolist()==[3.,4.,3.]
     assert joined.most_other.tolist()==[1,2,1] and joined.votes.tolist()==[1,3,1]
     assert joined.is_outvoted.tolist()==[True,True,False]

@@ -1,6 +1,7 @@
 "What is remembered of each item against a diary that is kept apart, in plain Python"
 import math, random
 from collections import Counter, defaultdict
+from copy import deepcopy
 from functools import partial
 from statistics import fmean, pstdev
 
@@ -10,7 +11,8 @@ from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from fastai.losses import FocalLossFlat, LabelSmoothingCrossEntropyFlat, L1LossFlat
 from helpers import *
-from selback.core.labels import LabelMemory, Told
+from selback.core.labels import ClassLabels, LabelMemory, Told
+from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
 N,CLASSES = 50,4 # training items; the last batch of 16 has 2
@@ -28,6 +30,93 @@ def share(own, other):
     "The difference of two probabilities by their sum, from their logarithms"
     return (math.exp(own-other)-1)/(math.exp(own-other)+1)
 
+class Look(tuple):
+    "Of one class an item it is known what it was a look at, and later what it weighs, and its margin by transitions"
+    label = logits = by_transitions = None
+    weight = balance = 1. # what it counts, and which share of that is the balanced margin's
+
+    @property
+    def margin(self):
+        "The one that orders"
+        balanced = self[1]
+        return balanced if self.label is None else (1-self.balance)*self.by_transitions+self.balance*balanced
+
+    @property
+    def is_right(self): return self.logits[self.label]>=max(self.logits)
+
+class Tables:
+    "Which classes are given in whose place, and what an epoch tells, by the formula, over whole lists of looks"
+    def __init__(self):
+        self.past = [] # of each epoch its looks, what they were taken for, their weight, and how many an item had
+        self.epoch = [] # what each step of this one has shown
+        self.valid = None # share that validation predicted rightly, after the epoch before
+
+    @property
+    def looks(self): return [look for step in self.epoch for look in step]
+
+    def taken_now(self):
+        "How often each class was given where one is likelier; by the means of what was seen up to each step"
+        taken,sure = Counter(),defaultdict(list)
+        for look in self.past[-1][0] if self.past else []:
+            if look.is_right: sure[look.label].append(look.chances[look.label])
+        for step in self.epoch:
+            for look in step:
+                if look.is_right: sure[look.label].append(look.chances[look.label])
+            least = {c: fmean(values) for c,values in sure.items()}
+            for look in step:
+                likely = {c: p for c,p in enumerate(look.chances) if p>=least.get(c, 1.)-1e-5}
+                if likely: taken[look.label,max(likely, key=likely.get)] += 1
+        return taken
+
+    def offset(self, n):
+        "By how much likelier the first of two classes is given in the second's place than the other way round"
+        epochs = [(taken, weight, share) for _,taken,weight,share in self.past]
+        last = self.past[-1][2] if self.past else .01
+        epochs.append((self.taken_now(), last, len(self.looks)/n))
+        total = sum(weight*share for _,weight,share in epochs) or 1.
+        J = Counter()
+        for taken,weight,_ in epochs:
+            for pair,times in taken.items(): J[pair] += weight*times/total
+        every = sum(J.values())
+        wrong = min(.5, max(.01, 1-sum(J[c,c] for c in range(self.n_classes))/every)) if every else .5
+        of_true = [sum(J[c,k] for c in range(self.n_classes))+20 for k in range(self.n_classes)]
+        def chance(given, true):
+            even = 1-wrong if given==true else wrong/(self.n_classes-1)
+            return (J[given,true]+20*even)/of_true[true]
+        def offset(y, k): return (math.log(chance(y, y)/chance(y, k))-math.log(chance(k, k)/chance(k, y)))/2
+        return offset
+
+    def note(self, looks, n):
+        "A step"
+        self.n_classes = len(looks[0].logits)
+        offset = self.offset(n)
+        for look in looks:
+            at,y = look.logits,look.label
+            other = max(z-offset(y, c) for c,z in enumerate(at) if c!=y)
+            look.by_transitions = math.tanh((at[y]-other)/2)
+        self.epoch.append(looks)
+
+    def weigh(self, counts, valid=None):
+        "What the looks of this epoch weigh, by how often classes were given; and how much validation predicted rightly"
+        looks = self.looks
+        if not looks: return .01,1.,valid
+        common = max(counts.values())/sum(counts.values())
+        trained = fmean(look.is_right for look in looks)
+        if valid is None:
+            every = [look for before,*_ in self.past for look in before]+looks
+            valid = trained-1.5*max(0., trained-fmean(look.is_right for look in every))
+        mean = ((common if self.valid is None else self.valid)+valid)/2
+        knows = min(1., max(0., (mean-common)/(1-common)))
+        weight = (knows**2+.01)*math.exp(-6*max(0., trained-mean))
+        return weight,max(.15, 1-3*knows),valid
+
+    def end_epoch(self, counts, n, valid=None):
+        if not self.epoch: return
+        weight,balance,self.valid = self.weigh(counts, valid)
+        for look in self.looks: look.weight,look.balance = weight,balance
+        self.past.append((self.looks, self.taken_now(), weight, len(self.looks)/n))
+        self.epoch = []
+
 # One look, by hand: logit margin, balanced margin, probability of the label, and what was predicted in its place
 # (-1: the label)
 def of_class(logits, label, given):
@@ -38,7 +127,18 @@ def of_class(logits, label, given):
     other = -1 if own>=likeliest else logits.index(likeliest)
     balanced = [logit-given.log(c) for c,logit in enumerate(logits)]
     rival = max(logit for c,logit in enumerate(balanced) if c!=label)
-    return own-likeliest,share(balanced[label], rival),1/total,other
+    return Look((own-likeliest, share(balanced[label], rival), 1/total, other))
+
+def softmax(logits):
+    total = sum(math.exp(logit-max(logits)) for logit in logits)
+    return [math.exp(logit-max(logits))/total for logit in logits]
+
+def of_item(logits, label, given):
+    "Of a whole item, by the odds of the labels, which a loss that weighs classes does not have"
+    look = of_class(logits, label, given)
+    look.label,look.logits = label,[logit-math.log(given.weights.get(c, 1)) for c,logit in enumerate(logits)]
+    look.chances = softmax(look.logits)
+    return look
 
 def of_yes_or_no(logit, label, given, place=0):
     p = 1/(1+math.exp(-logit))
@@ -46,7 +146,7 @@ def of_yes_or_no(logit, label, given, place=0):
     given.meet((place, False), 1-p)
     yes = logit-(given.log((place, True))-given.log((place, False)))/2 # odds by the root of those so far
     margin,balanced = (logit,yes) if label else (-logit,-yes)
-    return margin,share(balanced, 0.),1/(1+math.exp(-margin)),-1 if margin>=0 else int(not label)
+    return Look((margin, share(balanced, 0.), 1/(1+math.exp(-margin)), -1 if margin>=0 else int(not label)))
 
 def mean_of(parts):
     "Of an item in parts: another class is predicted if that holds for most, the one that most are given"
@@ -55,17 +155,17 @@ def mean_of(parts):
     times = Counter(o for o in others if o>=0)
     is_other = 2*sum(times.values())>len(parts)
     most = min(times, key=lambda c: (-times[c],c)) if is_other else -1
-    return *map(fmean, means),most
+    return Look((*map(fmean, means), most))
 
-def single(pred, y, given): return [of_class(pred, y, given)]
+def single(pred, y, given): return [of_item(pred, y, given)]
 
 def steep(pred, y, given): return single([30*o for o in pred], y, given)
 
-def counting(pred, y, given): return [of_class(pred, y, given) if y>=0 else None]
+def counting(pred, y, given): return [of_item(pred, y, given) if y>=0 else None]
 
 def in_a_column(pred, y, given): return single(pred, *y, given)
 
-def of_chances(pred, y, given): return [of_class([math.log(p) for p in pred], y, given)]
+def of_chances(pred, y, given): return [of_item([math.log(p) for p in pred], y, given)]
 
 def several(pred, y, given): return [of_yes_or_no(*o, given, place) for place,o in enumerate(zip(pred, y))]
 
@@ -96,25 +196,44 @@ def leader(others):
     return leads
 
 def summed_up(looks):
-    logit_margins,margins,chances,others = zip(*looks)
+    logit_margins,_,chances,others = zip(*looks)
     votes = [o for o in others if o>=0]
-    return dict(looks=len(looks), margin=fmean(margins), logit_margin=fmean(logit_margins), probability=fmean(chances),
+    weights = [look.weight for look in looks]
+    margin = sum(look.weight*look.margin for look in looks)/sum(weights)
+    return dict(looks=len(looks), margin=margin, logit_margin=fmean(logit_margins), probability=fmean(chances),
         spread=pstdev(chances), times_other=len(votes), last_other=others[-1], most_other=leader(votes))
 
 UNSEEN = dict(looks=0, margin=math.nan, logit_margin=math.nan, probability=math.nan, spread=math.nan, times_other=0,
     last_other=-1, most_other=-1)
 
 class ByHand(Callback):
-    "Keeps what is predicted of each item that trains, over all fits"
-    order,run_valid = 60,False
+    "Keeps what is predicted of each item that trains, over all fits, and weighs it by validation"
+    order = 60
 
     def __init__(self, told=single, n_labels=1, weights=None):
         self.told,self.given = told,Given(weights)
         self.looks = [defaultdict(list) for _ in range(n_labels)] # of each label: told, by item
         self.repeated = set() # items with several rows in one step
-        self.losses = defaultdict(list)
+        self.tables = Tables()
+        self.is_right = [] # of each item of the validation
+
+    def before_train(self): self.end_epoch()
+
+    def before_validate(self): self.is_right = []
+
+    def after_validate(self): self.end_epoch(fmean(self.is_right) if self.is_right else None)
+
+    def end_epoch(self, valid=None): self.tables.end_epoch(self.given.counts, len(self.dls.train_ds), valid)
 
     def after_loss(self):
+        if self.training: self.trained()
+        elif self.tables.epoch: self.validated()
+
+    def validated(self):
+        for row in zip(self.pred.detach().float().tolist(), self.y.tolist()):
+            self.is_right += [look.is_right for look in self.told(*row, self.given) if look is not None]
+
+    def trained(self):
         items,pred,y = numbers(self.x),self.pred.detach().float().tolist(),self.y.tolist()
         self.repeated |= {i for i,times in Counter(items).items() if times>1}
         self.note_all([*zip(items, pred, y)])
@@ -123,24 +242,30 @@ class ByHand(Callback):
         self.given.meets = True
         for _,*row in rows: self.told(*row, self.given)
         self.given.meets = False
+        self.step = []
         for row in rows: self.note(*row)
+        if self.step: self.tables.note(self.step, len(self.dls.train_ds))
 
     def note(self, i, pred, y):
         for looks,told in zip(self.looks, self.told(pred, y, self.given), strict=True):
-            if told is not None: looks[i].append(told)
+            if told is None: continue
+            looks[i].append(told)
+            if told.label is not None: self.step.append(told)
 
     def frame(self, n=N):
         "A row for each label, those of an item behind each other"
+        weight,balance,_ = self.tables.weigh(self.given.counts)
+        for look in self.tables.looks: look.weight,look.balance = weight,balance
         looks = [of_label[i] for i in range(n) for of_label in self.looks]
         return pd.DataFrame([summed_up(o) if o else UNSEEN for o in looks])
 
-def check(learn, hand, n=N):
+def check(learn, hand, n=N, means=('margin','logit_margin','probability')):
     "Sums of float32 agree to five digits; a deviation is a small difference of squares, and loses half of them"
     got,wanted = learn.selection.tracker.labels.frame(),hand.frame(n)
     assert wanted.looks.sum()>0
     for name in ('looks','times_other','last_other','most_other'):
         assert got[name].tolist()==wanted[name].tolist(), name
-    for name in ('margin','logit_margin','probability'):
+    for name in means:
         assert got[name].tolist()==pytest.approx(wanted[name].tolist(), rel=1e-4, abs=1e-5, nan_ok=True), name
     assert got.spread.tolist()==pytest.approx(wanted.spread.tolist(), abs=1e-3, nan_ok=True)
 
@@ -304,7 +429,7 @@ METHODS = dict(
 
 class ByGradient(ByHand):
     "Where the whole batch is in the loss, those train whose predictions have a gradient"
-    def after_loss(self):
+    def trained(self):
         self.rows = numbers(self.x),self.pred.detach().tolist(),self.y.tolist()
         self.pred.register_hook(self.keep)
 
@@ -373,11 +498,11 @@ def test_a_saved_training_goes_on(tmp_path):
     learn.path = tmp_path
     quiet_fit(learn, 2)
     learn.save('half', with_opt=True)
-    state,given = learn.selection.state_dict(),hand.given.counts.copy()
+    state,given,tables = learn.selection.state_dict(),hand.given.counts.copy(),deepcopy(hand.tables)
     quiet_fit(learn, 1) # what is saved does not follow
 
     of_half = ByHand()
-    of_half.given.counts = given
+    of_half.given.counts,of_half.tables = given,tables
     other,_ = watched(of_half)
     other.path = tmp_path
     half = [{i: looks[:2] for i,looks in of_label.items()} for of_label in hand.looks]
@@ -434,7 +559,7 @@ def test_two_processes_remember_what_both_were_told(tmp_path):
     learn = type('Learn', (), {})()
     tracker = type('Tracker', (), dict(labels=type('Labels', (), dict(frame=lambda _: frame))()))
     learn.selection = type('Selection', (), dict(tracker=tracker))
-    check(learn, both)
+    check(learn, both, means=('logit_margin','probability'))
     assert frame.looks.tolist()==[5]*N
 
 def lonely(scores):
@@ -625,3 +750,126 @@ def test_a_rare_label_does_not_fill_the_first_rows(n_with):
     def n_found(order): return len({*order[:16].tolist()}&{*(5*items+places).tolist()})
     by_probability = n_found(labels.frame().probability.argsort(kind='stable'))
     assert n_found(labels.suspects())>=max(12, by_probability-1)
+
+# What an epoch tells
+def without_validation(learn):
+    learn._do_epoch_validate = lambda *args: None
+    return learn
+
+def test_without_validation_an_epoch_is_weighed_by_its_own_looks():
+    learn,hand = watched()
+    check(quiet_fit(without_validation(learn), 3), hand)
+    check(quiet_fit(learn, 2), hand)
+    assert len({look.weight for look in hand.looks[0][0]})>1
+
+def test_a_validation_of_another_time_or_of_other_items_is_not_heard():
+    class Others(Callback):
+        "Validates once more, on what trains"
+        run_valid = False
+        def after_epoch(self):
+            with fixed_random(): self.learn._do_epoch_validate(dl=self.dls.train.new(shuffle=False))
+    learn,hand = watched()
+    quiet_fit(learn, 3)
+    margins = learn.selection.suspects().margin
+    learn.validate()
+    learn.get_preds()
+    assert learn.selection.suspects().margin.tolist()==margins.tolist()
+    other = quiet_fit(learner().watch_items().add_cb(Others()), 3)
+    assert other.selection.suspects().margin.tolist()==margins.tolist()
+
+def test_to_ask_in_between_changes_nothing():
+    class Asks(Callback):
+        run_valid = False
+        def after_batch(self): self.learn.selection.tracker.labels.suspects()
+        def after_train(self): self.learn.selection.state_dict()
+    quiet,asked = (quiet_fit(learner(cbs=cbs).watch_items(), 3) for cbs in (None,Asks()))
+    assert asked.selection.suspects().margin.tolist()==quiet.selection.suspects().margin.tolist()
+
+def test_validation_items_are_weighed_by_what_is_predicted_of_them():
+    "Of a network that has learned nothing by heart the looks weigh the more, the more it knows"
+    learn = quiet_fit(learner().watch_items(valid=True), 4)
+    labels = learn.selection.validation.tracker.labels
+    right = labels.transitions.valid
+    assert float(right)==pytest.approx((labels.last_other<0).float().mean().item())
+
+def test_halves_add_up_by_their_weights():
+    halves = [watched() for _ in range(2)]
+    joined = LabelMemory(N)
+    for (learn,hand),n in zip(halves, (1, 3)):
+        quiet_fit(learn, n)
+        joined.add(learn.selection.tracker.labels, torch.arange(N))
+        hand.frame() # weighs what was not weighed yet
+    looks = [halves[0][1].looks[0][i]+halves[1][1].looks[0][i] for i in range(N)]
+    assert joined.margin.tolist()==pytest.approx([summed_up(o)['margin'] for o in looks], rel=1e-4, abs=1e-5)
+
+def test_a_state_of_an_earlier_version_has_looks_of_one_weight():
+    learn,_ = watched()
+    state = quiet_fit(learn, 3).selection.state_dict()
+    labels = state['parts']['tracker']['labels']
+    for name in ('weights','now','balanced_now','looks_now','transitions'): del labels[name]
+    other,_ = watched()
+    other.selection.load_state_dict(state)
+    found = other.selection.tracker.labels.margin
+    assert found.tolist()==pytest.approx((labels['margins']/3).tolist())
+    quiet_fit(other, 2)
+    assert other.selection.tracker.labels.looks.tolist()==[5]*N
+
+def noted(memory, logits, y, epochs=3):
+    generator = torch.Generator().manual_seed(4)
+    for looks in torch.randn(epochs, *logits.shape, generator=generator)+logits:
+        for rows in torch.arange(len(y)).split(16): memory.note(rows, ClassLabels()(looks[rows], y[rows], memory.given))
+        memory.end_epoch()
+    return memory
+
+def test_other_numbers_of_classes_change_nothing():
+    y,logits = labels_by_chance(),3*F.one_hot(labels_by_chance(), CLASSES).float()
+    numbers = torch.tensor([2,0,4,1]) # of five: class 3 is new
+    memory = noted(LabelMemory(N), logits, y)
+    memory.renumber(numbers, 5)
+    looks = torch.zeros(N, 5)-1e4
+    looks[:,numbers] = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(5))
+    other = noted(LabelMemory(N), logits, y)
+    before = memory.margin.clone()
+    assert before.tolist()==other.margin.tolist()
+    memory.note(torch.arange(N), ClassLabels()(looks, numbers[y], memory.given))
+    other.note(torch.arange(N), ClassLabels()(looks[:,numbers], y, other.given))
+    at = torch.arange(CLASSES)
+    assert torch.equal(memory.transitions.taken[numbers[:,None],numbers], other.transitions.taken[at[:,None],at])
+    assert memory.transitions.taken_now[numbers[:,None],numbers].tolist()==other.transitions.taken_now.tolist()
+
+def test_of_thousands_of_classes_no_table_is_kept():
+    n = 1001
+    y = torch.arange(60)
+    memory = noted(LabelMemory(60), 9*F.one_hot(y, n).float(), torch.where(y<3, y+500, y))
+    assert memory.transitions.taken.numel()==0
+    assert {*memory.suspects()[:3].tolist()}=={0,1,2}
+
+# How labels are given in each other's place
+def of_classes(shares, n=600):
+    "Heaps of classes that have these shares"
+    generator = torch.Generator().manual_seed(1)
+    right = torch.multinomial(torch.tensor(shares), n, True, generator=generator)
+    return 4*torch.eye(4)[right]+.5*torch.randn(n, 4, generator=generator),right
+
+def found_of(x, y, right, n_valid=100):
+    "The share of wrong labels among as many suspects, and among as many of the lowest probabilities"
+    set_seed(0)
+    learn = Learner(dls_of(x, y, n_valid=n_valid, bs=32), mlp(4), CrossEntropyLossFlat(), lr=.02)
+    labels,is_wrong = quiet_fit(learn.watch_items(), 8).selection.tracker.labels,(right!=y)[n_valid:]
+    k = int(is_wrong.sum())
+    def share(rows): return is_wrong[torch.as_tensor(rows[:k])].float().mean()
+    return share(labels.suspects()),share(labels.frame().probability.argsort(kind='stable').tolist())
+
+def test_a_rare_class_with_its_share_of_flips_is_not_swamped():
+    x,right = of_classes([.4,.3,.27,.03])
+    generator = torch.Generator().manual_seed(1)
+    is_wrong = torch.rand(600, generator=generator)<.15
+    other = (right+torch.randint(1, 4, (600,), generator=generator))%4
+    assert found_of(x, torch.where(is_wrong, other, right), right)[0]>=.9
+
+def test_a_class_that_is_filed_under_another_is_found():
+    "By probability right labels of the class come before wrong ones of the other"
+    x,right = of_classes([.25]*4)
+    is_filed = (right==3) & (torch.rand(600, generator=torch.Generator().manual_seed(2))<.4)
+    ours,by_probability = found_of(x, torch.where(is_filed, 0, right), right)
+    assert ours>=.85>.65>=by_probability

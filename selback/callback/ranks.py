@@ -7,7 +7,7 @@ __all__ = ['Ranks']
 
 # %% ../../nbs/callback/01_ranks.ipynb #3ae40f73
 import torch
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 
 from ..core.batches import lowest_of_all
 from ..core.memory import ItemTable
@@ -43,6 +43,12 @@ class Ranks:
         dist.broadcast_object_list(objects, src=0, device=self.device)
         return objects[0]
 
+    def total(self,
+        t:Tensor, # Of this rank
+    )->Tensor: # The same shape
+        "The sum over all ranks"
+        return t if self.n==1 else _reduce(t.to(self.device, copy=True), dist.ReduceOp.SUM).to(t.device)
+
     def remember(self,
         table:ItemTable, # Of this rank, with what all have noted before
     ):
@@ -73,4 +79,5 @@ def _merge(table, before):
     for name in table.lasts:
         theirs = _reduce(torch.where(owner==rank, getattr(table, name), 0), dist.ReduceOp.SUM)
         put(name, torch.where(owner<nobody, theirs, before[name]))
+    for now,was in table.totals(before): now.copy_(was+_reduce(now-was, dist.ReduceOp.SUM))
     for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))

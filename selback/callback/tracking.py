@@ -29,7 +29,7 @@ def _labels_of_items(state, n_saved, rows, numbers, n_classes):
     if not is_other: return found.state_dict()
     n_unnamed = given.shape[-1]-len(numbers) # a model may have more outputs than there are classes
     found.renumber(F.pad(numbers.to(rows.device), (0, max(0, n_unnamed)), value=-1), n_classes)
-    if n_unnamed: found.given = None # it is not known how many it has now
+    if n_unnamed: found.given = found.transitions = None # it is not known how many it has now
     return found.state_dict()
 
 class ItemTracker:
@@ -115,6 +115,7 @@ class ItemTracker:
     def begin_epoch(self):
         "An epoch begins"
         self.early.begin_epoch()
+        self.weigh_epoch()
         self.labels_before = None if self.labels is None else self.labels.state_dict()
         self.ranks.remember(self.memory)
         for table in self.targets,self.labels:
@@ -140,6 +141,12 @@ class ItemTracker:
         "Remember what predictions say of the labels of some items"
         self.remember_labels(told.n_labels, told.given.shape)
         self.labels.note(idxs, told)
+
+    def weigh_epoch(self,
+        valid:Tensor|None=None, # Share of the labels of validation that are predicted rightly; None: there was none
+    ):
+        "What an epoch has told of labels weighs as much as it tells, if it was not weighed before"
+        if self.labels is not None: self.labels.end_epoch(valid)
 
     def note_targets(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
@@ -174,6 +181,8 @@ class ItemTracker:
             if self.ranks.highest(self.targets is not None): self.remember_targets()
             n_labels = self.ranks.highest(0 if self.labels is None else self.labels.n_labels)
             if n_labels: self.remember_labels(n_labels)
+            n_classes = self.ranks.highest(0 if self.labels is None else self.labels.n_classes)
+            if n_classes: self.labels.expect(n_classes)
         self.ranks.merge()
 
     def end_epoch(self,

@@ -17,16 +17,11 @@ from ..core.untouched import guarded
 from .attach import with_one_liner
 from .epoch import EpochSelection
 from .learner import base_loss, true_output
-from .loaders import ChosenBefore, check_loader, draw, is_distributed, own_loader
+from .loaders import ChosenBefore, check_loader, draw, is_distributed, is_validation, own_loader
 from .ranks import Ranks
 from .tracking import ItemTracker
 
 # %% ../../nbs/callback/11_watching.ipynb #798de236
-def _validates(learn, dl):
-    "Is a loader that of the validation part, and not of another one?"
-    loaders = learn.dls.loaders
-    return len(loaders)>1 and own_loader(dl).dataset is own_loader(loaders[1]).dataset
-
 class ValidationLooks:
     "What is predicted of validation items, in the epochs of a fit"
     def __init__(self):
@@ -49,7 +44,7 @@ class ValidationLooks:
     def begin(self, learn, device):
         "Validation begins"
         self.loader = None
-        if not self.is_due or not _validates(learn, learn.dl): return
+        if not self.is_due or not is_validation(learn.dl, learn.dls): return
         self.is_due,inner = False,check_loader(learn.dl)
         if self.tracker.is_other(inner.n, id(inner.dataset)): self._begin_anew()
         ranks = Ranks(learn.dl.world_size, device) if is_distributed(learn.dl) else Ranks()
@@ -81,7 +76,9 @@ class ValidationLooks:
     ):
         "Validation is over"
         loader,self.loader,self.is_due = self.loader,None,False
-        if loader is not None: self.tracker.end_epoch(is_early, after=1)
+        if loader is None: return
+        self.tracker.end_epoch(is_early, after=1)
+        if self.tracker.labels is not None: self.tracker.weigh_epoch(self.tracker.labels.accuracy)
 
 # %% ../../nbs/callback/11_watching.ipynb #f0afb1d2
 @with_one_liner("Train as ever, and remember of each item its losses and what was predicted")

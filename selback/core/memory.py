@@ -46,6 +46,12 @@ class ItemTable:
         import pandas as pd # here, since nothing else needs it
         return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in self.fields})
 
+    def totals(self,
+        before, # A state of this table
+    )->list: # Pairs of tensors: now, and before
+        "What is of no item, to which each note adds"
+        return []
+
     def state_dict(self):
         "What to save"
         return {name: getattr(self, name).clone() for name in self.fields}

@@ -57,6 +57,7 @@ def test_what_is_told_of_each_label_by_hand():
     assert told['mean margin (AUM)'].tolist()==pytest.approx([-(1-3+1)/3,-(1-4)/2], **close)
     assert told['late margin'].tolist()==pytest.approx([-(1-2*3+3*1)/6,-(1-2*4)/3], **close)
     assert told['balanced margin'].argsort().tolist()==[0,1]
+    assert told['weighed margin'].argsort().tolist()==[1,0] # the first epoch, in which both were right, weighs most
     assert told['times other'].tolist()==pytest.approx([1/3,1/2], abs=1e-3)
     assert told["fastai's top_losses"].argsort().tolist()==[0,1]
 
