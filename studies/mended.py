@@ -342,7 +342,7 @@ def part(name): # Situations, and how many seeds
         Situation('catdog', 'corner', .95, n=8_000), Situation('shiphorse', 'border', .95, n=8_000)]
     noisy = [_av(mark, share, wrong) for mark,share in (('border',.98),('corner',.95)) for wrong in (.05,.1,.2)]
     none = [_av(), Situation('catdog', n=8_000), Situation('shiphorse', n=8_000), Situation('odd'), Situation('ten')]
-    danger = [o._replace(wrong=wrong) for o in none for wrong in (.05,.2)]
+    danger = [o._replace(wrong=wrong) for o in none for wrong in (.02,.05,.2)]
     rare = [_av(rare=.1), _av('corner', .95, rare=.1), Situation('odd', rare=.1), _av(rare=.1, wrong=.05),
         _av('border', .98, rare=.1)]
     few = _av('border', .98),_av('corner', .95),_av(),_av(wrong=.1)

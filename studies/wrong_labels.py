@@ -18,7 +18,7 @@ from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, 
 from selback.core.method import All
 from selback.core.labels import BinaryLabels, ClassLabels, LabelMemory
 from studies import pretrained
-from studies.experiments import results_folder, scale
+from studies.experiments import results_folder, rows_with, scale
 from studies.regimes import cifar_parts, human_labels, sgd
 
 path = results_folder/'wrong_labels.csv'
@@ -31,6 +31,7 @@ class Trajectory(EpochSelection):
     def before_fit(self):
         ds = self.dls.train_ds
         self.logits = torch.full((self.n_epoch,len(ds),self.dls.c), torch.nan, dtype=torch.float16)
+        self.valid = torch.full((self.n_epoch,), torch.nan) # share of validation's labels that are predicted
 
     def after_loss(self):
         super().after_loss()
@@ -86,16 +87,18 @@ def smaller(images): return torch.cat([F.avg_pool2d(o.float(), 2).round().byte()
 def _some(n, n_tiny=300): return n_tiny if scale()=='tiny' else n
 
 @lru_cache
-def photographs():
+def photographs(is_valid=False):
     "Images of CIFAR-10 at half the size, their labels, and which rows of the training set they are"
     images,labels = cifar_parts()[0]
-    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:_some(10_000)]
+    n,n_valid = _some(10_000),_some(2_000, 100)
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    rows = rows[n:n+n_valid] if is_valid else rows[:n]
     return smaller(images[rows]),labels[rows],rows
 
 @lru_cache
-def digits():
+def digits(is_valid=False):
     "Images of digits in their own 8x8 pixels, and their labels"
-    images,labels = datasets['digits']()[0]
+    images,labels = datasets['digits']()[is_valid]
     return F.avg_pool2d(images, 4)[:_some(len(labels))],labels[:_some(len(labels))]
 
 def _corners(n, seed=0):
@@ -136,6 +139,13 @@ class Situation(NamedTuple):
     @property
     def loss_func(self): return BCEWithLogitsLossFlat() if self.are_several else CrossEntropyLossFlat()
 
+    def validation(self, seed): # Images, and labels as they are given; None: there is none
+        "Other items, whose labels are wrong as often"
+        if self.data=='folder': images,_,labels = self._folder(seed, is_valid=True)
+        elif self.data in ('cifar','digits'): images,_,labels = self._flipped(seed+100, is_valid=True)
+        else: return None
+        return images,labels
+
     def items(self, seed): # Images, labels as they should be, and as they are given
         "What is trained on"
         if self.data=='several':
@@ -144,10 +154,13 @@ class Situation(NamedTuple):
             return images,truth,unsaid(truth, kind, int(percent)/100, seed)
         if self.data=='rare': return self._rare(seed)
         if self.data=='folder': return self._folder(seed)
+        return self._flipped(seed)
+
+    def _flipped(self, seed, is_valid=False):
         if self.data=='pretrained':
             images,truth,rows = pretrained.enlarged()[0]
-        elif self.data=='digits': (images,truth),rows = digits(),None
-        else: images,truth,rows = photographs()
+        elif self.data=='digits': (images,truth),rows = digits(is_valid),None
+        else: images,truth,rows = photographs(is_valid)
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
@@ -160,14 +173,15 @@ class Situation(NamedTuple):
         if n_with==0 or self.labels.endswith('right'): labels[:,-1] = truth[:,-1]
         return images,truth,labels
 
-    def _folder(self, seed):
+    def _folder(self, seed, is_valid=False):
         "300 photographs of birds, cats and dogs, others for each seed; two fifths of the birds are filed as the others"
         images,kinds = cifar_parts()[0]
         g = torch.Generator().manual_seed(seed)
         n = _some(100, 20)
         def some_of(c):
             rows = (kinds==c).nonzero()[:,0]
-            return rows[torch.randperm(len(rows), generator=g)[:n]]
+            rows = rows[torch.randperm(len(rows), generator=g)]
+            return rows[n:2*n] if is_valid else rows[:n]
         rows = torch.cat([some_of(c) for c in (2,3,5)])
         truth = torch.arange(3).repeat_interleave(n)
         images = images[rows]
@@ -187,16 +201,18 @@ class Situation(NamedTuple):
         tfms = []
         if self.augmented: tfms = [PadCrop(max(1, images.shape[-1]//16))]
         if self.augmented and self.data!='digits' and not self.are_several: tfms.append(Flip())
-        few = images[:100],labels[:100]
+        valid = self.validation(seed) or (images[:100],labels[:100])
         n_classes = 3 if self.data=='folder' else labels.shape[1] if self.are_several else 10
-        dls = tensor_dls((images,labels), few, 64 if len(images)>2000 else 32, tfms, n_classes=n_classes)
+        dls = tensor_dls((images,labels), valid, 64 if len(images)>2000 else 32, tfms, n_classes=n_classes)
         dls.train.drop_last = len(images)>300 # fastai's own, by which 300 items would lose a tenth
         split = dict(splitter=pretrained.halves_and_head) if self.net=='pretrained' else {}
         opt = dict(opt_func=sgd) if self.net in ('small','wide') else {}
         return Learner(dls, self.model(n_classes), self.loss_func, cbs=cbs, **opt, **split)
 
     def fit(self, learn):
-        learn._do_epoch_validate = lambda *args: None
+        trajectory = learn.selection if isinstance(learn.selection, Trajectory) else None
+        watches = trajectory and self.data in ('cifar','digits','folder')
+        learn._do_epoch_validate = (lambda *args: note_validation(learn, trajectory)) if watches else lambda *args: None
         with learn.no_bar(),learn.no_logging():
             if self.net=='pretrained': learn.fit_one_cycle(self.epochs, slice(3e-5, 3e-3))
             elif self.net=='resnet18': learn.fit_one_cycle(self.epochs, 1e-3)
@@ -204,6 +220,13 @@ class Situation(NamedTuple):
         return learn
 
 # Training
+
+@torch.no_grad()
+def note_validation(learn, trajectory):
+    "How many labels of the validation part are predicted, after an epoch"
+    learn.model.eval()
+    right = [(learn.model(x).argmax(1)==y).float() for x,y in learn.dls.valid]
+    trajectory.valid[learn.epoch] = float(torch.cat(right).mean())
 
 def logits_of(learn, images): # Shape (n, classes)
     "Of images as they are, normalized as the training set is"
@@ -242,7 +265,8 @@ def stored(situation, seed, with_folds=False): # By name
         learn = situation.fit(situation.learner(images, labels, seed, Trajectory()))
         seconds = time.process_time()-start
         final = predicted(situation, learn, images).half()
-        left = dict(labels=labels, truth=truth, logits=learn.selection.logits, final=final, seconds=seconds)
+        left = dict(labels=labels, truth=truth, logits=learn.selection.logits,
+            valid=learn.selection.valid, final=final, seconds=seconds)
     if with_folds: left['held_out'] = held_out(situation, images, labels, seed).half()
     kept.mkdir(parents=True, exist_ok=True)
     torch.save(left, file)
@@ -259,18 +283,20 @@ def smoothed(values, past): # Shape (epochs, rows), NaN where an item was not se
     return out
 
 def watched(left, bs=64):
-    "What `watch_items` would have remembered without validation; two margins, probabilities, shape (epochs, rows)"
+    "What `watch_items` would have remembered; two margins, probabilities, shape (epochs, rows)"
     labels,logits = left['labels'],left['logits']
     read = BinaryLabels(labels.shape[1]) if labels.ndim>1 else ClassLabels()
     memory,generator = LabelMemory(len(labels), read.n_labels),torch.Generator().manual_seed(0)
     told = dict(logit_margin=[], margin=[], probability=[])
-    for looks in logits:
+    valid = left.get('valid')
+    if valid is None or valid.isnan().any(): valid = [None]*len(logits) # there was none
+    for looks,of_valid in zip(logits, valid):
         order = torch.randperm(len(labels), generator=generator)
         steps = []
         for rows in order.split(bs):
             steps.append(read(looks[rows], labels[rows], memory.given))
             memory.note(rows, steps[-1])
-        memory.end_epoch()
+        memory.end_epoch(of_valid)
         for name,of_all in told.items():
             of_all.append(torch.cat([getattr(o, name) for o in steps])[order.argsort()].flatten())
     margins,balanced,probs = (torch.stack(o) for o in told.values())
@@ -320,12 +346,12 @@ def cleanlab_list(left): # A mask, shape (items,)
     from cleanlab.filter import find_label_issues
     return torch.from_numpy(find_label_issues(left['labels'].numpy(), left['held_out'].double().numpy(), n_jobs=1))
 
-def score(left): # DataFrame
-    "A row for each measure; `precision` and `recall` are of a list as long as cleanlab's"
+def score(left, n_listed=0): # DataFrame
+    "A row for each measure; `precision` and `recall` are of a list as long as cleanlab's, or of so many"
     is_wrong = (left['labels']!=left['truth']).flatten()
     n_wrong = int(is_wrong.sum())
     listed = cleanlab_list(left) if 'held_out' in left else None
-    n_listed = 0 if listed is None else int(listed.sum())
+    if listed is not None: n_listed = int(listed.sum())
     rows = []
     for name,values in suspicions(left).items():
         first = is_wrong[values.argsort(descending=True, stable=True)].double()
@@ -333,7 +359,7 @@ def score(left): # DataFrame
         row = dict(measure=name, auroc=auroc(values, is_wrong), **among)
         if n_listed: row |= dict(precision=first[:n_listed].mean(), recall=first[:n_listed].sum()/n_wrong)
         rows.append(row)
-    if n_listed: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
+    if listed is not None: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
         recall=is_wrong[listed].sum()/n_wrong))
     memory,*_ = watched(left)
     counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=memory.estimated_errors(), listed=n_listed)
@@ -368,9 +394,14 @@ def part(name):
         'rare': [(Situation('rare', labels, True, 40 if '260' in labels else 12), seed, False)
             for seed in range(2) for labels in rare_ones]}[name]
 
+by_folds = 'cleanlab','five trainings'
+
 def note(situation, seed, left):
-    "Write down what a training tells, in place of what was written of it before"
-    rows = score(left)
+    "Write down what a training tells, in place of what was written of it before; without folds theirs stays"
+    before = _noted(situation, seed)
+    n_listed = int(before.listed.max()) if len(before) and 'held_out' not in left else 0
+    rows = score(left, n_listed)
+    if n_listed: rows = pd.concat([rows, before[before.measure.isin(by_folds)][rows.columns]])
     for at,(name,value) in enumerate(situation._asdict().items()): rows.insert(at, name, value)
     rows.insert(at+1, 'seed', seed)
     if path.exists():
@@ -380,12 +411,18 @@ def note(situation, seed, left):
         rows = pd.concat([runs[is_other], rows])
     rows.to_csv(path, index=False, float_format='%.4f')
 
+def _noted(situation, seed):
+    "What was written of a training"
+    if not path.exists(): return pd.DataFrame(columns=['listed'])
+    return rows_with(pd.read_csv(path), situation._asdict() | dict(seed=seed))
+
 @call_parse
 def main(
     names:str, # Parts, with commas between
+    keep_folds:bool=False, # Keep what is written of folds, and train none?
 ):
     "Train what is not stored yet"
     for name in names.split(','):
         for situation,seed,with_folds in part(name):
-            note(situation, seed, stored(situation, seed, with_folds))
+            note(situation, seed, stored(situation, seed, with_folds and not keep_folds))
             print(name, situation.name, seed, flush=True)

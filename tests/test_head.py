@@ -75,8 +75,8 @@ def test_where_labels_are_wrong_and_nothing_misleads_the_layer_stays(capsys):
     assert same(weights(learn), before)
     said = capsys.readouterr().out
     assert 'many were hard, and no shortcut explains that' in said
-    assert 'the last layer stays as it was trained; strength=1 takes the new one all the same' in said
-    with pytest.raises(ValueError, match='restore_head: got a last layer as it was trained'): learn.restore_head()
+    assert 'the last layer stays as it was trained. If you know of a shortcut' in said
+    with pytest.raises(ValueError, match='restore_head: nothing to restore'): learn.restore_head()
 
 def test_the_users_word_is_taken_against_the_rule():
     learn,_ = misled(share=.5, wrong=.2)
@@ -124,14 +124,18 @@ def test_the_layer_is_the_one_that_adam_finds_on_the_features(strength):
     for name,p in head.state_dict().items():
         torch.testing.assert_close(learn.model[-1].state_dict()[name], p, rtol=2e-3, atol=2e-3)
 
-def test_an_item_without_an_early_loss_weighs_as_the_mean():
+def test_an_item_without_an_early_loss_weighs_nothing():
+    "What was never trained on, as it may be wrong, and whose label is another one since"
     learn,_ = misled(share=.99)
-    other = copy.deepcopy(learn)
-    loss = learn.selection.early.loss
-    loss[:50] = float('nan')
-    other.selection.early.loss[:50] = loss[50:].mean()
-    for o in (learn,other): refitted(o, strength=1)
-    assert same(weights(learn), weights(other))
+    others = [copy.deepcopy(learn) for _ in range(3)]
+    others[0].selection.early.loss[:50] = float('nan')
+    others[1].selection.early.loss[:50] = 0.
+    y = others[2].dls.train.dataset.tensors[1]
+    y[:50] = 1-y[:50]
+    for o in others: refitted(o, strength=1)
+    assert same(weights(others[0]), weights(others[1]))
+    found = weights(others[2])
+    for name,p in weights(others[0]).items(): torch.testing.assert_close(found[name], p, rtol=1e-3, atol=1e-3)
 
 # What is left alone
 def digest(learn):
@@ -183,7 +187,7 @@ def test_a_layer_that_has_trained_since_is_not_put_back():
     learn,_ = misled()
     refitted(learn, strength=1)
     quiet_fit(learn, 1)
-    with pytest.raises(ValueError, match='restore_head: got a last layer as it was trained'): learn.restore_head()
+    with pytest.raises(ValueError, match='restore_head: nothing to restore'): learn.restore_head()
 
 def pickled(learn): return pickle.loads(pickle.dumps(learn))
 
@@ -289,11 +293,83 @@ def test_the_layer_is_found_where_it_runs():
     quiet_fit(learn, 1)
     assert HeadRefit(learn).head is learn.model.out
 
+class Turned(Callback):
+    "Turns round what comes in, also where it validates"
+    order = 200
+    def before_batch(self): self.learn.xb = (-self.x,)
+
+def test_a_callback_that_changes_batches_is_heard():
+    learn = quiet_fit(plain(cbs=[Turned()]).watch_items(), 2)
+    learn.selection.early.loss = torch.rand(128)
+    x,_ = learn.dls.train.dataset.tensors
+    learn.model.eval()
+    with torch.no_grad(): features = learn.model[:-1](-x)
+    torch.testing.assert_close(HeadRefit(learn).items.x, features, rtol=2e-3, atol=2e-3)
+    assert learn.refit_head(strength=1)
+
+class Tied(nn.Module):
+    "Its last layer is also its second one"
+    def __init__(self):
+        super().__init__()
+        self.first,self.out,self.last = nn.Linear(9, 2),nn.Linear(2, 2),nn.Linear(2, 2)
+        self.last.weight = self.out.weight
+
+    def forward(self, x): return self.last(self.out(self.first(x)))
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first,self.out = nn.Linear(9, 2),nn.Linear(2, 2)
+
+    def forward(self, x): return self.out(self.out(self.first(x)))
+
+shared = (Tied, 'a last layer that shares its weights'),(Twice, 'a layer that runs twice')
+
+@pytest.mark.parametrize('model,said', shared)
+def test_a_layer_that_is_used_elsewhere_is_refused_and_stays(model, said):
+    learn = watched_learner(model())
+    before = weights(learn)
+    with pytest.raises(ValueError, match=said): refitted(learn, strength=1)
+    assert same(weights(learn), before)
+
+@pytest.mark.parametrize('changed', ['loaded','by hand','another model'])
+def test_a_layer_that_was_changed_since_is_neither_put_back_nor_begun_with(changed):
+    learn,_ = misled(share=.5, wrong=.2)
+    refitted(learn, strength=1)
+    if changed=='another model': learn.model = copy.deepcopy(learn.model)
+    with torch.no_grad(): learn.model[-1].weight += .5
+    before = weights(learn)
+    with pytest.raises(ValueError, match='nothing to restore'): learn.restore_head()
+    assert not refitted(learn)
+    assert same(weights(learn), before)
+
+def test_what_the_early_losses_of_another_training_set_say_is_refused():
+    "Also where no later ones are noted"
+    x,y,_ = marked(160, .9, torch.Generator().manual_seed(0))
+    learn = quiet_fit(plain().early_loss_sampling(1), 2)
+    learn.dls = dls_of(x.clone(), y.clone())
+    with pytest.raises(ValueError, match='of which nothing is remembered'): refitted(learn, strength=1)
+
+def test_zero_losses_tell_nothing():
+    learn = watched_learner()
+    learn.selection.early.loss.zero_()
+    with pytest.raises(ValueError, match='early losses of less than half of the items, or of zero'): refitted(learn)
+
+def test_errors_are_those_of_the_largest_output():
+    "Also of outputs that are huge"
+    learn,_ = misled()
+    refit = HeadRefit(learn)
+    with torch.no_grad(): refit.head.weight *= 1e6
+    x,y = learn.dls.valid.dataset.tensors
+    learn.model.eval()
+    with torch.no_grad(): wrong = float((learn.model(x).argmax(1)!=y).float().mean())
+    assert refit.error(refit.head, refit.look(learn.dls.valid))==pytest.approx(wrong, abs=.01)
+
 # What is refused
-def plain(model=None, y=None, loss_func=None, **kwargs):
+def plain(model=None, y=None, loss_func=None, cbs=None, **kwargs):
     x,own,_ = marked(160, .9, torch.Generator().manual_seed(0))
     learn = Learner(dls_of(x, own if y is None else y, **kwargs), model or two_layers(),
-        loss_func=loss_func or CrossEntropyLossFlat())
+        loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs)
     return learn
 
 def watched_learner(*args, **kwargs):
@@ -319,12 +395,12 @@ def another_set():
 
 @pytest.mark.parametrize('make,kwargs,said', [
     (plain, {}, 'got no selection, wanted one that watches'),
-    (no_early, {}, 'got no early losses yet'),
+    (no_early, {}, 'got no early losses: no epoch that trained on all items'),
     (without_validation, {}, 'got no validation items, by which its rule goes, wanted some; pass strength=1'),
     (regression, {}, 'got targets that are no labels'),
     (another_set, {}, 'got a training set of 168 items'),
     (watched_learner, dict(strength=2), 'strength: got 2'),
-    (watched_learner, dict(head=nn.Linear(2, 2)), 'head: got a Linear, wanted an nn.Linear of the model'),
+    (watched_learner, dict(head=nn.Linear(2, 2)), 'head: got a Linear, wanted an nn.Linear that runs in the model'),
     (lambda: watched_learner(nn.Sequential(two_layers(), nn.LogSoftmax(1)), loss_func=nn.NLLLoss()), {},
         'got no linear layer whose output is what the model predicts'),
     (lambda: watched_learner(nn.Sequential(nn.Unflatten(1, (9,1)), nn.Conv1d(9, 2, 1), nn.Flatten())), {},

@@ -30,7 +30,7 @@ def linear_layers_seen(
 
 def _makes(pred, out):
     "Is what a layer returned what the model predicts, one row for each item?"
-    return out.ndim==2 and len(out)==len(pred) and torch.equal(out.flatten(), pred.flatten())
+    return out.ndim==2 and pred.ndim<3 and len(out)==len(pred) and torch.equal(out.flatten(), pred.flatten())
 
 def head_of(
     seen:list, # As `linear_layers_seen` has filled it
@@ -38,17 +38,18 @@ def head_of(
     named:nn.Module|None=None, # The layer that the user has named; None: the last one
 )->nn.Linear: # Raises a `ValueError` if there is none
     "The linear layer that makes a model's predictions"
-    what,remedy = 'refit_head','name the layer that makes the predictions, as head=learn.model[-1]'
-    if not isinstance(pred, Tensor):
-        raise ValueError(error_text(what, f'a model that predicts a {type(pred).__name__}', 'a tensor'))
-    ran = [(layer, out) for layer,_,out in seen if named is None or layer is named]
-    if named is not None and not ran:
-        raise ValueError(error_text('head', f'a {type(named).__name__}', 'an nn.Linear of the model', remedy))
-    found = next((layer for layer,out in reversed(ran) if _makes(pred, out)), None)
-    if found is not None: return found
-    got = 'no linear layer whose output is what the model predicts' if named is None else \
-        'a layer whose output is not what the model predicts'
-    raise ValueError(error_text(what, got, 'one row of logits for each item, from an nn.Linear'))
+    what,wanted = 'refit_head','one row of logits for each item, from an nn.Linear that comes last, and once'
+    if not isinstance(pred, Tensor): raise ValueError(error_text(what, f'a {type(pred).__name__} predicted', wanted))
+    if not pred.isfinite().all(): raise ValueError(error_text(what, 'predictions that are NaN or infinite', 'numbers'))
+    ran = [(layer, out) for layer,_,out in seen]
+    if named is not None and all(layer is not named for layer,_ in ran):
+        raise ValueError(error_text('head', f'a {type(named).__name__}', 'an nn.Linear that runs in the model'))
+    found = next((layer for layer,out in reversed(ran) if named in (None,layer) and _makes(pred, out)), None)
+    if found is None:
+        got = 'no linear layer' if named is None else 'a layer'
+        raise ValueError(error_text(what, f'{got} whose output is what the model predicts', wanted))
+    if sum(layer is found for layer,_ in ran)>1: raise ValueError(error_text(what, 'a layer that runs twice', wanted))
+    return found
 
 # %% ../../nbs/core/16_head.ipynb #69d690d7
 def fitted_head(
