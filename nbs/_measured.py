@@ -176,6 +176,14 @@ def _in_words(d, measure):
     if d.seeds>=min_seeds: return f"no clear difference{' in' if of else ''}{of} ({d.span})"
     return f'{signed(d.mean)}{of} {d.sure}'
 
+def wrong_labels()->pd.DataFrame:
+    "Runs of the study of wrong labels, with one more measure: `suspects()`, of which not all were measured anew"
+    runs = pd.read_csv(results/'wrong_labels.csv')
+    training = ['data','labels','augmented','epochs','net','seed']
+    has_both = runs[runs.measure.isin(['weighed margin','balanced margin'])].sort_values('measure', ascending=False)
+    ours = has_both.drop_duplicates(training).sort_index().assign(measure='suspects()') # the weighed one, if there
+    return pd.concat([runs, ours], ignore_index=True)
+
 def published(
     source:str, # The beginning of its name, such as 'Jiang 2019'
     dataset:str|None=None, # Of the numbers; None: of all its data

@@ -41,7 +41,7 @@ def with_tint(images, marks):
 
 def with_blur(images, marks): return _where(marks, F.avg_pool2d(images.float(), 3, 1, 1).byte(), images)
 
-_drawn = dict(border=with_border, corner=with_corner, tint=with_tint, blur=with_blur)
+drawings = dict(border=with_border, corner=with_corner, tint=with_tint, blur=with_blur)
 
 # Data: for training, ordinary validation and test, each inputs, labels and marks
 
@@ -135,7 +135,7 @@ class Situation(NamedTuple):
         elif self.data=='text': parts = _texts(n, self.share, g)
         else: parts = self._marked_images(n, seed, g)
         *own,test = parts
-        return *(self._spoilt(part, g) for part in own),tuple(o[:5000] for o in test)
+        return *(self.spoilt(part, g) for part in own),tuple(o[:5000] for o in test)
 
     def _marked_images(self, n, seed, g):
         if self.data=='pretrained AV':
@@ -144,11 +144,11 @@ class Situation(NamedTuple):
         if not self.mark: return [(x, y, torch.zeros_like(y)) for x,y in parts]
         parts = with_marks(*parts, self.n_marks, self.share, g)
         if self.n_marks==10: return [(_ten_corners(x, marks),y,marks) for x,y,marks in parts]
-        draw = _drawn[self.mark]
+        draw = drawings[self.mark]
         if self.mark=='border' and self.data=='pretrained AV': draw = pretrained.with_border
         return [(draw(x, marks),y,marks) for x,y,marks in parts]
 
-    def _spoilt(self, part, g):
+    def spoilt(self, part, g):
         "A part of which labels are wrong, and a class is rare"
         x,y,marks = part
         last = y==y.max()

@@ -154,6 +154,10 @@ class Progress:
         is_first,self.ever = not self.ever,True
         return is_first
 
+    def cut_epoch(self):
+        "A callback ended the epoch"
+        self.is_cut = True
+
     def tell_losses(self):
         "A step has told the losses of its items"
         self.has_losses = True
@@ -269,7 +273,7 @@ class Selection(AttachedCallback):
         self.model_of_memory = None # weak: the model that was trained last
         self.outlook = '' # what the losses of a quarter of the first fit told, a sentence
         self.valid_loss = None # at the end of the last fit; None: there was no validation
-        self.refitted = None # the last layer and its state as it was trained; None: it was not refitted since
+        self.refitted = None # as `note_refit` has it
 
     def __init_subclass__(cls):
         super().__init_subclass__()
@@ -600,7 +604,13 @@ class Selection(AttachedCallback):
         is_plain = is_done and self.wants_losses and not (progress.is_cut or progress.epoch or is_frozen)
         self.tracker.end_epoch(is_plain, after=self.early_after, pct=self.pct_train)
 
-    def after_cancel_train(self): self.progress.is_cut = True
+    def after_cancel_train(self): self.progress.cut_epoch()
+
+    def note_refit(self,
+        refitted, # The last layer, its state as it was trained, and as it is; None: it is as it was trained
+    ):
+        "The last layer was fitted anew, or put back"
+        self.refitted = refitted
 
     def after_fit(self):
         if self.progress.is_new_fit: return # it was a validation, or a prediction

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
-from fastcore.basics import noop
 from torch import Tensor, nn
 
 from .checks import error_text
@@ -46,8 +45,8 @@ def head_of(
         raise ValueError(error_text('head', f'a {type(named).__name__}', 'an nn.Linear that runs in the model'))
     found = next((layer for layer,out in reversed(ran) if named in (None,layer) and _makes(pred, out)), None)
     if found is None:
-        got = 'no linear layer' if named is None else 'a layer'
-        raise ValueError(error_text(what, f'{got} whose output is what the model predicts', wanted))
+        got = 'no linear layer whose output is what the model predicts'
+        raise ValueError(error_text(what, got if named is None else 'another layer than the one that predicts', wanted))
     if sum(layer is found for layer,_ in ran)>1: raise ValueError(error_text(what, 'a layer that runs twice', wanted))
     return found
 
@@ -59,7 +58,7 @@ def fitted_head(
     weight:Tensor, # Of each item, 0 or above, shape (n,)
     steps:int=500, # Of the whole set
     lr:float=.01, # Adam's learning rate
-    ticks=noop, # What the steps are read through, such as a progress bar
+    ticks=iter, # What the steps are read through, such as a progress bar
 )->nn.Linear: # A copy, float32
     "A last layer that has the least weighted loss on features"
     new = deepcopy(head).float().requires_grad_()

@@ -337,7 +337,7 @@ class Transitions:
     now = 'taken_now','sure_now','n_sure_now','right_now','looks_now' # what the steps of an epoch add to
 
     def __init__(self,
-        n_classes:int,
+        n_classes:int, # Of which each label is one; of more than 1,000 nothing is tabled
         device='cpu', # Where to count
     ):
         n_rows = n_classes if n_classes<=_most_tabled else 0

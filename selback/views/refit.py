@@ -64,18 +64,14 @@ def _is_users(cb):
 @contextmanager
 def _events(learn):
     "A function that has the user's own callbacks hear an event of a validation; the learner is as before afterwards"
-    names = 'xb','yb','pred','training','dl','iter'
-    before = {name: vars(learn)[name] for name in names if name in vars(learn)}
     own = [cb for cb in learn.cbs if _is_users(cb)]
-    learn.training = False
-    def fire(event, **now):
-        vars(learn).update(now)
+    def fire(event):
         for cb in own: cb(event)
 
+    before = [getattr(learn, name, None) for name in ('xb','yb','pred','dl','iter','training')]
+    learn.training = False
     try: yield fire
-    finally:
-        for name in names: vars(learn).pop(name, None)
-        vars(learn).update(before)
+    finally: learn.xb,learn.yb,learn.pred,learn.dl,learn.iter,learn.training = before
 
 def _look(learn, dl, idxs, named=None): # `_Seen`, and the layer
     "One pass over some items of a loader, and the last layer, the one that was named or the one that is found"
@@ -86,11 +82,13 @@ def _look(learn, dl, idxs, named=None): # `_Seen`, and the layer
     with unaugmented(dataset),_events(learn) as fire:
         loader = loader_of(dl, order.tolist())
         for i,batch in enumerate(_bar(learn, 'features')(loader)):
-            xb,yb = split_batch(learn, learn._set_device(batch))
-            fire('before_batch', xb=xb, yb=yb, dl=loader, iter=i)
+            learn.xb,learn.yb = split_batch(learn, learn._set_device(batch))
+            learn.dl,learn.iter = loader,i
+            fire('before_batch')
             untouched = leaving_no_trace(model, as_tensors(learn.xb))
             with muted_hooks(learn),linear_layers_seen(model) as seen,untouched as xb,autocast_of(learn):
-                fire('after_pred', pred=true_output(learn, model(*xb)))
+                learn.pred = true_output(learn, model(*xb))
+                fire('after_pred')
             pred = as_tensors(learn.pred)
             if not xs: head,shape = head_of(seen, pred, named),pred.shape[1:]
             own = next(x for layer,x,_ in reversed(seen) if layer is head)
@@ -229,7 +227,7 @@ def _hardest(learn, seen):
     losses = tracker.early.filled.cpu()
     return losses[seen.idx].topk(max(1, len(losses)//10)).indices
 
-least_order,most_error = .7,.1 # of the rule
+least_order,most_error = .7,.1 # of the rule, as `_of_losses` says it
 
 def _is_shortcut(early, order, error):
     "Do all signs say that a shortcut was learned?"
@@ -243,10 +241,10 @@ def _of_losses(early, order, error):
     if not few_are_hard(known): return f'{said}: many were hard, and no shortcut explains that.'
     said += ': few items had most of the loss'
     if order is not None and not error<most_error:
-        return f'{said}, but the error in validation is {error:.2f}; by a shortcut it would be below {most_error}.'
+        return f'{said}, but the error in validation is {error:.2f}; by a shortcut it would be below .1.'
     if order is not None and not order>least_order:
         return (f'{said}, but the new layer ranks validation items of the same class in another order than the old one '
-            f'(correlation {order:.2f}; it is believed above {least_order}).')
+            f'(correlation {order:.2f}; it is believed above .7).')
     return f'{said}, as with a shortcut.'
 
 def _of_errors(refit, heads, seen, hardest):
@@ -297,7 +295,7 @@ def refit_head(self:Learner,
     except ValueError:
         layer.load_state_dict(current)
         raise
-    selection.refitted = (layer,_copied(trained),_copied(layer)) if is_taken else None
+    selection.note_refit((layer,_copied(trained),_copied(layer)) if is_taken else None)
     print(f'refit_head: {_of_losses(early, *signs)}')
     if has_valid: print(f'refit_head: {_of_errors(refit, (trained,new), seen, _hardest(self, seen))}')
     word = '' if strength is None else f' by your word, strength={strength:g}'
@@ -313,4 +311,4 @@ def restore_head(self:Learner): # Raises a `ValueError` if there is nothing to r
     if before is None:
         raise ValueError('restore_head: nothing to restore: the last layer was not refitted, or has changed since.')
     before[0].load_state_dict(before[1])
-    self.selection.refitted = None
+    self.selection.note_refit(None)

@@ -24,14 +24,14 @@ def test_a_training_is_told_by_each_way(data, mark, tmp_path, monkeypatch):
 @pytest.mark.parametrize('mark', ['border','corner','tint','blur'])
 def test_a_mark_is_on_those_that_have_it_only(mark):
     images = torch.randint(60, 200, (4,3,16,16), dtype=torch.uint8)
-    drawn = mended._drawn[mark](images, tensor([0,1,0,1]))
+    drawn = mended.drawings[mark](images, tensor([0,1,0,1]))
     assert [bool((a!=b).any()) for a,b in zip(images, drawn)]==[False,True,False,True]
 
 def test_wrong_labels_and_rare_classes_are_as_many_as_asked_for():
     situation = Situation('table', '', wrong=.2, rare=.1, n=4000)
     g = torch.Generator().manual_seed(0)
     y = torch.arange(8000)%2
-    _,spoilt,_ = situation._spoilt((y, y, y), g)
+    _,spoilt,_ = situation.spoilt((y, y, y), g)
     n_last = 4000*.1
     assert len(spoilt)==pytest.approx(4000+n_last, abs=80)
     assert float(spoilt.float().mean())==pytest.approx((4000*.2+n_last*.8)/(4000+n_last), abs=.03)
