@@ -680,7 +680,7 @@ def saved_learner(path, cb):
 
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_pickle_and_export(cls, tmp_path, capsys):
-    learn = quiet_fit(saved_learner(tmp_path, cls(warmup=0)), 3)
+    learn = quiet_fit(saved_learner(tmp_path, cls(**full_epochs(cls, 0))), 3)
     copy = pickle.loads(pickle.dumps(learn))
     assert copy.selection.loader is None # no pixels in an exported model
     assert copy.selection.item_idx is None
