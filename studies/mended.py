@@ -375,21 +375,28 @@ def stored_runs()->pd.DataFrame: # A row for each way to mend each training
     fields = pd.DataFrame([known[name]._asdict() for name in runs.situation], index=runs.index)
     return pd.concat([runs, fields.drop(columns=runs.columns.intersection(fields.columns))], axis=1)
 
+by_strength = 'early','early^.5' # ways to refit, of which a rule takes the first that it believes
+
 def by_rule(
     runs:pd.DataFrame, # As `stored_runs` returns them
     median:float=.3, # Refit where the median of the early losses is below so many times their mean,
     order:float=.7, # the order within classes survives to this degree,
     error:float=.1, # and the error in ordinary validation is lower
-    way:str='early', # How the layer is refitted
-)->pd.DataFrame: # A row for each training: errors of all items in the test
+    ways:tuple=by_strength, # How the layer may be refitted, the first that is believed
+    measure:str='mean', # 'mean': error of all items in the test; 'worst': of the worst group
+)->pd.DataFrame: # A row for each training: its errors, and the way that was taken
     "What a rule makes of each training"
     keys = ['part','situation','seed']
-    errors = runs.pivot_table('mean', keys, 'way')
-    facts = runs[runs.way==way].set_index(keys).assign(own=runs[runs.way=='plain'].set_index(keys).own)
-    says_yes = (facts.ratio<median) & (facts.order>order) & (facts.own<error)
-    found = pd.DataFrame(dict(plain=errors.plain, refitted=errors[way], says_yes=says_yes))
-    found['chosen'] = found.refitted.where(found.says_yes, found.plain)
-    found['best'] = found[['plain','refitted']].min(axis=1)
+    runs = runs.drop_duplicates([*keys,'way'])
+    errors,orders = (runs.pivot(index=keys, columns='way', values=o) for o in (measure,'order'))
+    facts = runs[runs.way=='plain'].set_index(keys).reindex(errors.index)
+    found = pd.DataFrame(dict(plain=errors.plain, refitted=errors[ways[0]], taken='plain', chosen=errors.plain))
+    for way in reversed(ways):
+        is_believed = (facts.ratio<median) & (facts.own<error) & (orders[way]>order)
+        found['taken'] = found.taken.mask(is_believed, way)
+        found['chosen'] = found.chosen.mask(is_believed, errors[way])
+    found['says_yes'] = found.taken!='plain'
+    found['best'] = errors[['plain',*ways]].min(axis=1)
     return found
 
 def in_brief(found)->pd.Series:
@@ -401,7 +408,7 @@ def in_brief(found)->pd.Series:
 
 def fitted_rule(runs, cost=.005): # Two thresholds
     "Those with the highest mean gain among those that never cost more, on some trainings"
-    tried = [(median, order) for median in (.1,.15,.2,.25,.3,1/3,.4,.5) for order in (-1,.5,.6,.7,.8,.9)]
+    tried = [(median,order) for median in (.1,.15,.2,.25,.3,1/3,.4,.5) for order in (-1,.5,.6,.7,.8,.9)]
     told = {o: in_brief(by_rule(runs, *o)) for o in tried}
     allowed = {o: found for o,found in told.items() if found.worst<=cost}
     return max(allowed, key=lambda o: allowed[o].gain)

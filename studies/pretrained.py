@@ -111,18 +111,20 @@ def with_head(
 
 # Data: images, labels, and the mark that goes with the label
 
+def larger(x):
+    "Images of the size that is trained on"
+    parts = (F.interpolate(o.float(), size=size().pixels, mode='bicubic', antialias=True) for o in x.split(5000))
+    return torch.cat([o.clamp(0, 255).round().byte() for o in parts])
+
 @lru_cache
 def enlarged():
     "CIFAR-10: images, classes and rows in the training set; for training, ordinary validation, and the test"
     (images,labels),(test,test_labels) = cifar_parts()
     n,n_valid,n_test = size()[:3]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    def large(x):
-        x = F.interpolate(x.float(), size=size().pixels, mode='bicubic', antialias=True)
-        return x.clamp(0, 255).round().byte()
-    parts = [(large(images[rows]),labels[rows],rows) for rows in (order[:n],order[n:n+n_valid])]
+    parts = [(larger(images[rows]),labels[rows],rows) for rows in (order[:n],order[n:n+n_valid])]
     rows = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:n_test]
-    return *parts,(large(test[rows]),test_labels[rows],rows)
+    return *parts,(larger(test[rows]),test_labels[rows],rows)
 
 def unmarked(): return tuple((images,labels,torch.zeros_like(labels)) for images,labels,_ in enlarged())
 

@@ -26,16 +26,21 @@ kept = results_folder.parent/'runs/wrong_labels' # what each item was predicted,
 
 class Trajectory(EpochSelection):
     "Plain training that keeps what is predicted of each item in each epoch"
-    def __init__(self): super().__init__(All())
+    def __init__(self):
+        super().__init__(All())
+        self.logits,self.valid = [],[] # of each epoch; the share of validation's labels that are predicted
 
     def before_fit(self):
-        ds = self.dls.train_ds
-        self.logits = torch.full((self.n_epoch,len(ds),self.dls.c), torch.nan, dtype=torch.float16)
-        self.valid = torch.full((self.n_epoch,), torch.nan) # share of validation's labels that are predicted
+        self.n_before,n = len(self.logits),self.learn.n_epoch
+        self.logits += [torch.full((len(self.dls.train_ds),self.dls.c), torch.nan).half() for _ in range(n)]
+        self.valid += [torch.nan]*n
+
+    @property
+    def at(self): return self.n_before+self.epoch
 
     def after_loss(self):
         super().after_loss()
-        self.logits[self.epoch,self.item_idx.cpu()] = self.learn.pred.detach().half().cpu()
+        self.logits[self.at][self.item_idx.cpu()] = self.learn.pred.detach().half().cpu()
 
 # Data: images, labels as they should be, and as they are given
 
@@ -87,13 +92,13 @@ def smaller(images): return torch.cat([F.avg_pool2d(o.float(), 2).round().byte()
 def _some(n, n_tiny=300): return n_tiny if scale()=='tiny' else n
 
 @lru_cache
-def photographs(is_valid=False):
+def photographs(is_valid=False, resized=smaller):
     "Images of CIFAR-10 at half the size, their labels, and which rows of the training set they are"
     images,labels = cifar_parts()[0]
     n,n_valid = _some(10_000),_some(2_000, 100)
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     rows = rows[n:n+n_valid] if is_valid else rows[:n]
-    return smaller(images[rows]),labels[rows],rows
+    return resized(images[rows]),labels[rows],rows
 
 @lru_cache
 def digits(is_valid=False):
@@ -125,7 +130,7 @@ class Situation(NamedTuple):
     labels:str # One of `people`, or what is wrong and per cent; of 'rare' one of `rare_ones`
     augmented:bool
     epochs:int
-    net:str='small' # 'small', 'wide', 'resnet18' or 'pretrained'
+    net:str='small' # 'small', 'wide', 'resnet18', 'pretrained'; the last by its head alone 'frozen', fine-tuned 'tuned'
 
     @property
     def name(self):
@@ -135,6 +140,9 @@ class Situation(NamedTuple):
 
     @property
     def are_several(self): return self.data in ('several','rare')
+
+    @property
+    def has_body(self): return self.net in ('frozen','tuned')
 
     @property
     def loss_func(self): return BCEWithLogitsLossFlat() if self.are_several else CrossEntropyLossFlat()
@@ -160,7 +168,7 @@ class Situation(NamedTuple):
         if self.data=='pretrained':
             images,truth,rows = pretrained.enlarged()[0]
         elif self.data=='digits': (images,truth),rows = digits(is_valid),None
-        else: images,truth,rows = photographs(is_valid)
+        else: images,truth,rows = photographs(is_valid, pretrained.larger if self.has_body else smaller)
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
@@ -190,7 +198,7 @@ class Situation(NamedTuple):
         return images,truth,misfiled(truth, .4, seed)
 
     def model(self, n_out):
-        if self.net=='pretrained': return pretrained.with_head(n_out)
+        if self.has_body or self.net=='pretrained': return pretrained.with_head(n_out)
         if self.net=='resnet18': return get_model('resnet18', n_out)
         if self.data=='digits':
             return nn.Sequential(nn.Flatten(), nn.Linear(192,128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128,n_out))
@@ -198,6 +206,9 @@ class Situation(NamedTuple):
 
     def learner(self, images, labels, seed, cbs=None):
         set_seed(seed)
+        if self.has_body:
+            dls = pretrained.dls_of((images,labels), self.validation(seed))
+            return Learner(dls, self.model(10), self.loss_func, cbs=cbs, splitter=pretrained.halves_and_head)
         tfms = []
         if self.augmented: tfms = [PadCrop(max(1, images.shape[-1]//16))]
         if self.augmented and self.data!='digits' and not self.are_several: tfms.append(Flip())
@@ -214,7 +225,11 @@ class Situation(NamedTuple):
         watches = trajectory and self.data in ('cifar','digits','folder')
         learn._do_epoch_validate = (lambda *args: note_validation(learn, trajectory)) if watches else lambda *args: None
         with learn.no_bar(),learn.no_logging():
-            if self.net=='pretrained': learn.fit_one_cycle(self.epochs, slice(3e-5, 3e-3))
+            if self.net=='frozen':
+                pretrained.freeze_all(learn)
+                learn.fit_one_cycle(self.epochs, 3e-3)
+            elif self.net=='tuned': learn.fine_tune(self.epochs)
+            elif self.net=='pretrained': learn.fit_one_cycle(self.epochs, slice(3e-5, 3e-3))
             elif self.net=='resnet18': learn.fit_one_cycle(self.epochs, 1e-3)
             else: learn.fit_one_cycle(self.epochs, .1 if self.data in ('cifar','folder') else .05)
         return learn
@@ -226,7 +241,7 @@ def note_validation(learn, trajectory):
     "How many labels of the validation part are predicted, after an epoch"
     learn.model.eval()
     right = [(learn.model(x).argmax(1)==y).float() for x,y in learn.dls.valid]
-    trajectory.valid[learn.epoch] = float(torch.cat(right).mean())
+    trajectory.valid[trajectory.at] = float(torch.cat(right).mean())
 
 def logits_of(learn, images): # Shape (n, classes)
     "Of images as they are, normalized as the training set is"
@@ -265,8 +280,8 @@ def stored(situation, seed, with_folds=False): # By name
         learn = situation.fit(situation.learner(images, labels, seed, Trajectory()))
         seconds = time.process_time()-start
         final = predicted(situation, learn, images).half()
-        left = dict(labels=labels, truth=truth, logits=learn.selection.logits,
-            valid=learn.selection.valid, final=final, seconds=seconds)
+        left = dict(labels=labels, truth=truth, logits=torch.stack(learn.selection.logits),
+            valid=torch.tensor(learn.selection.valid), final=final, seconds=seconds)
     if with_folds: left['held_out'] = held_out(situation, images, labels, seed).half()
     kept.mkdir(parents=True, exist_ok=True)
     torch.save(left, file)
@@ -389,6 +404,8 @@ def part(name):
             for seed in range(4) for net in ('small','resnet18','pretrained')],
         'pretrained': [(Situation('pretrained', labels, True, 5, 'pretrained'), 0, False)
             for labels in (*people,'symmetric 20')],
+        'bodies': [(cifar(labels, True, epochs, net), 0, True)
+            for labels in people for net,epochs in (('frozen',5),('tuned',3))],
         'several': [(Situation('several', labels, True, epochs), seed, False)
             for seed in range(2) for epochs in (8, 30) for labels in ('missing 20','flipped 5','flipped 20')],
         'rare': [(Situation('rare', labels, True, 40 if '260' in labels else 12), seed, False)

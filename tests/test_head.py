@@ -102,16 +102,14 @@ def test_what_it_says_is_so(capsys):
     assert f'of the tenth of it that was hardest early {before[1]:.3f} before, {after[1]:.3f} after' in said
 
 # By hand
-@pytest.mark.parametrize('strength', [None, 1, .5, 0])
-def test_the_layer_is_the_one_that_adam_finds_on_the_features(strength):
-    learn,_ = misled(share=.99)
+def by_adam(learn, strength):
+    "The state of a last layer that Adam fits to the training items' features, weighed by early losses"
     x,y = learn.dls.train.dataset.tensors
     early = learn.selection.early.loss
     assert early.isfinite().all()
     learn.model.eval()
     with torch.no_grad(): features = learn.model[:-1](x).half().float()
-    head = copy.deepcopy(learn.model[-1])
-    weight = early**(1 if strength is None else strength)
+    head,weight = copy.deepcopy(learn.model[-1]),early**strength
     opt = torch.optim.Adam(head.parameters(), .01)
     for _ in range(500):
         losses = F.cross_entropy(head(features), y, reduction='none')
@@ -119,10 +117,36 @@ def test_the_layer_is_the_one_that_adam_finds_on_the_features(strength):
         opt.zero_grad()
         loss.backward()
         opt.step()
+    return head.state_dict()
+
+def assert_close_to(head, state):
+    for name,p in state.items(): torch.testing.assert_close(head.state_dict()[name], p, rtol=2e-3, atol=2e-3)
+
+@pytest.mark.parametrize('strength', [None, 1, .5, 0])
+def test_the_layer_is_the_one_that_adam_finds_on_the_features(strength):
+    learn,_ = misled(share=.99)
+    expected = by_adam(learn, 1 if strength is None else strength)
     refitted(learn, strength=strength)
     if strength is None: assert learn.selection.refitted
-    for name,p in head.state_dict().items():
-        torch.testing.assert_close(learn.model[-1].state_dict()[name], p, rtol=2e-3, atol=2e-3)
+    assert_close_to(learn.model[-1], expected)
+
+@pytest.mark.parametrize('kept,strength', [((.71,), 1), ((.69,.71), .5)])
+def test_the_rule_takes_the_first_strength_that_keeps_the_order(kept, strength, monkeypatch, capsys):
+    "Of 1 and .5"
+    learn,_ = misled(share=.99)
+    expected,orders = by_adam(learn, strength),iter(kept)
+    monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: next(orders))
+    assert refitted(learn)
+    assert_close_to(learn.model[-1], expected)
+    assert f'the last layer was replaced, strength={strength:g};' in capsys.readouterr().out
+
+def test_the_layer_stays_where_no_strength_keeps_the_order(monkeypatch, capsys):
+    learn,_ = misled(share=.99)
+    before,orders = weights(learn),iter((.2,.3))
+    monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: next(orders))
+    assert not refitted(learn)
+    assert same(weights(learn), before)
+    assert 'in another order than the old one (correlation 0.30; it is believed above 0.7).' in capsys.readouterr().out
 
 def test_an_item_without_an_early_loss_weighs_nothing():
     "What was never trained on, as it may be wrong, and whose label is another one since"

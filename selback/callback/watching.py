@@ -17,7 +17,7 @@ from ..core.untouched import guarded
 from .attach import with_one_liner
 from .epoch import EpochSelection
 from .learner import base_loss, true_output
-from .loaders import ChosenBefore, check_loader, draw, is_distributed, is_validation, own_loader
+from .loaders import ChosenBefore, check_loader, draw, has_validation, is_distributed, is_validation
 from .ranks import Ranks
 from .tracking import ItemTracker
 
@@ -109,10 +109,9 @@ class WatchItemsCallback(EpochSelection):
     def begin_fit(self):
         super().begin_fit()
         if not self.valid: return
-        loaders = self.dls.loaders
-        if len(loaders)<2 or not len(getattr(own_loader(loaders[1]), 'dataset', None) or ()):
+        if not has_validation(self.dls):
             raise ValueError(error_text('watch_items', 'valid=True, and no validation items', 'some', 'leave it out'))
-        check_loader(loaders[1])
+        check_loader(self.dls.loaders[1])
 
     def __call__(self, event_name):
         super().__call__(event_name)

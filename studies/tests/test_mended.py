@@ -48,28 +48,32 @@ def test_outputs_are_shifted_until_the_worst_class_is_best():
     assert 1<shift[1]-shift[0]<2
 
 def runs_of(*rows):
-    "Two ways for each training: plain and refitted error, ratio, order"
+    "Plain and refitted error, ratio, order; error and order by the root of early losses"
     found = []
-    for i,(plain,refitted,ratio,order) in enumerate(rows):
+    for i,(plain,refitted,ratio,order,by_root,order_by_root) in enumerate(rows):
         about = dict(part='a', situation=str(i), seed=0, ratio=ratio)
-        found += [about | dict(way='plain', mean=plain, own=.05), about | dict(way='early', mean=refitted, order=order)]
+        found += [about | dict(way='plain', mean=plain, own=.05), about | dict(way='early', mean=refitted, order=order),
+            about | dict(way='early^.5', mean=by_root, order=order_by_root)]
     return pd.DataFrame(found)
 
 def test_a_rule_by_hand():
-    runs = runs_of((.4,.1,.1,.9), (.1,.3,.6,.9), (.1,.2,.2,.5), (.3,.2,.5,.9))
+    runs = runs_of((.4,.1,.1,.9,.2,.95), (.1,.3,.6,.9,.2,.95), (.1,.2,.2,.5,.15,.6), (.3,.2,.5,.9,.25,.9),
+        (.5,.6,.2,.5,.1,.8))
     found = by_rule(runs)
-    assert found.says_yes.tolist()==[True,False,False,False]
-    assert found.chosen.tolist()==[.1,.1,.1,.3]
+    assert found.taken.tolist()==['early','plain','plain','plain','early^.5']
+    assert found.says_yes.tolist()==[True,False,False,False,True]
+    assert found.chosen.tolist()==[.1,.1,.1,.3,.1]
     told = in_brief(found)
-    assert told.gain==pytest.approx(.3/4)
-    assert told.possible==pytest.approx(.4/4)
-    assert told.always==pytest.approx((.3-.2-.1+.1)/4)
+    assert told.gain==pytest.approx((.3+.4)/5)
+    assert told.possible==pytest.approx((.3+.1+.4)/5)
+    assert told.always==pytest.approx((.3-.2-.1+.1-.1)/5)
     assert told.worst==0
     assert told.worst_always==pytest.approx(.2)
     assert in_brief(by_rule(runs, .5, .4)).worst==pytest.approx(.1)
+    assert by_rule(runs, ways=('early',)).taken.tolist()==['early',*['plain']*4]
 
 def test_thresholds_are_chosen_that_never_cost():
-    runs = runs_of((.4,.1,.1,.9), (.1,.3,.6,.9), (.1,.2,.2,.55), (.3,.2,.45,.9))
+    runs = runs_of((.4,.1,.1,.9,.1,.9), (.1,.3,.6,.9,.3,.9), (.1,.2,.2,.55,.2,.55), (.3,.2,.45,.9,.2,.9))
     assert fitted_rule(runs) in {(.5,.6),(.5,.7),(.5,.8)}
-    assert [len(half) for half in halves(runs)]==[4,4]
+    assert [len(half) for half in halves(runs)]==[6,6]
     assert not {*halves(runs)[0].situation} & {*halves(runs)[1].situation}
