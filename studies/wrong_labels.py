@@ -151,15 +151,13 @@ class Situation(NamedTuple):
         "Other items, whose labels are wrong as often"
         if self.data=='folder': images,_,labels = self._folder(seed, is_valid=True)
         elif self.data in ('cifar','digits'): images,_,labels = self._flipped(seed+100, is_valid=True)
+        elif self.data=='several': images,_,labels = self._unsaid(seed+100, is_valid=True)
         else: return None
         return images,labels
 
     def items(self, seed): # Images, labels as they should be, and as they are given
         "What is trained on"
-        if self.data=='several':
-            images,truth = _corners(_some(2000, 100))
-            kind,percent = self.labels.split()
-            return images,truth,unsaid(truth, kind, int(percent)/100, seed)
+        if self.data=='several': return self._unsaid(seed)
         if self.data=='rare': return self._rare(seed)
         if self.data=='folder': return self._folder(seed)
         return self._flipped(seed)
@@ -172,6 +170,11 @@ class Situation(NamedTuple):
         if self.labels in people: return images,truth,human_labels(self.labels)[rows]
         kind,percent = self.labels.split()
         return images,truth,flipped(truth, kind, int(percent)/100, seed)
+
+    def _unsaid(self, seed, is_valid=False):
+        images,truth = _corners(_some(500 if is_valid else 2000, 100), seed=int(is_valid))
+        kind,percent = self.labels.split()
+        return images,truth,unsaid(truth, kind, int(percent)/100, seed)
 
     def _rare(self, seed):
         "5 % of the labels are flipped, of few items 1 %; but not the rare one where it is right, or no item has it"
@@ -222,7 +225,7 @@ class Situation(NamedTuple):
 
     def fit(self, learn):
         trajectory = learn.selection if isinstance(learn.selection, Trajectory) else None
-        watches = trajectory and self.data in ('cifar','digits','folder')
+        watches = trajectory and self.data in ('cifar','digits','folder','several')
         learn._do_epoch_validate = (lambda *args: note_validation(learn, trajectory)) if watches else lambda *args: None
         with learn.no_bar(),learn.no_logging():
             if self.net=='frozen':
@@ -240,7 +243,8 @@ class Situation(NamedTuple):
 def note_validation(learn, trajectory):
     "How many labels of the validation part are predicted, after an epoch"
     learn.model.eval()
-    right = [(learn.model(x).argmax(1)==y).float() for x,y in learn.dls.valid]
+    def predicted(pred, y): return pred.argmax(1)==y if y.ndim==1 else (pred>0)==(y>.5)
+    right = [predicted(learn.model(x), y).float() for x,y in learn.dls.valid]
     trajectory.valid[trajectory.at] = float(torch.cat(right).mean())
 
 def logits_of(learn, images): # Shape (n, classes)

@@ -2,7 +2,7 @@
 import math, random
 from collections import Counter, defaultdict
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from statistics import fmean, pstdev
 
 import pandas as pd, pytest
@@ -31,8 +31,9 @@ def share(own, other):
     return (math.exp(own-other)-1)/(math.exp(own-other)+1)
 
 class Look(tuple):
-    "Of one class an item it is known what it was a look at, and later what it weighs, and its margin by transitions"
+    "Of whole items it is known what it was a look at, and later what it weighs, and its margin by transitions"
     label = logits = by_transitions = None
+    place = 0 # of several labels, which one
     weight = balance = 1. # what it counts, and which share of that is the balanced margin's
 
     @property
@@ -43,6 +44,12 @@ class Look(tuple):
 
     @property
     def is_right(self): return self.logits[self.label]>=max(self.logits)
+
+def share_of_the_commonest(counts):
+    "Of a count of classes, or of yes and no for each of several labels"
+    of_place = defaultdict(list)
+    for key,times in counts.items(): of_place[key[0] if isinstance(key, tuple) else 0].append(times)
+    return sum(map(max, of_place.values()))/sum(counts.values())
 
 class Tables:
     "Which classes are given in whose place, and what an epoch tells, by the formula, over whole lists of looks"
@@ -58,14 +65,14 @@ class Tables:
         "How often each class was given where one is likelier; by the means of what was seen up to each step"
         taken,sure = Counter(),defaultdict(list)
         for look in self.past[-1][0] if self.past else []:
-            if look.is_right: sure[look.label].append(look.chances[look.label])
+            if look.is_right: sure[look.place,look.label].append(look.chances[look.label])
         for step in self.epoch:
             for look in step:
-                if look.is_right: sure[look.label].append(look.chances[look.label])
-            least = {c: fmean(values) for c,values in sure.items()}
+                if look.is_right: sure[look.place,look.label].append(look.chances[look.label])
+            least = {at: fmean(values) for at,values in sure.items()}
             for look in step:
-                likely = {c: p for c,p in enumerate(look.chances) if p>=least.get(c, 1.)-1e-5}
-                if likely: taken[look.label,max(likely, key=likely.get)] += 1
+                likely = {c: p for c,p in enumerate(look.chances) if p>=least.get((look.place, c), 1.)-1e-5}
+                if likely: taken[look.place,look.label,max(likely, key=likely.get)] += 1
         return taken
 
     def offset(self, n):
@@ -76,14 +83,17 @@ class Tables:
         total = sum(weight*share for _,weight,share in epochs) or 1.
         J = Counter()
         for taken,weight,_ in epochs:
-            for pair,times in taken.items(): J[pair] += weight*times/total
-        every = sum(J.values())
-        wrong = min(.5, max(.01, 1-sum(J[c,c] for c in range(self.n_classes))/every)) if every else .5
-        of_true = [sum(J[c,k] for c in range(self.n_classes))+20 for k in range(self.n_classes)]
-        def chance(given, true):
+            for key,times in taken.items(): J[key] += weight*times/total
+        classes = range(self.n_classes)
+        def chance(place, given, true):
+            every = sum(J[place,c,k] for c in classes for k in classes)
+            wrong = min(.5, max(.01, 1-sum(J[place,c,c] for c in classes)/every)) if every else .5
             even = 1-wrong if given==true else wrong/(self.n_classes-1)
-            return (J[given,true]+20*even)/of_true[true]
-        def offset(y, k): return (math.log(chance(y, y)/chance(y, k))-math.log(chance(k, k)/chance(k, y)))/2
+            return (J[place,given,true]+20*even)/(sum(J[place,c,true] for c in classes)+20)
+        @cache
+        def offset(place, y, k):
+            own,other = chance(place, y, y)/chance(place, y, k),chance(place, k, k)/chance(place, k, y)
+            return (math.log(own)-math.log(other))/2
         return offset
 
     def note(self, looks, n):
@@ -92,7 +102,7 @@ class Tables:
         offset = self.offset(n)
         for look in looks:
             at,y = look.logits,look.label
-            other = max(z-offset(y, c) for c,z in enumerate(at) if c!=y)
+            other = max(z-offset(look.place, y, c) for c,z in enumerate(at) if c!=y)
             look.by_transitions = math.tanh((at[y]-other)/2)
         self.epoch.append(looks)
 
@@ -100,7 +110,7 @@ class Tables:
         "What the looks of this epoch weigh, by how often classes were given; and how much validation predicted rightly"
         looks = self.looks
         if not looks: return .01,1.,valid
-        common = max(counts.values())/sum(counts.values())
+        common = share_of_the_commonest(counts)
         trained = fmean(look.is_right for look in looks)
         if valid is None:
             every = [look for before,*_ in self.past for look in before]+looks
@@ -146,7 +156,9 @@ def of_yes_or_no(logit, label, given, place=0):
     given.meet((place, False), 1-p)
     yes = logit-(given.log((place, True))-given.log((place, False)))/2 # odds by the root of those so far
     margin,balanced = (logit,yes) if label else (-logit,-yes)
-    return Look((margin, share(balanced, 0.), 1/(1+math.exp(-margin)), -1 if margin>=0 else int(not label)))
+    look = Look((margin, share(balanced, 0.), 1/(1+math.exp(-margin)), -1 if margin>=0 else int(not label)))
+    look.label,look.logits,look.chances,look.place = int(label),[0.,logit],[1-p,p],place
+    return look
 
 def mean_of(parts):
     "Of an item in parts: another class is predicted if that holds for most, the one that most are given"
@@ -217,13 +229,16 @@ class ByHand(Callback):
         self.tables = Tables()
         self.is_right = [] # of each item of the validation
 
+    @property
+    def n_labels(self): return len(self.looks)*len(self.dls.train_ds)
+
     def before_train(self): self.end_epoch()
 
     def before_validate(self): self.is_right = []
 
     def after_validate(self): self.end_epoch(fmean(self.is_right) if self.is_right else None)
 
-    def end_epoch(self, valid=None): self.tables.end_epoch(self.given.counts, len(self.dls.train_ds), valid)
+    def end_epoch(self, valid=None): self.tables.end_epoch(self.given.counts, self.n_labels, valid)
 
     def after_loss(self):
         if self.training: self.trained()
@@ -244,7 +259,7 @@ class ByHand(Callback):
         self.given.meets = False
         self.step = []
         for row in rows: self.note(*row)
-        if self.step: self.tables.note(self.step, len(self.dls.train_ds))
+        if self.step: self.tables.note(self.step, self.n_labels)
 
     def note(self, i, pred, y):
         for looks,told in zip(self.looks, self.told(pred, y, self.given), strict=True):

@@ -203,14 +203,15 @@ class Validated:
         self.forget()
         self.is_on = is_on
 
-    def note(self, learn, kind, n_classes):
-        "A batch was predicted; `kind` reads labels, as training has them"
+    def note(self, learn, kind, shape):
+        "A batch was predicted; `kind` reads labels, and `shape` is that of their classes, as training has them"
         pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
-        is_like = len(yb)==1 and isinstance(pred, Tensor) and pred.ndim==2 and pred.shape[1]==n_classes
-        if not is_like or yb[0].numel()!=len(pred) or yb[0].is_floating_point(): return
-        told = kind(pred, *yb)
+        if len(yb)!=1 or not isinstance(pred, Tensor) or pred.numel()!=len(pred)*shape[0]: return
+        are_classes,y = len(shape)==1,yb[0]
+        if y.numel()!=(len(pred) if are_classes else pred.numel()) or are_classes and y.is_floating_point(): return
+        told = kind(pred, y)
         counts = told.labels>=0
-        self.right = self.right+(counts & (told.logits.argmax(1)==told.labels)).sum()
+        self.right = self.right+(counts & (told.logits.argmax(-1)==told.labels)).sum()
         self.looks = self.looks+counts.sum()
 
     def end(self)->tuple|None: # Of tensors; None: there was none
@@ -741,10 +742,10 @@ class Selection(AttachedCallback):
         "Weigh what an epoch has told of labels, once validation tells what it is worth"
         validated,labels = self.validated,self.tracker.labels
         if event_name=='after_train' and self.is_active: validated.expect()
-        elif labels is None or not labels.n_classes: return
+        elif labels is None or labels.transitions is None: return
         elif event_name=='before_validate': validated.begin(self.learn)
         elif event_name=='after_loss' and validated.is_on and self.label_reader.kind is not None:
-            validated.note(self.learn, self.label_reader.kind, labels.n_classes)
+            validated.note(self.learn, self.label_reader.kind, labels.given.shape)
         elif event_name=='after_validate' and validated.is_on: self.weigh_epoch()
         elif event_name in ('before_fit','after_cancel_epoch','after_fit'): validated.forget()
 

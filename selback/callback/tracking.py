@@ -181,8 +181,10 @@ class ItemTracker:
             if self.ranks.highest(self.targets is not None): self.remember_targets()
             n_labels = self.ranks.highest(0 if self.labels is None else self.labels.n_labels)
             if n_labels: self.remember_labels(n_labels)
-            n_classes = self.ranks.highest(0 if self.labels is None else self.labels.n_classes)
-            if n_classes: self.labels.expect(n_classes)
+            has_none = self.labels is None or self.labels.transitions is None
+            shape = () if has_none else self.labels.given.shape
+            n_axes = self.ranks.highest(len(shape))
+            if n_axes: self.labels.expect([self.ranks.highest(n) for n in (shape or [0]*n_axes)])
         self.ranks.merge()
 
     def end_epoch(self,

@@ -7,6 +7,7 @@ __all__ = ['Told', 'ClassLabels', 'BinaryLabels', 'label_kind', 'LabelReader', '
 
 # %% ../../nbs/core/10_labels.ipynb #1cadd03e
 import math
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
@@ -25,8 +26,8 @@ class Told(NamedTuple):
     probability:Tensor # Of the label, the same shape
     other:Tensor # The class that is predicted in its place, int64, the same shape; -1: the label itself is
     given:Tensor # How often each class was given in the batch, shape (classes,); or predicted, (labels, 2); float32
-    logits:Tensor|None=None # Of the classes, by the odds of the labels, shape (n, classes); None: not one class an item
-    labels:Tensor|None=None # These classes, int64, shape (n,); -1: one that does not count
+    logits:Tensor|None=None # Of its classes, by the odds of the labels, along one axis more; None: those of parts
+    labels:Tensor|None=None # Their classes, int64, the same shape as the margins; -1: one that does not count
 
     @property
     def n_labels(self): return self.margin.shape[1] if self.margin.ndim>1 else 1 # of each item
@@ -137,9 +138,11 @@ class BinaryLabels:
         predicted = torch.stack([1-p, p], -1).view(-1, self.n_labels, 2).nansum(0)
         no,yes = _prior(predicted, before).log().unbind(-1)
         told = _of_yes_or_no(logits, y, logits-(yes-no)/2, predicted)
+        if self.n_labels==1<y.shape[1]: return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
+        of_both = torch.stack([torch.zeros_like(logits), logits], -1)
+        told = told._replace(logits=of_both, labels=(y>.5).long())
         if self.n_labels>1: return told
-        if y.shape[1]>1: return _by_item(told, torch.ones_like(y, dtype=torch.bool), 2)
-        return Told(*(t[:,0] for t in told[:4]), predicted)
+        return told._replace(given=predicted, **{name: t[:,0] for name,t in told._asdict().items() if name!='given'})
 
 # %% ../../nbs/core/10_labels.ipynb #acbc562a
 def _tried(f):
@@ -338,14 +341,16 @@ class Transitions:
 
     def __init__(self,
         n_classes:int, # Of which each label is one; of more than 1,000 nothing is tabled
+        n_labels:int=1, # Of each item, which have classes of their own; class c of label i is number i*n_classes+c
         device='cpu', # Where to count
     ):
-        n_rows = n_classes if n_classes<=_most_tabled else 0
+        n_rows,n_all = n_classes if n_classes<=_most_tabled else 0,n_labels*n_classes
         def zeros(*shape): return torch.zeros(shape, device=device)
-        self.n_classes = n_classes
-        self.taken,self.taken_now = zeros(n_rows, n_rows),zeros(n_rows, n_rows) # looks, by label and what is likelier
-        self.sure,self.sure_now = zeros(n_classes),zeros(n_classes) # sums of the probabilities of labels as predicted
-        self.n_sure,self.n_sure_now = zeros(n_classes),zeros(n_classes) # how many, in the epoch before and in this one
+        self.n_classes,self.n_labels = n_classes,n_labels
+        self.taken = zeros(n_labels*n_rows, n_rows) # looks, by label and what is likelier
+        self.taken_now = zeros(n_labels*n_rows, n_rows)
+        self.sure,self.sure_now = zeros(n_all),zeros(n_all) # sums of the probabilities of labels as predicted
+        self.n_sure,self.n_sure_now = zeros(n_all),zeros(n_all) # how many, in the epoch before and in this one
         self.right,self.right_now = zeros(),zeros() # looks that predicted the label
         self.looks,self.looks_now = zeros(),zeros() # all looks before this epoch, and in it
         self.weight = zeros() # of the epochs that were counted
@@ -358,40 +363,43 @@ class Transitions:
         return self.right_now/self.looks_now.clamp(min=1)
 
     def offsets(self,
-        y:Tensor, # Labels, int64, shape (n,)
+        y:Tensor, # Numbers of the labels' classes, int64, shape (n,)
         n:int, # All labels of the dataset
     )->Tensor: # Shape (n, classes), 0 at the label itself
         "By how much likelier each label is given in each class's place than the other way round, half the log of it"
         if not len(self.taken): return self.sure.new_zeros(len(y), self.n_classes)
         every = (self.weight+self.last_weight*self.looks_now/n).clamp(min=1e-12)
         def mean(part): return (part(self.taken)+self.last_weight*part(self.taken_now))/every
-        true,own = mean(lambda t: t.sum(0)),mean(Tensor.diag)
-        wrong = (1-own.sum()/true.sum().clamp(min=1e-12)).clamp(.01, .5)
+        def tables(t): return t.view(self.n_labels, self.n_classes, self.n_classes)
+        i,c = y//self.n_classes,y%self.n_classes
+        true,own = mean(lambda t: tables(t).sum(1)),mean(lambda t: tables(t).diagonal(dim1=1, dim2=2))
+        wrong = (1-own.sum(1, keepdim=True)/true.sum(1, keepdim=True).clamp(min=1e-12)).clamp(.01, .5)
         true,other = true+_evenly,_evenly*wrong/max(1, self.n_classes-1)
         own = ((own+_evenly*(1-wrong))/true).log()
-        given = (mean(lambda t: t[y])+other)/true
-        ceded = (mean(lambda t: t[:,y].T)+other)/true[y][:,None]
-        offsets = (own[y][:,None]-own+(ceded/given).log())/2
-        return offsets.scatter(1, y[:,None], 0.)
+        given = (mean(lambda t: t[y])+other[i])/true[i]
+        ceded = (mean(lambda t: tables(t)[i,:,c])+other[i])/true[i,c][:,None]
+        offsets = (own[i,c][:,None]-own[i]+(ceded/given).log())/2
+        return offsets.scatter(1, c[:,None], 0.)
 
     def margins(self,
         logits:Tensor, # Shape (n, classes)
-        y:Tensor, # Labels, int64, shape (n,)
+        y:Tensor, # Numbers of the labels' classes, int64, shape (n,)
         n:int, # All labels of the dataset
     )->Tensor: # -1 to 1, shape (n,)
         "Those of labels, other classes made up for by how much likelier they are mistaken"
-        own,largest,_ = _own_and_other(logits-self.offsets(y, n), y)
+        own,largest,_ = _own_and_other(logits-self.offsets(y, n), y%self.n_classes)
         return ((own-largest)/2).tanh()
 
     def note(self,
         logits:Tensor, # Shape (n, classes)
-        y:Tensor, # Labels, int64, shape (n,)
+        y:Tensor, # Numbers of the labels' classes, int64, shape (n,)
         counts:Tensor, # Which rows count, a mask, shape (n,)
     ):
         "Count what a step shows"
         p = logits.softmax(1)
-        own = p.gather(1, y[:,None])[:,0]
-        is_right = counts & (logits.argmax(1)==y)
+        i,c = y//self.n_classes,y%self.n_classes
+        own = p.gather(1, c[:,None])[:,0]
+        is_right = counts & (logits.argmax(1)==c)
         self.right_now += is_right.sum()
         self.looks_now += counts.sum()
         self.sure_now.index_add_(0, y, torch.where(is_right, own, 0.))
@@ -399,7 +407,7 @@ class Transitions:
         if not len(self.taken): return
         n_sure = self.n_sure+self.n_sure_now
         least = torch.where(n_sure>0, (self.sure+self.sure_now)/n_sure.clamp(min=1), 1.)-_rounding
-        surer = torch.where(p>=least, p, -1.).max(1)
+        surer = torch.where(p>=least.view(self.n_labels, -1)[i], p, -1.).max(1)
         at = y*self.n_classes+surer.indices
         self.taken_now.view(-1).index_add_(0, at, (counts & (surer.values>=0)).float())
 
@@ -410,11 +418,11 @@ class Transitions:
         return self.accuracy-_lag*(self.accuracy-all_looks).clamp(min=0)
 
     def weights(self,
-        given:Tensor, # How often each class was given, shape (classes,)
+        given:Tensor, # How often each class was given, shape (classes,) or (labels, classes)
         valid:Tensor|None=None, # Share of the labels of validation that are predicted rightly; None: there was none
     )->tuple: # As `looks_weigh` has it
         "What a look of this epoch weighs, and what share of it is the balanced margin's"
-        common = given.max()/given.sum().clamp(min=1)
+        common = given.amax(-1).sum()/given.sum().clamp(min=1)
         before = torch.where(self.valid.isnan(), common, self.valid)
         after = self.guess if valid is None else valid
         return looks_weigh((before+after)/2, self.accuracy, common)
@@ -438,9 +446,9 @@ class Transitions:
         numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
         n_classes:int, # How many there are then
     ): # `Transitions`
-        "The same of classes that have other numbers"
+        "The same of classes that have other numbers, where items have one label"
         old = numbers>=0
-        new,at = Transitions(n_classes, self.sure.device),numbers[old]
+        new,at = Transitions(n_classes, device=self.sure.device),numbers[old]
         for name,t in self.state_dict().items():
             if not t.ndim: setattr(new, name, t)
             elif t.ndim==1: getattr(new, name)[at] = t[old]
@@ -495,7 +503,7 @@ class LabelMemory(ItemTable):
         super().__init__(_columns, n*n_labels, device)
         self.n_labels = n_labels
         self.given = None # how often each class was, as `Told` has it
-        self.transitions = None # `Transitions` of classes; None: labels are not one class an item
+        self.transitions = None # `Transitions` of classes; None: labels are those of parts
         for none_yet in self.last_other,self.most_other: none_yet.fill_(-1)
 
     def is_of(self, n_labels, classes):
@@ -531,34 +539,47 @@ class LabelMemory(ItemTable):
         self.vote(rows, other, counts)
 
     def expect(self,
-        n_classes:int, # 0: labels are not one class an item
+        shape, # Of `given`
     ):
-        "Have a table of so many classes"
-        if not n_classes or self.transitions is not None: return
-        self.transitions = Transitions(n_classes, self.looks.device)
-        if self.given is None: self.given = torch.zeros(n_classes, device=self.looks.device)
+        "Have tables of so many classes"
+        if self.transitions is not None: return
+        self.transitions = Transitions(shape[-1], self.n_labels, self.looks.device)
+        if self.given is None: self.given = torch.zeros(*shape, device=self.looks.device)
 
     def _by_transitions(self, told, counts):
         "The margins of a step by what was counted before it, 0 of what does not count"
-        self.expect(told.logits.shape[1])
-        logits,y = torch.where(counts[:,None], told.logits, 0.),torch.where(counts, told.labels, 0)
+        self.expect(told.given.shape)
+        logits = torch.where(counts[:,None], told.logits.flatten(0, -2), 0.)
+        label = torch.arange(len(counts), device=counts.device)%self.n_labels
+        y = label*self.transitions.n_classes+torch.where(counts, told.labels.flatten(), 0)
         margins = self.transitions.margins(logits, y, len(self))
         self.transitions.note(logits, y, counts)
         return torch.where(counts, margins, 0.)
 
-    def _with_epoch(self, valid=None): # Two sums, and what its looks weigh
+    def looked_at(self,
+        looks, # Of each batch dataset indices, int64, shape (n,), and a `Told`
+    ): # A `LabelMemory`
+        "A copy that knows one look more, by the network as it is now, which counts three times"
+        found = deepcopy(self)
+        found.end_epoch()
+        for idx,told in looks: found.note(idx, told)
+        found.end_epoch(None if found.transitions is None else found.transitions.valid, times=3)
+        return found
+
+    def _with_epoch(self, valid=None, times=1): # Two sums, and what its looks weigh
         "The sums of margins and of weights, with this epoch's"
         if self.transitions is None: weight,balance = 1.,1.
         else: weight,balance = self.transitions.weights(self.given, valid)
-        now = (1-balance)*self.now+balance*self.balanced_now
+        weight,now = times*weight,(1-balance)*self.now+balance*self.balanced_now
         return self.margins+weight*now,self.weights+weight*self.looks_now,weight
 
     def end_epoch(self,
         valid:Tensor|None=None, # Share of the labels of validation that are predicted rightly; None: there was none
+        times:int=1, # How often each of its looks counts
     ):
         "An epoch is over: its looks weigh as much as they tell. Nothing happens where it had none"
         if not self.looks_now.any(): return
-        margins,weights,weight = self._with_epoch(valid)
+        margins,weights,weight = self._with_epoch(valid, times)
         if self.transitions is not None: self.transitions.end_epoch(weight, valid, len(self))
         self.margins.copy_(margins)
         self.weights.copy_(weights)
@@ -568,11 +589,6 @@ class LabelMemory(ItemTable):
         if self.transitions is None: return []
         given = torch.zeros_like(self.given) if before['given'] is None else before['given']
         return [(self.given, given), *((getattr(self.transitions, name), 0) for name in Transitions.now)]
-
-    @property
-    def n_classes(self)->int:
-        "Of which each item has one; 0: its labels are others"
-        return 0 if self.transitions is None else self.transitions.n_classes
 
     @property
     def accuracy(self)->Tensor|None: # None: not known
@@ -680,7 +696,7 @@ class LabelMemory(ItemTable):
         self.given = None if given is None else given.to(self.looks.device)
         self.transitions = None
         if transitions is None: return
-        self.expect(len(transitions['sure']))
+        self.expect(given.shape)
         self.transitions.load_state_dict(transitions)
 
     def state_dict(self):
