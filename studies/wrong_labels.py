@@ -343,10 +343,14 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
     memory,margins,balanced,probs = watched(left)
     losses = -probs.clamp(min=1e-30).log()
     frame = memory.frame()
+    read = BinaryLabels(memory.n_labels, True) if left['labels'].ndim>1 else ClassLabels(are_probabilities=True)
+    final = read(left['final'].float(), left['labels'], memory.given)
+    looked = memory.looked_at([(torch.arange(len(left['labels'])), final)])
     told = {'last loss': smoothed(losses, 0.), 'mean loss': losses.nanmean(0),
         'smoothed loss, .9': smoothed(losses, .9),
         'mean margin (AUM)': -torch.tensor(frame.logit_margin), 'smoothed margin, .8': -smoothed(margins, .8),
         'late margin': -late(margins), 'balanced margin': -balanced.nanmean(0), 'weighed margin': -memory.margin,
+        'weighed margin, a look more': -looked.margin,
         'mean probability': -torch.tensor(frame.probability),
         'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}

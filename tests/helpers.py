@@ -342,6 +342,13 @@ def random_states():
     _,key,*more = np.random.get_state()
     return random.getstate(),key.tobytes(),more,torch.get_rng_state().numpy().tobytes()
 
+def alike(a, b):
+    "Are nested values equal, NaN as well?"
+    if isinstance(a, torch.Tensor): return torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+    if isinstance(a, dict): return a.keys()==b.keys() and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(alike, a, b))
+    return a==b
+
 def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 # Two processes

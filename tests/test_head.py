@@ -171,12 +171,6 @@ def digest(learn):
     return copy.deepcopy((flags, grads, body, learn.opt.state_dict(), random_states, [*map(type, learn.cbs)],
         learn.selection.state_dict(), learn.dls.train.dataset.tensors))
 
-def alike(a, b):
-    if isinstance(a, torch.Tensor): return torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
-    if isinstance(a, dict): return a.keys()==b.keys() and all(alike(a[k], b[k]) for k in a)
-    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(alike, a, b))
-    return a==b
-
 def test_nothing_but_the_layer_is_another_and_that_comes_back_bit_for_bit():
     learn,_ = misled()
     before,head = digest(learn),{name: o.clone() for name,o in learn.model[-1].state_dict().items()}

@@ -807,6 +807,33 @@ def test_validation_items_are_weighed_by_what_is_predicted_of_them():
     right = labels.transitions.valid
     assert float(right)==pytest.approx((labels.last_other<0).float().mean().item())
 
+def test_one_look_more_counts_three_times():
+    "Of the network as it is now, of items as they are"
+    learn,hand = watched()
+    quiet_fit(learn, 3)
+    before = learn.selection.suspects()
+    def now():
+        own = learn.selection.state_dict(),weights(learn),random_states(),learn.dls.train.rng.getstate()
+        return deepcopy(own)
+    state = now()
+    with learn.no_bar(): found = learn.selection.suspects(look=True)
+    assert alike(now(), state)
+    assert learn.selection.suspects().equals(before)
+
+    x,y = learn.dls.train.dataset.tensors
+    learn.model.eval()
+    with torch.no_grad(): pred = learn.model(x).tolist()
+    given = hand.given
+    for rows in torch.arange(N).split(16):
+        hand.given = deepcopy(given)
+        hand.note_all([(i, pred[i], int(y[i])) for i in rows.tolist()])
+    counts = given.counts+Counter(y.tolist())
+    weight,balance,_ = hand.tables.weigh(counts, hand.tables.valid)
+    for look in hand.tables.looks: look.weight,look.balance = 3*weight,balance
+    margins = [summed_up(hand.looks[0][i])['margin'] for i in range(N)]
+    assert found.sort_index().margin.tolist()==pytest.approx(margins, rel=1e-4, abs=1e-5)
+    assert (found.looks==4).all()
+
 def test_halves_add_up_by_their_weights():
     halves = [watched() for _ in range(2)]
     joined = LabelMemory(N)

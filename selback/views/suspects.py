@@ -14,8 +14,13 @@ from fastcore.all import listify, patch
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
-from ..core.labels import LabelMemory
+from ..core.item_loss import detached
+from ..core.labels import LabelMemory, LabelReader
+from ..core.losses import item_losses, preserved
+from ..core.untouched import fixed_random, guarded
 from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, numbers_of_classes, parent_of
+from ..callback.learner import base_loss
+from ..callback.looking import look_at
 from ..callback.selection import Selection
 from .pictures import beside, check_remembered, shortened, show_items
 from .views import tidy, width
@@ -63,10 +68,10 @@ def _watched_items(
     keys:ItemKeys, # Of its items
     dl, # Their loader
     part:str, # 'train' or 'valid'
+    told:LabelMemory|None, # Of its labels
 )->_WatchedItems:
     "What a tracker has been told of distinct items"
-    first,same = keys.first,torch.from_numpy(keys.same)
-    told,labels = tracker.labels,labels_of(keys.ds)
+    first,same,labels = keys.first,torch.from_numpy(keys.same),labels_of(keys.ds)
     if told is not None and len(first)<len(keys):
         joined = LabelMemory(len(first), told.n_labels, told.looks.device)
         joined.add(told, same.to(told.looks.device))
@@ -80,7 +85,23 @@ def _watched_items(
     return _WatchedItems(keys.index[first], keys.by, paths, parent_of(keys.ds)[0], first, part, labels, names, told,
         losses, columns)
 
-def _parts_of(selection):
+def _looked_at(selection, labels):
+    "What is known of the training labels, with one look more by the network as it is now"
+    learn,reader,seen = selection.learn,LabelReader(),[]
+    loss_func = base_loss(learn)
+    function = selection.losses.by(loss_func).function
+    def losses_of(pred, y):
+        with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
+    def note(look):
+        told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
+        if told is not None: seen.append((look.n_before, told))
+
+    items = torch.arange(len(selection.memory))
+    with fixed_random(): order = look_at(learn, learn.dls.train, items, note, asked='suspects', comment='one look more')
+    order = order.to(labels.looks.device)
+    return labels.looked_at((order[n:n+len(told.margin)], told) for n,told in seen)
+
+def _parts_of(selection, look=False):
     "What is known of the items of each part that was watched"
     dls,names = selection.learn.dls,('train','valid')
     known = [(tracker, part) for tracker,part in selection.remembered.values() if tracker.memory is not None]
@@ -90,7 +111,11 @@ def _parts_of(selection):
         if part<len(keys) and not is_other: continue
         raise ValueError(error_text('suspects', f'another {names[part]} part than the one that was watched', 'that one',
             'call fit first'))
-    return [_watched_items(tracker, keys[part], dls.loaders[part], names[part]) for tracker,part in known]
+    def told_of(tracker):
+        is_looked_at = look and tracker is selection.tracker # validation's last look is of today
+        return _looked_at(selection, tracker.labels) if is_looked_at else tracker.labels
+    return [_watched_items(tracker, keys[part], dls.loaders[part], names[part], told_of(tracker))
+        for tracker,part in known]
 
 # %% ../../nbs/views/04_suspects.ipynb #dd03c480
 def _one_each(items):
@@ -177,17 +202,21 @@ def _rows_of(parts):
 def listed_suspects(
     selection, # As `learn.selection`
     asked:str, # What the user called
+    look:bool=False, # Also by one look more?
 ): # Two DataFrames; raises a `ValueError` if nothing is remembered
     "What `suspects` returns, and of each row `part`, `position` and `is_outvoted`"
     _check_watched(selection, asked)
-    rows,hidden = _rows_of(_parts_of(selection))
+    if look: _check_labels(selection, asked)
+    rows,hidden = _rows_of(_parts_of(selection, look))
     if 'label' in rows and 'margin' in rows: selection.tell_once('worth', _worth(selection, rows)) # not of pixels
     return rows,hidden
 
 @patch
-def suspects(self:Selection)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered
+def suspects(self:Selection,
+    look:bool=False, # Also by what is predicted of training items now, as they are, in a pass over them?
+)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered
     "All labels that were looked at, those first that are most likely wrong; all items by mean loss, where none has one"
-    return listed_suspects(self, 'suspects')[0]
+    return listed_suspects(self, 'suspects', look)[0]
 
 # %% ../../nbs/views/04_suspects.ipynb #5c71d724
 def _all_of(parts):
