@@ -6,15 +6,12 @@
 __all__ = ['HeadRefit']
 
 # %% ../../nbs/views/08_refit.ipynb #37887421
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
-from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastcore.basics import patch
-from fastprogress.fastprogress import progress_bar
 from torch import Tensor, nn
 
 from ..core.batches import as_tensors
@@ -23,9 +20,10 @@ from ..core.head import few_are_hard, fitted_head, head_of, linear_layers_seen, 
 from ..core.labels import LabelReader
 from ..core.losses import item_losses, preserved
 from ..core.memory import fingerprints
-from ..core.untouched import fixed_random, guarded, leaving_no_trace, unwrapped
-from ..callback.learner import autocast_of, base_loss, muted_hooks, split_batch, true_output
-from ..callback.loaders import check_loader, has_validation, loader_of, longest_first, own_loader, unaugmented
+from ..core.untouched import fixed_random, guarded
+from ..callback.learner import base_loss
+from ..callback.loaders import check_loader, has_validation, own_loader
+from ..callback.looking import bar as _bar, halved, look_at
 
 # %% ../../nbs/views/08_refit.ipynb #83d79b01
 class _Seen(NamedTuple):
@@ -42,62 +40,18 @@ class _Seen(NamedTuple):
         with torch.no_grad(): out = deepcopy(head).float()(self.x)
         return out.view(-1, *self.shape)
 
-def _halved(t):
-    "A tensor at half its size, unless its numbers are too large for that"
-    half = t.half()
-    return half if half.isfinite().all() else t
-
-def _bar(learn, comment):
-    "What shows how far something has come, on a learner that has bars"
-    if not hasattr(learn, 'progress'): return lambda it: it
-    def shown(it):
-        bar = progress_bar(it, leave=False)
-        bar.comment = comment
-        return bar
-    return shown
-
-def _is_users(cb):
-    "Is a callback neither fastai's nor ours, nor one of theirs that was extended?"
-    own = [cls for cls in type(cb).__mro__ if cls not in Callback.__mro__]
-    return all(cls.__module__.partition('.')[0] not in ('fastai','selback') for cls in own)
-
-@contextmanager
-def _events(learn):
-    "A function that has the user's own callbacks hear an event of a validation; the learner is as before afterwards"
-    own = [cb for cb in learn.cbs if _is_users(cb)]
-    def fire(event):
-        for cb in own: cb(event)
-
-    before = [getattr(learn, name, None) for name in ('xb','yb','pred','dl','iter','training')]
-    learn.training = False
-    try: yield fire
-    finally: learn.xb,learn.yb,learn.pred,learn.dl,learn.iter,learn.training = before
-
 def _look(learn, dl, idxs, named=None): # `_Seen`, and the layer
     "One pass over some items of a loader, and the last layer, the one that was named or the one that is found"
-    dataset,model,head = check_loader(dl).dataset,unwrapped(learn.model),named
-    model = getattr(model, '_orig_mod', model) # it may be compiled
-    order = longest_first(own_loader(dl), idxs)
-    xs,ys,shape = [],[],()
-    with unaugmented(dataset),_events(learn) as fire:
-        loader = loader_of(dl, order.tolist())
-        for i,batch in enumerate(_bar(learn, 'features')(loader)):
-            learn.xb,learn.yb = split_batch(learn, learn._set_device(batch))
-            learn.dl,learn.iter = loader,i
-            fire('before_batch')
-            untouched = leaving_no_trace(model, as_tensors(learn.xb))
-            with muted_hooks(learn),linear_layers_seen(model) as seen,untouched as xb,autocast_of(learn):
-                learn.pred = true_output(learn, model(*xb))
-                fire('after_pred')
-            pred = as_tensors(learn.pred)
-            if not xs: head,shape = head_of(seen, pred, named),pred.shape[1:]
-            own = next(x for layer,x,_ in reversed(seen) if layer is head)
-            xs.append(_halved(own.float().cpu()))
-            ys.append(tuple(y.cpu() for y in as_tensors(learn.yb)))
-    found = _Seen(order, torch.cat(xs), tuple(torch.cat(y) for y in zip(*ys)), tuple(shape))
-    if len(found.x)==len(idxs): return found,head
-    got = f'{len(found.x)} of {len(idxs)} items'
-    raise ValueError(error_text('refit_head', got, 'all', 'leave out beforehand what the loader skips'))
+    xs,ys,shape,head = [],[],(),named
+    def note(look):
+        nonlocal shape, head
+        pred = as_tensors(look.pred)
+        if not xs: head,shape = head_of(look.seen, pred, named),pred.shape[1:]
+        own = next(x for layer,x,_ in reversed(look.seen) if layer is head)
+        xs.append(halved(own.float().cpu()))
+        ys.append(tuple(y.cpu() for y in look.yb))
+    order = look_at(learn, dl, idxs, note, linear_layers_seen, 'refit_head')
+    return _Seen(order, torch.cat(xs), tuple(torch.cat(y) for y in zip(*ys)), tuple(shape)),head
 
 # %% ../../nbs/views/08_refit.ipynb #20ea67d5
 def _groups(y, shape):
