@@ -177,8 +177,9 @@ def _in_words(d, measure):
     return f'{signed(d.mean)}{of} {d.sure}'
 
 def wrong_labels()->pd.DataFrame:
-    "Runs of the study of wrong labels, with one more measure: `suspects()`, of which not all were measured anew"
+    "Runs of the study of wrong labels, with `suspects()` as a measure, of which not all were measured anew"
     runs = pd.read_csv(results/'wrong_labels.csv')
+    runs['measure'] = runs.measure.replace('weighed margin, a look more', 'suspects(look=True)')
     training = ['data','labels','augmented','epochs','net','seed']
     has_both = runs[runs.measure.isin(['weighed margin','balanced margin'])].sort_values('measure', ascending=False)
     ours = has_both.drop_duplicates(training).sort_index().assign(measure='suspects()') # the weighed one, if there

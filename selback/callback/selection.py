@@ -740,12 +740,12 @@ class Selection(AttachedCallback):
         event_name:str, # Of fastai
     ):
         "Weigh what an epoch has told of labels, once validation tells what it is worth"
-        validated,labels = self.validated,self.tracker.labels
+        validated,labels,kind = self.validated,self.tracker.labels,self.label_reader.kind
         if event_name=='after_train' and self.is_active: validated.expect()
-        elif labels is None or labels.transitions is None: return
         elif event_name=='before_validate': validated.begin(self.learn)
-        elif event_name=='after_loss' and validated.is_on and self.label_reader.kind is not None:
-            validated.note(self.learn, self.label_reader.kind, labels.given.shape)
+        elif event_name=='after_loss' and validated.is_on:
+            if None not in (kind,labels) and labels.transitions is not None:
+                validated.note(self.learn, kind, labels.given.shape)
         elif event_name=='after_validate' and validated.is_on: self.weigh_epoch()
         elif event_name in ('before_fit','after_cancel_epoch','after_fit'): validated.forget()
 

@@ -17,7 +17,7 @@ from ..core.untouched import guarded
 from .attach import with_one_liner
 from .epoch import EpochSelection
 from .learner import base_loss, true_output
-from .loaders import ChosenBefore, check_loader, draw, has_validation, is_distributed, is_validation
+from .loaders import ChosenBefore, check_loader, draw, has_validation, is_distributed
 from .ranks import Ranks
 from .tracking import ItemTracker
 
@@ -27,7 +27,6 @@ class ValidationLooks:
     def __init__(self):
         self._begin_anew()
         self._reader = LabelReader()
-        self.is_due = False # has the epoch trained, so that validation comes next?
         self.loader = None # what reads the validation part; None: it is not watched now
 
     def _begin_anew(self):
@@ -35,17 +34,11 @@ class ValidationLooks:
         self.tracker = ItemTracker()
         self.tracker.follow()
 
-    def __getstate__(self): return self.__dict__ | dict(loader=None, is_due=False)
-
-    def expect(self):
-        "An epoch has trained"
-        self.is_due = True
+    def __getstate__(self): return self.__dict__ | dict(loader=None)
 
     def begin(self, learn, device):
-        "Validation begins"
-        self.loader = None
-        if not self.is_due or not is_validation(learn.dl, learn.dls): return
-        self.is_due,inner = False,check_loader(learn.dl)
+        "The validation of an epoch begins"
+        inner = check_loader(learn.dl)
         if self.tracker.is_other(inner.n, id(inner.dataset)): self._begin_anew()
         ranks = Ranks(learn.dl.world_size, device) if is_distributed(learn.dl) else Ranks()
         self.tracker.remember_dataset(inner.n, id(inner.dataset), device, ranks)
@@ -75,7 +68,7 @@ class ValidationLooks:
         is_early:bool=False, # Have training items had their early losses by now?
     ):
         "Validation is over"
-        loader,self.loader,self.is_due = self.loader,None,False
+        loader,self.loader = self.loader,None
         if loader is None: return
         self.tracker.end_epoch(is_early, after=1)
         if self.tracker.labels is not None: self.tracker.weigh_epoch(self.tracker.labels.accuracy)
@@ -117,8 +110,7 @@ class WatchItemsCallback(EpochSelection):
         super().__call__(event_name)
         if not self.valid: return
         learn,looks = self.learn,self.validation
-        if event_name=='after_train' and self.is_active: looks.expect()
-        elif event_name=='before_validate': looks.begin(learn, self.device)
+        if event_name=='before_validate' and self.validated.is_on: looks.begin(learn, self.device)
         elif event_name=='after_loss' and looks.reads(learn):
             looks.note(learn, self.losses.by(base_loss(learn)).function)
         elif event_name in ('after_validate','after_cancel_epoch','after_fit'):
