@@ -41,8 +41,8 @@ from .views.groups import *
 from .views.suspects import *
 from .views.corrections import *
 from .views.refit import *
-from .views.copies import *
-from .views.odd import *
+from .views.copies import without_copies, without_leaks
+from .views import odd as _odd
 from .views.early import *
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *

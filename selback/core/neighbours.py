@@ -52,19 +52,20 @@ def whitened(
 # %% ../../nbs/core/17_neighbours.ipynb #8d15f139
 def unit(
     x:Tensor, # Shape (n, features)
-)->Tensor: # Float16
+)->Tensor: # The same, float16 if they are so
     "Rows of length 1"
-    x = x.float()
+    kind,x = x.dtype,x.float()
     length = x.norm(dim=1, keepdim=True)
-    return torch.where(length>1e-6, x/length.clamp(min=1e-6), x.shape[1]**-.5).half()
+    return torch.where(length>1e-6, x/length.clamp(min=1e-6), x.shape[1]**-.5).to(kind)
 
 # %% ../../nbs/core/17_neighbours.ipynb #fd3f1761
 def waves(
     x:Tensor, # Numbers of about unit deviation, shape (n, features)
+    n_columns:int, # Of the table that they stand for
     n_out:int=512, # Numbers for each row
-)->Tensor: # Shape (n, n_out); products of two rows are about exp(-d), d: half the mean square of their differences
+)->Tensor: # Shape (n, n_out); products of two rows are about exp(-2*d), d: the mean square of their differences
     "Rows whose products tell how near rows of a table are"
-    angles = x.float()@_drawn(x.shape[1], n_out//2)/math.sqrt(max(1, x.shape[1]))
+    angles = x.float()@_drawn(x.shape[1], n_out//2)*2/math.sqrt(n_columns)
     return torch.cat([angles.cos(), angles.sin()], 1)/math.sqrt(n_out//2)
 
 def codes_as_numbers(
@@ -92,9 +93,12 @@ def bag_of_pieces(
     n_out:int=512, # Numbers for each
 )->Tensor: # Shape (n, n_out); products of unit rows are about the share of pieces that two texts have in common
     "Rows whose products tell how much of two texts agrees"
-    table,found = _drawn(65_537, n_out, seed=2),[pieces(o)%65_537 for o in texts]
-    starts = torch.tensor([0, *map(len, found)]).cumsum(0)[:-1]
-    return F.embedding_bag(torch.cat(found), table, starts, mode='sum')
+    table,rows = _drawn(16_381, n_out, seed=2),[]
+    for first in range(0, len(texts), 1000):
+        found = [pieces(o)%16_381 for o in texts[first:first+1000]]
+        starts = torch.tensor([0, *map(len, found)]).cumsum(0)[:-1]
+        rows.append(F.embedding_bag(torch.cat(found), table, starts, mode='sum'))
+    return torch.cat(rows)
 
 # %% ../../nbs/core/17_neighbours.ipynb #0cdb26a6
 def nearest(
@@ -111,16 +115,20 @@ def nearest(
     k = min(k, len(among)-(own is not None))
     found = []
     for start in ticks(range(0, len(x), block)):
-        rows = x[start:start+block].to(device).float()
+        rows = _exact(x[start:start+block], device)
         best = None
         for first in range(0, len(among), 4*block):
-            near = rows@among[first:first+4*block].to(device).float().T
+            near = rows@_exact(among[first:first+4*block], device).T
             if own is not None: _leave_out(near, own[start:start+block].to(device)-first)
             here = near.topk(min(k, near.shape[1]), 1)
             best = _joined(best, here.values, here.indices+first, k)
         found.append([o.cpu() for o in best])
     if not found: return torch.empty(0, k),torch.empty(0, k, dtype=torch.int64)
     return tuple(torch.cat(o) for o in zip(*found))
+
+def _exact(x, device):
+    "Rows of length 1 in float32, whose lengths in float16 are rounded"
+    return F.normalize(x.to(device).float(), dim=1)
 
 def _leave_out(near, own):
     "No row is near to itself"
@@ -158,17 +166,17 @@ class Pairs(NamedTuple):
     n_likely:int # So many of the first are likelier copies than not
 
 def _distance(similar):
-    "Between unit rows, where what float16 can't tell apart is equal"
+    "Between unit rows, where what float32 can't tell apart is equal"
     return torch.where(similar>1-equal, 0., (2-2*similar).clamp(min=0).sqrt())
 
-equal = 1e-4 # how much rows in float16 may be apart that are made of the same item
+equal = 2e-6 # by how much the product of equal rows may be below 1
 
 def expected_below(
     ratios:Tensor, # Of neighbours to the last one, above 0, shape (n,)
 ): # A function of ratios
     "How many ratios are expected below others, where no neighbour is a copy"
     n = len(ratios)
-    if n<20: return lambda r: torch.zeros_like(r)
+    if n<20: return lambda r: n*(r>0).double() # too few to tell: only equal ones are copies
     low,high = ratios.double().quantile(torch.tensor([.1,.5], dtype=torch.float64)).tolist()
     power = math.log(5)/max(1e-3, math.log(high/low))
     return lambda r: .1*n*(r.double()/low)**power

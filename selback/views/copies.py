@@ -23,7 +23,6 @@ from fastai.vision.utils import verify_image
 from fastcore.all import patch
 from torch import Tensor, nn
 
-from ..core.batches import as_tensors
 from ..core.checks import check_range, error_text
 from ..core.neighbours import bag_of_pieces, codes_as_numbers, groups_of, likely_pairs, merged, narrowed, nearest
 from ..core.neighbours import pooled, unit, waves, whitened
@@ -110,20 +109,22 @@ class _ByColumns:
     def rows(self, learn, dl):
         "Categories and numbers of each item"
         found = []
-        def note(look): found.append(torch.cat([self._numbers(o) for o in look.xb], 1).cpu())
+        def note(look): found.append(torch.cat([_two_d(o).double() for o in look.xb], 1).cpu())
         order = look_at(learn, dl, torch.arange(check_loader(dl).n), note, asked='find_copies')
         return _in_order(torch.cat(found), order)
 
-    def _numbers(self, o):
-        o = o.cpu()
-        if o.ndim==1: o = o[:,None]
-        if o.dtype.is_floating_point: return o.float()
-        return codes_as_numbers(o.long()) if o.shape[1] else o.float()
+    def __init__(self, inputs):
+        are_numbers = [o.dtype.is_floating_point for o in inputs for _ in range(_two_d(o).shape[1])]
+        self.is_number = torch.tensor(are_numbers)
 
     def vectors(self, rows):
-        scale = rows.std(0)
-        scale[scale<1e-6] = 1
-        return unit(waves((rows-rows.mean(0))/scale.clamp(max=1.)))
+        numbers,codes = rows[:,self.is_number],rows[:,~self.is_number].long()
+        deviation = numbers.std(0)
+        numbers = (numbers-numbers.mean(0))/torch.where(deviation>1e-9, deviation, 1)
+        parts = [numbers.float()]+([codes_as_numbers(codes)] if codes.shape[1] else [])
+        return unit(waves(torch.cat(parts, 1), rows.shape[1]))
+
+def _two_d(o): return o if o.ndim==2 else o[:,None]
 
 # %% ../../nbs/views/09_copies.ipynb #4f6de300
 def _in_order(rows, order):
@@ -138,8 +139,8 @@ class _ByPieces:
         "The bag of each text, in halves"
         dataset = check_loader(dl).dataset
         with unaugmented(dataset):
-            texts = [as_tensors(dataset[i][0])[0].flatten().cpu() for i in bar(learn, 'texts')(range(len(dataset)))]
-        return torch.cat([halved(bag_of_pieces(texts[i:i+1000])) for i in range(0, len(texts), 1000)])
+            texts = [torch.as_tensor(dataset[i][0]).flatten().cpu() for i in bar(learn, 'texts')(range(len(dataset)))]
+        return halved(bag_of_pieces(texts))
 
     def vectors(self, rows): return unit(rows)
 
@@ -153,7 +154,7 @@ def _kind_of(learn, layer):
     look_at(learn, dl, few, lambda look: inputs.extend(look.xb), asked='find_copies')
     is_text = len(inputs)==1 and inputs[0].ndim==2 and not inputs[0].dtype.is_floating_point
     if is_text: return _ByPieces()
-    if all(o.ndim<3 for o in inputs): return _ByColumns()
+    if all(o.ndim<3 for o in inputs): return _ByColumns(inputs)
     shapes = ', '.join(str(tuple(o.shape)) for o in inputs)
     raise ValueError(error_text('find_copies', f'inputs of shape {shapes} and a network without maps',
         'images, rows or texts', 'name a layer whose output tells items apart: layer=learn.model[0]'))
@@ -188,7 +189,7 @@ class _Items(NamedTuple):
             return _as_column(keys),[_parts[p] for p in part],_as_column([label(int(i)) for i in numbers])
         item,part,labels = described(pairs.row)
         other,other_part,other_labels = described(pairs.other)
-        similarity = pairs.similarity.double().numpy().round(4)
+        similarity = np.floor(pairs.similarity.double().numpy()*1e4)/1e4 # 1 is kept for what is equal
         return pd.DataFrame(dict(item=item, part=part, other=other, other_part=other_part, similarity=similarity,
             label=labels, other_label=other_labels, group=pd.array(groups, dtype='Int64')))
 
