@@ -41,6 +41,8 @@ from .views.groups import *
 from .views.suspects import *
 from .views.corrections import *
 from .views.refit import *
+from .views.copies import without_copies, without_leaks
+from .views import odd as _odd
 from .views.early import *
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *
@@ -54,7 +56,6 @@ from .methods.selective_backprop import *
 from .methods.seta import *
 from .methods.stale_loss import *
 from .methods.top_loss import *
-
 
 # %% ../nbs/00_all.ipynb #5c1e77f1
 class _WhenCalled:

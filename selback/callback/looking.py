@@ -76,6 +76,7 @@ def look_at(
     watching=lambda model: nullcontext(), # Function of the model that returns a context: what is noted within
     asked:str='look_at', # What the user has called, for a message
     comment:str='features', # What the bar says
+    altered=None, # Function of an input, such as one that mirrors images; None: as they are
 )->Tensor: # The same items in the order in which they came; raises a `ValueError` if the loader skips any
     "One pass over some items of a loader"
     dataset,model = check_loader(dl).dataset,unwrapped(learn.model)
@@ -89,8 +90,8 @@ def look_at(
             fire('before_batch')
             xb = as_tensors(learn.xb)
             untouched = leaving_no_trace(model, xb)
-            with muted_hooks(learn),watching(model) as seen,untouched as inputs,autocast_of(learn):
-                learn.pred = true_output(learn, model(*inputs))
+            with muted_hooks(learn),untouched as inputs,autocast_of(learn),watching(model) as seen:
+                learn.pred = true_output(learn, model(*(map(altered, inputs) if altered else inputs)))
                 fire('after_pred')
             note(Look(xb, as_tensors(learn.yb), learn.pred, seen, n))
             n += len(xb[0])
