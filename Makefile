@@ -77,7 +77,7 @@ test-release: $(BIN)/.installed
 	$(BIN)/python -m pytest release
 
 bench: $(BIN)/.installed
-	set -e; for b in steps memory overhead looks loading imports lean epochs ahead; do \
+	set -e; for b in steps memory overhead looks loading imports lean epochs ahead neighbours; do \
 		$(BIN)/python benchmarks/$$b.py; done
 
 experiment: $(BIN)/.studies # on one core, as what is stored: two studies fit beside each other

@@ -47,12 +47,12 @@ elsewhere = dict(laws='project')
 # what comes first in a section, in this order
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
-    tutorials=['noisy_labels','choosing','misled','equation','demo','cost','saving','setups','targets'],
+    tutorials=['noisy_labels','choosing','misled','honest_validation','equation','demo','cost','saving','setups','targets'],
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
-        'mended','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
+        'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
         'imagenette','race','hard_items','proxy'],
-    called=['watching','suspects','refit','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
+    called=['watching','suspects','refit','09_copies','odd','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
         'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
@@ -68,6 +68,9 @@ words = {
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, spurious, shortcut, background, bias, group robustness, Clever Hans',
     '08_refit': 'last layer, retrain the last layer, DFR, refit',
+    'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
+        'similar images, from_similars, train test contamination, imagededup',
+    '10_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',

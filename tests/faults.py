@@ -19,6 +19,23 @@ class Fault(NamedTuple):
     tests:str # Files that should catch it: `policies` is `tests/test_policies.py`
 
 FAULTS = [
+    # which items are copies
+    Fault('farthest_first', 'core/neighbours.py',
+        '            here = near.topk(min(k, near.shape[1]), 1)',
+        '            here = near.topk(min(k, near.shape[1]), 1, largest=False)',
+        'neighbours found_copies'),
+    Fault('own_neighbour', 'core/neighbours.py',
+        '    near[rows,own[rows]] = -torch.inf',
+        '    near[rows,own[rows]-1] = -torch.inf',
+        'neighbours'),
+    Fault('leaks_stay', 'views/copies.py',
+        '    trained = {group[number(o)] for pair in places for o in pair if o[0]==0}',
+        '    trained = {group[number(o)] for pair in places for o in pair if o[0]==1}',
+        'found_copies'),
+    Fault('groups_are_torn', 'views/copies.py',
+        '    for i,o in enumerate(group): members.setdefault(o, []).append(i)',
+        '    for i,o in enumerate(group): members.setdefault(i, []).append(i)',
+        'found_copies'),
     # what is chosen
     Fault('easiest_first', 'core/policies.py',
         '    top,bottom = hardest_first[:n_top],hardest_first[n-n_bottom:]',

@@ -234,7 +234,8 @@ def digest(learn):
     model = [(m.training, len(m._forward_hooks)) for m in learn.model.modules()]
     states = torch.get_rng_state(),random.getstate(),str(np.random.get_state()),learn.dls.train.rng.getstate()
     held = [getattr(learn, name, None) for name in ('xb','yb','pred','dl','iter','training')]
-    return copy.deepcopy((model, weights(learn), learn.opt.state_dict(), states, sorted(map(str, map(type, learn.cbs))))),held
+    cbs = sorted(map(str, map(type, learn.cbs)))
+    return copy.deepcopy((model, weights(learn), learn.opt.state_dict(), states, cbs)),held
 
 def is_unchanged(learn, before):
     now = digest(learn)
