@@ -206,6 +206,11 @@ def test_a_copy_of_a_copy_leaks_too():
     found = pd.DataFrame(dict(item=[56,57], part='valid', other=[0,56], other_part=['train','valid']))
     assert without_leaks(learn.dls, found).valid.n==58
 
+def test_copies_within_validation_are_no_leak():
+    learn = with_planted()
+    found = pd.DataFrame(dict(item=[56], part='valid', other=[57], other_part='valid'))
+    assert without_leaks(learn.dls, found).valid.n==learn.dls.valid.n==60
+
 def test_files_that_leak_are_gone_from_validation(folder):
     learn = of_folder(folder, splitter=lambda items: ([i for i,o in enumerate(items) if 'again' not in o.name],
         [i for i,o in enumerate(items) if 'again' in o.name or o.name=='89.png']))
