@@ -614,6 +614,27 @@ def test_what_is_shown_of_items_is_of_one_moment_but_for_the_loss_that_they_are_
         now = dict(predicted=str(int(pred[i].argmax())), loss=f'{float(losses[i]):.3g}')
         assert title==dict(target=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
 
+@pytest.mark.parametrize('show', [dict(), dict(n=4), dict(n=12), dict(n=12, nrows=2, figsize=(8,4))])
+def test_titles_are_whole_in_a_file(show):
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
+    learn.selection.show_hardest(**show)
+    fig = plt.gcf()
+    fig.canvas.draw() # once, as `savefig` does
+    for ax in shown_axes():
+        extent = ax.title.get_window_extent()
+        assert 0<=extent.y0 and extent.y1<=fig.bbox.y1
+        assert extent.y0>=ax.get_window_extent().y1
+
+@pytest.mark.parametrize('n,columns', [(3,3), (4,2), (9,3), (10,5), (16,4), (18,6)])
+def test_as_many_columns_as_suit_a_screen(n, columns):
+    "With no place empty"
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
+    learn.selection.show_hardest(n)
+    assert {ax.get_gridspec().get_geometry() for ax in shown_axes()}=={(n//columns, columns)}
+    width,height = plt.gcf().get_size_inches()
+    assert width==pytest.approx(max(4.2, 1.4*columns))
+    assert height<1.7*width
+
 def test_most_and_least_picked_items_of_each_class():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
     selection.show_picked(n=2)
