@@ -710,6 +710,44 @@ def tabular_learner_of_ages():
     table = TabularPandas(df, [Categorify, Normalize], ['kind'], ['age'], 'good', splits=splits)
     return tabular_learner(table.dataloaders(bs=16), layers=[8])
 
+def patients(n=80):
+    "A table with all that is processed: names, numbers, and what is missing of both"
+    draws = np.random.default_rng(0)
+    i = np.arange(n)
+    table = dict(
+        age=20+i%50,
+        glucose=draws.normal(90, 9, n).round(2),
+        city=np.where(i%3==0, 'Rome', 'Oslo').astype(object),
+        pains=i%5==0,
+        ill=np.where(i%2==0, 'yes', 'no'))
+    df = pd.DataFrame(table, index=[f'p{k}' for k in i])
+    df.loc[df.index[::7],'glucose'] = np.nan
+    df.loc[df.index[::11],'city'] = None
+    return df
+
+@pytest.mark.parametrize('procs', [('Categorify','FillMissing','Normalize'), ('FillMissing','Categorify'),
+    ('Categorify',)], ids='-'.join)
+@pytest.mark.parametrize('reduce_memory', [True, False])
+def test_lists_have_the_columns_of_a_table_as_the_user_gave_them(procs, reduce_memory):
+    from fastai.tabular import core
+    from fastai.tabular.learner import tabular_learner
+    set_seed(0)
+    df = patients() if 'FillMissing' in procs else patients().fillna(dict(glucose=90.))
+    table = core.TabularPandas(df, [getattr(core, name) for name in procs], ['city','pains'], ['age','glucose'], 'ill',
+        splits=[list(range(64)), list(range(64, 80))], reduce_memory=reduce_memory)
+    codes = table.items.copy()
+    learn = tabular_learner(table.dataloaders(bs=16), layers=[8]).watch_items(valid=True)
+    selection = quiet_fit(learn, 1).selection
+    lists = dict(suspects=(selection.suspects(), 'age'), items=(selection.items(), 'age_of_item'))
+    for listed,age in lists.values():
+        assert not [name for name in listed if str(name).endswith('_na')]
+        own = df.loc[listed.index]
+        assert listed[age].tolist()==own.age.tolist()
+        assert listed.glucose.tolist()==pytest.approx(own.glucose.tolist(), abs=1e-9, nan_ok=True)
+        assert listed.city.isna().tolist()==own.city.isna().tolist()
+        for name in 'city','pains','ill': assert listed[name].dropna().tolist()==own[name].dropna().tolist()
+    pd.testing.assert_frame_equal(table.items, codes) # what trains is as it was
+
 def test_tables_show(monkeypatch):
     learn = quiet_fit(tabular_learner_of_ages().top_loss(track_items=True), 2)
     items = learn.selection.items()
