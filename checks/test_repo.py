@@ -141,6 +141,12 @@ def test_notebooks_have_a_title_a_caption_and_lead_on(nb):
     assert re.match(r'# .+\n\n> .+', first)
     assert any('#| default_exp' in text for text in more)
 
+@pytest.mark.parametrize('nb', notebooks, ids=id_of)
+def test_a_title_cell_has_nothing_below_its_caption(nb):
+    "nbdev makes front matter of the cell, and drops the rest"
+    first = source(cells_of(nb)[0])
+    assert re.fullmatch(r'# .+\n\n> .+\s*', first), 'move the text into a cell of its own'
+
 # Floors
 def floors():
     "The place of each module: its folder's, then the number of its notebook"
