@@ -90,6 +90,10 @@ def test_installed_metadata_is_that_of_the_files():
     assert needed<={re.split(r'[<>=; ]', spec)[0] for spec in meta.get_all('Requires-Dist')}
     assert set(meta.get_all('Provides-Extra'))=={'dev','docs','recipes','studies','checks'}
 
+SOUGHT = 'noisy-labels','label-errors','class-imbalance','hard-examples','shortcut-learning','near-duplicates'
+
+def test_what_people_search_for_is_among_the_keywords(): assert set(SOUGHT)<=set(settings['keywords'].split())
+
 def jobs(workflow): return yaml.safe_load(text_in(f'.github/workflows/{workflow}.yml'))['jobs']
 
 def test_ci_runs_every_python_and_the_oldest_of_what_is_needed():
