@@ -90,6 +90,10 @@ def test_installed_metadata_is_that_of_the_files():
     assert needed<={re.split(r'[<>=; ]', spec)[0] for spec in meta.get_all('Requires-Dist')}
     assert set(meta.get_all('Provides-Extra'))=={'dev','docs','recipes','studies','checks'}
 
+SOUGHT = 'noisy-labels','label-errors','class-imbalance','hard-examples','shortcut-learning','near-duplicates'
+
+def test_what_people_search_for_is_among_the_keywords(): assert set(SOUGHT)<=set(settings['keywords'].split())
+
 def jobs(workflow): return yaml.safe_load(text_in(f'.github/workflows/{workflow}.yml'))['jobs']
 
 def test_ci_runs_every_python_and_the_oldest_of_what_is_needed():
@@ -140,6 +144,12 @@ def test_notebooks_have_a_title_a_caption_and_lead_on(nb):
     first,*more = [source(cell) for cell in cells_of(nb)]
     assert re.match(r'# .+\n\n> .+', first)
     assert any('#| default_exp' in text for text in more)
+
+@pytest.mark.parametrize('nb', notebooks, ids=id_of)
+def test_a_title_cell_has_nothing_below_its_caption(nb):
+    "nbdev makes front matter of the cell, and drops the rest"
+    first = source(cells_of(nb)[0])
+    assert re.fullmatch(r'# .+\n\n> .+\s*', first), 'move the text into a cell of its own'
 
 # Floors
 def floors():

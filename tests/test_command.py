@@ -176,8 +176,10 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path
     args = dict(data=data, bs=8, size=24)
     lines = said_before(capsys, **args, out=str(tmp_path/'out')).splitlines()
     assert lines[0]==f'{data}: 3 classes; {LAYOUTS[parts]}.'
-    assert lines[1].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
-    assert lines[2].startswith('Its folder test is left out')==('test' in parts)
+    of_each = (len(get_dls(**args).train_ds)+len(get_dls(**args).valid_ds))//3
+    assert re.fullmatch(rf'Images of each class: (\w+ \({of_each}\)(, |\.)){{3}}', lines[1])
+    assert lines[2].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
+    assert lines[3].startswith('Its folder test is left out')==('test' in parts)
 
     dls = get_dls(**args)
     ten_epochs = f'compute of {10*len(dls.train_ds)} items each'
@@ -188,6 +190,22 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path
     assert not any('test' in f.parts for f in files)
     assert dls.one_batch()[0].shape[2:]==(24,24)
     assert get_dls(**args).valid_ds.items==dls.valid_ds.items
+
+@pytest.mark.parametrize('names,is_refused', [(('img','msk'),True), (('images','masks'),True), (('x','gt_mask'),True),
+    (('cats','dogs'),False), (('hats','masks'),False)])
+def test_masks_are_no_class(names, is_refused, trains_not, tmp_path, capsys):
+    "Nor is each folder with equal file names one of masks, or each folder of that name"
+    from PIL import Image
+    for name in names:
+        (tmp_path/'data'/name).mkdir(parents=True)
+        for i in range(10):
+            stem = f'{name}_{i}' if names==('hats','masks') else str(i)
+            Image.new('RGB', (24,24)).save(tmp_path/'data'/name/f'{stem}.png')
+    if not is_refused: return get_dls(str(tmp_path/'data'), 4, size=24)
+    with pytest.raises(SystemExit): run_study(data=str(tmp_path/'data'), out=str(tmp_path/'out'))
+    counts = ', '.join(f'{name} (10)' for name in sorted(names))
+    said = f'got folders {counts}, of which {names[1]} has the file names of {names[0]}'
+    assert said in capsys.readouterr().err
 
 @pytest.mark.parametrize('n,is_few', [(10,True),(170,False)])
 def test_few_images_are_read_without_processes_of_their_own(n, is_few, tmp_path):

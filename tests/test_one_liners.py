@@ -84,6 +84,13 @@ def test_options_that_are_misspelt_are_named():
     with pytest.raises(ValueError, match="got the option 'auto', wanted none"): learn.favor_hard(auto=False)
     with pytest.raises(TypeError, match='takes from 1 to 2 positional arguments but 3'): learn.favor_hard(1, 2)
 
+@pytest.mark.parametrize('name', sorted(OURS))
+def test_a_signature_shows_options_only(name):
+    for f in getattr(Learner, name),OURS[name]:
+        assert not [p for p in inspect.signature(f).parameters.values() if p.kind==p.VAR_KEYWORD]
+    with pytest.raises(TypeError, match="got an unknown option 'no_such', wanted"):
+        getattr(table_learner(), name)(no_such=1)
+
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_the_noise_guard_is_gone(cls):
     said = f"{cls.__name__}: got the option 'noise_quantile', wanted none; it is gone: learn.selection.suspects() lists"

@@ -187,8 +187,9 @@ def test_rows_of_a_table_are_listed():
     found,first = learn.selection.suspects(),learn.selection.suspects()[:2]
     assert {'kind','good'}<={*found.columns}
     assert sorted(first[['label','likely']].values.tolist())==[['no','yes'],['yes','no']]
-    own = learn.dls.train_ds.items.loc[found.index] # by the index of one's own table
-    assert (found.kind.tolist(),found.good.tolist())==(own.kind.tolist(),own.good.tolist())
+    assert found.age.tolist()==found.index.tolist() # one's own table's
+    assert found.kind.tolist()==['a' if i%3==0 else 'b' for i in found.index]
+    assert found.good.tolist()==found.label.tolist()
 
 def test_each_of_several_labels_has_a_row(folder):
     "Of blue and green pictures a warm tone is claimed of one, and red is denied of another"

@@ -614,6 +614,27 @@ def test_what_is_shown_of_items_is_of_one_moment_but_for_the_loss_that_they_are_
         now = dict(predicted=str(int(pred[i].argmax())), loss=f'{float(losses[i]):.3g}')
         assert title==dict(target=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
 
+@pytest.mark.parametrize('show', [dict(), dict(n=4), dict(n=12), dict(n=12, nrows=2, figsize=(8,4))])
+def test_titles_are_whole_in_a_file(show):
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
+    learn.selection.show_hardest(**show)
+    fig = plt.gcf()
+    fig.canvas.draw() # once, as `savefig` does
+    for ax in shown_axes():
+        extent = ax.title.get_window_extent()
+        assert 0<=extent.y0 and extent.y1<=fig.bbox.y1
+        assert extent.y0>=ax.get_window_extent().y1
+
+@pytest.mark.parametrize('n,columns', [(3,3), (4,2), (9,3), (10,5), (16,4), (18,6)])
+def test_as_many_columns_as_suit_a_screen(n, columns):
+    "With no place empty"
+    learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
+    learn.selection.show_hardest(n)
+    assert {ax.get_gridspec().get_geometry() for ax in shown_axes()}=={(n//columns, columns)}
+    width,height = plt.gcf().get_size_inches()
+    assert width==pytest.approx(max(4.2, 1.4*columns))
+    assert height<1.7*width
+
 def test_most_and_least_picked_items_of_each_class():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
     selection.show_picked(n=2)
@@ -688,6 +709,44 @@ def tabular_learner_of_ages():
     splits = [list(range(64)), list(range(64, 80))]
     table = TabularPandas(df, [Categorify, Normalize], ['kind'], ['age'], 'good', splits=splits)
     return tabular_learner(table.dataloaders(bs=16), layers=[8])
+
+def patients(n=80):
+    "A table with all that is processed: names, numbers, and what is missing of both"
+    draws = np.random.default_rng(0)
+    i = np.arange(n)
+    table = dict(
+        age=20+i%50,
+        glucose=draws.normal(90, 9, n).round(2),
+        city=np.where(i%3==0, 'Rome', 'Oslo').astype(object),
+        pains=i%5==0,
+        ill=np.where(i%2==0, 'yes', 'no'))
+    df = pd.DataFrame(table, index=[f'p{k}' for k in i])
+    df.loc[df.index[::7],'glucose'] = np.nan
+    df.loc[df.index[::11],'city'] = None
+    return df
+
+@pytest.mark.parametrize('procs', [('Categorify','FillMissing','Normalize'), ('FillMissing','Categorify'),
+    ('Categorify',)], ids='-'.join)
+@pytest.mark.parametrize('reduce_memory', [True, False])
+def test_lists_have_the_columns_of_a_table_as_the_user_gave_them(procs, reduce_memory):
+    from fastai.tabular import core
+    from fastai.tabular.learner import tabular_learner
+    set_seed(0)
+    df = patients() if 'FillMissing' in procs else patients().fillna(dict(glucose=90.))
+    table = core.TabularPandas(df, [getattr(core, name) for name in procs], ['city','pains'], ['age','glucose'], 'ill',
+        splits=[list(range(64)), list(range(64, 80))], reduce_memory=reduce_memory)
+    codes = table.items.copy()
+    learn = tabular_learner(table.dataloaders(bs=16), layers=[8]).watch_items(valid=True)
+    selection = quiet_fit(learn, 1).selection
+    lists = dict(suspects=(selection.suspects(), 'age'), items=(selection.items(), 'age_of_item'))
+    for listed,age in lists.values():
+        assert not [name for name in listed if str(name).endswith('_na')]
+        own = df.loc[listed.index]
+        assert listed[age].tolist()==own.age.tolist()
+        assert listed.glucose.tolist()==pytest.approx(own.glucose.tolist(), abs=1e-9, nan_ok=True)
+        assert listed.city.isna().tolist()==own.city.isna().tolist()
+        for name in 'city','pains','ill': assert listed[name].dropna().tolist()==own[name].dropna().tolist()
+    pd.testing.assert_frame_equal(table.items, codes) # what trains is as it was
 
 def test_tables_show(monkeypatch):
     learn = quiet_fit(tabular_learner_of_ages().top_loss(track_items=True), 2)

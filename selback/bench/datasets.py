@@ -8,7 +8,8 @@ __all__ = ['datasets', 'folders', 'networks', 'TensorItems', 'TensorDL', 'tensor
            'get_dls', 'flip_labels', 'example_folder', 'small_resnet', 'cifar_resnet18', 'small_convnet', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
-import hashlib, tempfile, warnings
+import hashlib, re, tempfile, warnings
+from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -296,6 +297,25 @@ def _images_in(folder):
     "Files that Pillow can read by their names, in order"
     return sorted(f for f in get_image_files(folder) if f.suffix.lower()!='.svg')
 
+_of_masks = re.compile(r'(.*[_-])?(msks?|masks?|labels?|annotations?|segmentations?)', re.I) # a folder's name
+
+def _by_folder(files):
+    "The stems of files, by the name of their folder"
+    found = {}
+    for f in files: found.setdefault(f.parent.name, set()).add(f.stem.removesuffix('_mask').removesuffix('_msk'))
+    return found
+
+def _check_masks(files):
+    "Raise a `ValueError` if a class folder looks like the masks of another one"
+    stems = _by_folder(files)
+    for name in filter(_of_masks.fullmatch, stems):
+        other = next((o for o in stems if o!=name and len(stems[o] & stems[name])>len(stems[name])/2), None)
+        if other is None: continue
+        counts = ', '.join(f'{name} ({len(of)})' for name,of in sorted(stems.items()))
+        got = f'folders {counts}, of which {name} has the file names of {other}, as masks do'
+        remedy = 'for segmentation see the recipe for U-Net; if it is a class, give its folder another name'
+        raise ValueError(error_text('data', got, 'one folder for each class', remedy))
+
 def _check_parts(dls):
     "Raise a `ValueError` if there is nothing to validate on, or a class of which nothing trains"
     trained,validated = ({parent_label(f) for f in part.items} for part in (dls.train_ds, dls.valid_ds))
@@ -332,6 +352,7 @@ def _folder(path, bs, size):
     files = [f for f in _images_in(train) if path/'test' not in f.parents]
     if not files: raise ValueError(f'data: got {str(train)!r}, a folder without images.')
 
+    _check_masks(files)
     splitter = RandomSplitter(seed=0)
     if valid:
         files += _images_in(valid)
@@ -352,6 +373,12 @@ def folder_fingerprint(
     told = [f'{f.relative_to(path).as_posix()} {f.stat().st_size}' for f in files]
     return hashlib.sha1('\n'.join(told).encode()).hexdigest()[:12]
 
+def _classes_in_words(dls, most=12):
+    "Classes with their counts, the first ones of many"
+    counts = Counter(parent_label(f) for part in (dls.train_ds, dls.valid_ds) for f in part.items)
+    told = [f'{name} ({counts[name]:,})' for name in sorted(counts)]
+    return ', '.join(told[:most])+(f', and {len(told)-most} more' if len(told)>most else '')
+
 def folder_in_words(
     data:str, # A folder of class folders
     dls:DataLoaders, # As `get_dls` returns it
@@ -363,6 +390,7 @@ def folder_in_words(
     split = f'its folder {valid.name}' if valid else 'a fifth, drawn at random with seed 0'
     lines = [f'{data}: {dls.c} classes; {len(dls.train_ds):,} images to train on, '
         f'{len(dls.valid_ds):,} to validate on ({split}).',
+        f'Images of each class: {_classes_in_words(dls)}.',
         f'Each image is resized to {size}x{size} pixels, cropped where it is no square; '
         'those to train on are mirrored, turned, zoomed, warped and lit at random.']
     if (path/'test').is_dir(): lines.append('Its folder test is left out: it is neither trained on nor chosen by.')

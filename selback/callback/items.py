@@ -233,6 +233,21 @@ def marks_of(
     "Numbers that stand for texts"
     return None if texts is None else torch.tensor([_mark(o) for o in texts], dtype=torch.int64)
 
+def _near(column):
+    "Numbers that were kept in single precision, rounded to what it tells"
+    top,least = column.abs().max(),2*np.finfo(np.float32).eps
+    return column.astype(float).round(max(0, int(-np.log10(least*top)))) if 0<top<np.inf else column
+
+def _as_given(ds, table):
+    "A table of fastai's as it was before it was processed, as far as fastai can tell"
+    own = ds.new(table).decode().items # of a copy
+    filled = [name for f in ds.procs.fs for name in getattr(f, 'na_dict', ()) if f'{name}_na' in ds.cat_names]
+    for name in filled: own[name] = own[name].mask(own.pop(f'{name}_na').isin([True]))
+    for name in ds.cat_names:
+        if name in own: own[name] = own[name].where(own[name]!='#na#')
+    for name in ds.cont_names: own[name] = _near(own[name])
+    return own
+
 def _is_data(o): return isinstance(o, (Tensor,np.ndarray)) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
 
 class ItemKeys:
@@ -272,7 +287,10 @@ class ItemKeys:
 
     def columns(self)->pd.DataFrame: # By position
         "Where items come from, beside the key: the columns of a table, or what a list has"
-        if self.table is not None: return self.table.loc[:,~self.table.columns.duplicated()].reset_index(drop=True)
+        if self.table is not None:
+            table = self.table.loc[:,~self.table.columns.duplicated()]
+            parent,_ = parent_of(self.ds)
+            return (_as_given(parent, table) if hasattr(parent, 'y_names') else table).reset_index(drop=True)
         items,_ = _listed(self.ds, 0) or (None,None)
         has_them = self.files is None and items is not None and not _is_data(_at(items, 0))
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}

@@ -6,6 +6,8 @@
 __all__ = ['ValidationLooks', 'WatchItemsCallback']
 
 # %% ../../nbs/callback/11_watching.ipynb #9ef69180
+import inspect
+
 from ..core.batches import as_tensors, n_items
 from ..core.checks import error_text
 from ..core.item_loss import detached
@@ -74,6 +76,12 @@ class ValidationLooks:
         if self.tracker.labels is not None: self.tracker.weigh_epoch(self.tracker.labels.accuracy)
 
 # %% ../../nbs/callback/11_watching.ipynb #f0afb1d2
+def _shows_names_only(init):
+    "Leave `**kwargs`, which are refused, out of a signature"
+    sig = inspect.signature(init)
+    init.__signature__ = sig.replace(parameters=[p for p in sig.parameters.values() if p.kind!=p.VAR_KEYWORD])
+    return init
+
 @with_one_liner("Train as ever, and remember of each item its losses and what was predicted")
 class WatchItemsCallback(EpochSelection):
     "Train on all items as plain training does, and remember of each its losses and what was predicted"
@@ -82,6 +90,7 @@ class WatchItemsCallback(EpochSelection):
     keeps_all = dict(),dict(valid=True)
     why_idle = None # it never selects
 
+    @_shows_names_only
     def __init__(self,
         valid:bool=False, # Also what validation predicts of its items in each epoch?
         item_loss=None, # Function `(pred, *yb)` of one loss per item, where the loss mixes items; None: the learner's

@@ -154,11 +154,16 @@ def _showable(sample, facts, asked):
     return (*map(titled, sample),facts)
 
 # %% ../../nbs/views/01_pictures.ipynb #09a80bb2
+def _columns(n):
+    "In how many columns `n` pictures suit a screen, a phone's up to nine: those that leave fewest places empty"
+    if n<=9: return 2 if n in (1,2,4) else 3
+    return min(range(4, 7) if n<18 else range(6, 11), key=lambda columns: -n%columns)
+
 def _grid(n, n_lines, **kwargs):
     "What `show_batch` is told, for `n` pictures with `n_lines` lines above each; `kwargs` are as they are"
-    if 'nrows' not in kwargs and 'ncols' not in kwargs: kwargs['ncols'] = 3
+    if 'nrows' not in kwargs and 'ncols' not in kwargs: kwargs['ncols'] = _columns(n)
     rows = kwargs.get('nrows') or -(-n//kwargs['ncols'])
-    columns = -(-n//rows)
+    columns = kwargs.get('ncols') or -(-n//rows)
     across = max(width, 1.4*columns) # inches, for the lines
     height = .1+.16*n_lines+across/columns
     return dict(figsize=(across,height*rows)) | kwargs
@@ -189,7 +194,9 @@ def show_items(
     show_batch(x, y, samples, max_n=n, **kwargs)
     if is_image:
         plt.gcf().set_layout_engine('constrained')
-        for ax in plt.gcf().axes: ax.title.set_fontsize(9)
+        for ax in plt.gcf().axes:
+            ax.title.set_fontsize(9)
+            ax.set_anchor('N') # the room for titles is measured from the top of a picture's place
     if samples is None: display_df(pd.DataFrame(facts))
 
 def _show_by_loss(selection, asked, n, ascending, **kwargs):
