@@ -420,3 +420,37 @@ def test_no_validation_and_no_images():
     learn.dls.loaders.pop()
     with pytest.raises(ValueError, match="within: got 'across' of a learner without validation items"):
         copies(learn, within='across')
+
+# What a tester found
+def test_a_network_that_tells_nothing_apart_is_refused(folder):
+    for value,said in ((float('nan'),'features that are NaN'), (0.,'the same features of all items')):
+        learn = of_folder(folder)
+        with torch.no_grad():
+            for p in learn.model.parameters(): p.fill_(value)
+        with pytest.raises(ValueError, match=said): copies(learn)
+
+def test_of_few_items_only_equal_ones_are_called_copies(capsys):
+    x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    x[7] = x[3]
+    dls = dls_of(x, torch.arange(12)%2, bs=4, n_valid=2)
+    learn = Learner(dls, small_convnet(2, .5), loss_func=CrossEntropyLossFlat())
+    found = copies(learn, n=1)
+    assert 'some 1 pairs are likelier copies than not' in capsys.readouterr().out
+    assert (found.similarity==1).all()
+
+def test_a_number_for_unknown_makes_no_rows_equal():
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    for i in range(3): x[7+i,i] = -9999.
+    learn = Learner(dls_of(x, torch.arange(300)%2, n_valid=60), nn.Linear(3, 2), loss_func=CrossEntropyLossFlat())
+    assert (copies(learn, n=20).similarity<1).all()
+
+def test_a_table_whose_index_repeats_is_refused(folder):
+    table = pd.DataFrame(dict(x=range(80)), index=[*range(40)]*2)
+    found = pd.DataFrame(dict(item=[3], other=[5]))
+    with pytest.raises(ValueError, match='rows of a table whose index has each label once'):
+        without_copies(found)(table)
+
+def test_groups_that_fill_all_leave_nothing_to_validate_on():
+    table = pd.DataFrame(dict(x=range(20)))
+    found = pd.DataFrame(dict(item=[*range(19)], other=[*range(1, 20)]))
+    with pytest.raises(ValueError, match='got groups of copies of which none is as small'): without_copies(found)(table)

@@ -191,6 +191,14 @@ def test_an_interrupt_leaves_it_all_as_it_was(monkeypatch):
     assert all(map(alike, digest(learn), before))
     assert alike(dict(learn.model[-1].state_dict()), head)
 
+def test_an_interrupt_of_the_last_look_leaves_the_trained_layer(monkeypatch):
+    learn,_ = misled()
+    before = weights(learn)
+    def stops(self): raise KeyboardInterrupt
+    monkeypatch.setattr(HeadRefit, 'check', stops)
+    with pytest.raises(KeyboardInterrupt): refitted(learn)
+    assert same(weights(learn), before)
+
 def test_a_second_refit_begins_with_the_layer_as_it_was_trained():
     learn,_ = misled()
     trained = copy.deepcopy(learn.model[-1].state_dict())

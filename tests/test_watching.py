@@ -834,6 +834,16 @@ def test_one_look_more_counts_three_times():
     assert found.sort_index().margin.tolist()==pytest.approx(margins, rel=1e-4, abs=1e-5)
     assert (found.looks==4).all()
 
+def test_a_look_that_tells_nothing_is_refused():
+    learn = quiet_fit(learner().watch_items(), 1)
+    net = learn.model.net
+    with torch.no_grad(): net[-1].bias[0] = math.nan
+    with learn.no_bar(), pytest.raises(ValueError, match='got a look that tells of no label'):
+        learn.selection.suspects(look=True)
+    learn.model = Shaped((CLASSES+1,))
+    with learn.no_bar(), pytest.raises(ValueError, match=f'a model of {CLASSES+1} classes, wanted the {CLASSES} that'):
+        learn.selection.suspects(look=True)
+
 def test_halves_add_up_by_their_weights():
     halves = [watched() for _ in range(2)]
     joined = LabelMemory(N)

@@ -73,8 +73,8 @@ def codes_as_numbers(
     n_out:int=8, # Numbers for each
 )->Tensor: # Shape (n, columns*n_out)
     "Numbers in place of categories: two that differ are as far apart as two numbers on the average"
-    table = F.normalize(_drawn(4096, n_out, seed=1), dim=1)
-    return torch.cat([table[(column+97*i)%4096] for i,column in enumerate(codes.T)], 1)
+    low,high = (F.normalize(_drawn(4096, n_out, seed=seed), dim=1) for seed in (1,3))
+    return torch.cat([low[(column+97*i)%4096]+high[column//4096%4096] for i,column in enumerate(codes.T)], 1)
 
 # %% ../../nbs/core/17_neighbours.ipynb #63046088
 def pieces(
@@ -93,11 +93,13 @@ def bag_of_pieces(
     n_out:int=512, # Numbers for each
 )->Tensor: # Shape (n, n_out); products of unit rows are about the share of pieces that two texts have in common
     "Rows whose products tell how much of two texts agrees"
-    table,rows = _drawn(16_381, n_out, seed=2),[]
+    size,rows = 16_381,[]
+    tables = [_drawn(size, n_out, seed=seed) for seed in (2,4)]
     for first in range(0, len(texts), 1000):
-        found = [pieces(o)%16_381 for o in texts[first:first+1000]]
-        starts = torch.tensor([0, *map(len, found)]).cumsum(0)[:-1]
-        rows.append(F.embedding_bag(torch.cat(found), table, starts, mode='sum'))
+        found = [pieces(o) for o in texts[first:first+1000]]
+        starts,every = torch.tensor([0, *map(len, found)]).cumsum(0)[:-1],torch.cat(found)
+        both = zip((every%size, every//size%size), tables) # which few pieces have alike
+        rows.append(sum(F.embedding_bag(part, table, starts, mode='sum') for part,table in both))
     return torch.cat(rows)
 
 # %% ../../nbs/core/17_neighbours.ipynb #0cdb26a6
@@ -193,14 +195,16 @@ def likely_pairs(
     ratio = (far/last)[:,:n_kept].flatten()
     row,other = rows[:,None].expand(-1, n_kept).flatten(),at[:,:n_kept].flatten()
     order = ratio.argsort(stable=True)
-    n_likely,is_first = _likely(ratio[order]),_are_new(row[order], other[order])
+    are_few = len(far)<5*far.shape[1]
+    n_likely,is_first = _likely(ratio[order], are_few),_are_new(row[order], other[order])
     order,n_likely = order[is_first],int(is_first[:n_likely].sum())
     similar = similar[:,:n_kept].flatten()[order]
     similar = torch.where(similar>1-equal, 1., similar.clamp(0, 1))
     return Pairs(row[order], other[order], similar, ratio[order], n_likely)
 
-def _likely(ratio):
+def _likely(ratio, are_few):
     "How many of the first pairs are likelier copies than not, one by one: as long as more are seen than twice expected"
+    if are_few: return int((ratio==0).sum()) # nothing is known of the others: only equal ones are copies
     expected = expected_below(ratio[ratio>0])(ratio)
     gain = torch.arange(1, len(ratio)+1)-2*expected
     best = gain.max(0) if len(gain) else None

@@ -76,7 +76,8 @@ def _of_output(out, n):
         got = f'an output of shape {tuple(out.shape)}' if isinstance(out, Tensor) else f'a {type(out).__name__}'
         wanted = 'a row, or maps, of each item'
         raise ValueError(error_text('layer', f'a layer that returns {got} for {n} items', wanted))
-    if out.ndim==4: return pooled(out)
+    if out.ndim==4 and min(out.shape[2:])>=4: return pooled(out)
+    if out.ndim==4: return out.float().flatten(1)
     return out.float().mean(1) if out.ndim==3 else out.float()
 
 def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
@@ -94,7 +95,7 @@ class _ByLayer:
             if not look.seen:
                 wanted = 'one that runs in the model'
                 raise ValueError(error_text('layer', f'a {type(self.layer).__name__} that does not', wanted))
-            found.append(halved(narrowed(_of_output(look.seen[-1], find_bs(look.xb))).cpu()))
+            found.append(halved(narrowed(torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1)).cpu()))
         def watching(model): return _output_seen(model, self.layer)
         order = look_at(learn, dl, torch.arange(check_loader(dl).n), note, watching, 'find_copies',
             'mirror images' if mirrors else 'features', _mirrored if mirrors else None)
@@ -119,8 +120,9 @@ class _ByColumns:
 
     def vectors(self, rows):
         numbers,codes = rows[:,self.is_number],rows[:,~self.is_number].long()
-        deviation = numbers.std(0)
-        numbers = (numbers-numbers.mean(0))/torch.where(deviation>1e-9, deviation, 1)
+        low,middle,high = numbers.quantile(torch.tensor([.16,.5,.84]).double(), dim=0)
+        deviation = torch.where(high>low, (high-low)/2, numbers.std(0)) # which a -9999 for unknown does not reach
+        numbers = ((numbers-middle)/torch.where(deviation>1e-9, deviation, 1)).clamp(-8, 8)
         parts = [numbers.float()]+([codes_as_numbers(codes)] if codes.shape[1] else [])
         return unit(waves(torch.cat(parts, 1), rows.shape[1]))
 
@@ -227,6 +229,14 @@ def check_files(
     raise ValueError(error_text(asked, f'{len(bad)} files that cannot be opened: {named}', 'images',
         'leave them out: get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)]'))
 
+def _check_rows(rows):
+    "Raise a `ValueError` if the features of items tell nothing"
+    wanted,remedy = 'a layer that tells items apart','name another, layer=learn.model[0], or train first'
+    if not rows.isfinite().all():
+        raise ValueError(error_text('find_copies', 'features that are NaN or infinite', wanted, remedy))
+    if len(rows)>2 and (rows==rows[:1]).all():
+        raise ValueError(error_text('find_copies', 'the same features of all items', wanted, remedy))
+
 def _told_of_size(learn, x, n, m):
     "Say beforehand what a large search takes"
     if n*m<1e9: return
@@ -275,8 +285,10 @@ def find_copies(self:Learner,
         return torch.cat([rows[items.at[items.part==i]] for i,rows in zip(parts, of_parts)])
     with fixed_random():
         rows = rows_of()
-        if flips: x,mirrored = kind.vectors(torch.cat([rows, rows_of(True)])).chunk(2)
-        else: x,mirrored = kind.vectors(rows),None
+        if flips: rows = torch.cat([rows, rows_of(True)])
+        _check_rows(rows)
+        x = kind.vectors(rows)
+        x,mirrored = x.chunk(2) if flips else (x,None)
         pairs = _found_pairs(self, x, mirrored, items, within)
 
     n_likely = pairs.n_likely
@@ -316,6 +328,9 @@ def shown_samples(
     shown = {}
     for part in {part for part,_ in places}:
         own,idxs = check_loader(learn.dls.loaders[part]),sorted({at for other,at in places if other==part})
+        if not hasattr(own, 'show_batch'):
+            wanted,remedy = "fastai's TfmdDL, which shows what it loads",'look at the list'
+            raise ValueError(error_text(asked, f'a {type(own).__name__} of your own', wanted, remedy))
         with unaugmented(own.dataset):
             dl = loader_of(own, idxs, bs=len(idxs), num_workers=0)
             idxs = [int(i) for i in dl.get_idxs()]
@@ -331,8 +346,13 @@ def shown_samples(
 # %% ../../nbs/views/09_copies.ipynb #78cb0c63
 def _title(key, part, label):
     name = PurePath(key).name if isinstance(key, str) else key
+    if isinstance(label, (list,tuple)): label = ' '.join(map(str, label))
     told = part if label is None else f'{part}, {label}'
-    return f'{shortened(told, 16)}\n{shortened(name, 16)}'
+    return f'{shortened(told, 15)}\n{_cut_within(str(name), 15)}'
+
+def _cut_within(name, n):
+    "A name without its middle: what tells files apart stands at its end"
+    return name if len(name)<=n else f'{name[:n//3]}..{name[-(n-n//3-2):]}'
 
 def _show_pictures(found, places, shown):
     "Pairs of pictures in a grid"
@@ -423,11 +443,11 @@ def _is_path(o): return isinstance(o, (str,PurePath))
 
 def _numbers_by_key(items, found):
     "The number of each item among those to split, by how the list calls it"
-    if isinstance(items, pd.DataFrame): return {key: i for i,key in enumerate(items.index)}
     wanted = {*found.item, *found.other}
-    if not all(map(_is_path, wanted)) or not all(map(_is_path, items)):
+    if isinstance(items, pd.DataFrame) and items.index.is_unique: return {key: i for i,key in enumerate(items.index)}
+    if isinstance(items, pd.DataFrame) or not all(map(_is_path, wanted)) or not all(map(_is_path, items)):
         raise ValueError(error_text('without_copies', 'items that are known by their place',
-            'files, or rows of a table', 'places are others in the next split'))
+            'files, or rows of a table whose index has each label once', 'places are others in the next split'))
     wanted,numbers = {PurePath(o).parts for o in wanted},{}
     lengths = {len(o) for o in wanted}
     for i,o in enumerate(items):
@@ -459,7 +479,10 @@ def without_copies(
         group = groups_of(pairs, len(items))
         g = torch.Generator()
         g.manual_seed(g.seed() if seed is None else seed)
-        return _drawn_groups(group, round(valid_pct*len(items)), g)
+        train,valid = _drawn_groups(group, round(valid_pct*len(items)), g)
+        if valid or not valid_pct: return train,valid
+        got = f'groups of copies of which none is as small as {valid_pct:g} of the items'
+        raise ValueError(error_text('without_copies', got, 'some to validate on', 'pass a larger valid_pct'))
     return split
 
 def _drawn_groups(group, n_valid, g):

@@ -30,6 +30,9 @@ def _as_picture(x):
     x = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
     if x.ndim==3 and x.shape[0] in (1,3): x = x.transpose(1, 2, 0)
     if x.ndim==3 and x.shape[2] not in (1,3): return None
+    if x.dtype!=np.uint8 and x.size and (x.min()<-.01 or x.max()>1.01):
+        got = f'an image of numbers from {x.min():.3g} to {x.max():.3g}'
+        raise ValueError(error_text('find_odd', got, 'bytes, or numbers from 0 to 1'))
     if x.dtype!=np.uint8: x = (x.clip(0, 1)*255).round().astype(np.uint8)
     return Image.fromarray(x[...,0] if x.ndim==3 and x.shape[2]==1 else x)
 
@@ -103,6 +106,7 @@ def _measured(learn, keys, part):
             except (OSError,SyntaxError,Image.DecompressionBombError): # what PIL raises for a broken file
                 rows.append({})
                 continue
+            except KeyError as e: raise ValueError(error_text('find_odd', 'rows of a table', 'images')) from e
             picture = _as_picture(x)
             if picture is None:
                 raise ValueError(error_text('find_odd', f'items that are a {type(x).__name__}', 'images'))
@@ -140,6 +144,9 @@ def show_odd(self:Learner,
     import matplotlib.pyplot as plt
     n = check_range('n', n, 1, whole=True)
     if found is None: found = self.find_odd()
+    if not isinstance(found, pd.DataFrame) or not {'item','part','kind'}<={*found}:
+        got = f'columns {[*found]}' if isinstance(found, pd.DataFrame) else f'a {type(found).__name__}'
+        raise TypeError(error_text('show_odd', got, 'what learn.find_odd() returned, or some of its rows'))
     rows = found[found.kind!='corrupt'] if kind is None else found[found.kind==kind]
     if kind=='corrupt' or not len(rows):
         known = ', '.join(map(repr, found.kind.unique())) or 'nothing'
@@ -156,4 +163,7 @@ def show_odd(self:Learner,
     for ax in axes.flat: ax.axis('off')
     for ax,place,row in zip(axes.flat, places, rows.itertuples()):
         shown[place].show(ctx=ax)
+        ax.axis('on') # a frame, or a white image is invisible
+        ax.set(xticks=[], yticks=[])
+        for side in ax.spines.values(): side.set(color='.7', lw=.5)
         ax.set_title(f'{row.kind}\n{shortened(str(row.item).rsplit("/")[-1], 16)}', fontsize=8)

@@ -224,7 +224,7 @@ def _replace(refit, new):
     old = _copied(refit.head)
     refit.head.load_state_dict(new.state_dict())
     try: refit.check()
-    except ValueError:
+    except BaseException: # of an interrupt, too
         refit.head.load_state_dict(old)
         raise
 

@@ -94,10 +94,18 @@ def _looked_at(selection, labels):
         with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
     def note(look):
         told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
-        if told is not None: seen.append((look.n_before, told))
+        if told is None: return
+        if told.given.shape!=labels.given.shape:
+            got = f'a model of {told.given.shape[-1]} classes'
+            raise ValueError(error_text('suspects', got, f'the {labels.given.shape[-1]} that were watched',
+                'leave look out'))
+        seen.append((look.n_before, told))
 
     items = torch.arange(len(selection.memory))
     with fixed_random(): order = look_at(learn, learn.dls.train, items, note, asked='suspects', comment='one look more')
+    if not any(told.margin.isfinite().any() for _,told in seen):
+        raise ValueError(error_text('suspects', 'a look that tells of no label', 'predictions that are numbers',
+            'leave look out'))
     order = order.to(labels.looks.device)
     return labels.looked_at((order[n:n+len(told.margin)], told) for n,told in seen)
 
