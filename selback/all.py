@@ -42,7 +42,7 @@ from .views.suspects import *
 from .views.corrections import *
 from .views.refit import *
 from .views.copies import without_copies, without_leaks
-from .views import odd as _odd
+from .views.odd import kinds_of as _kinds_of
 from .views.early import *
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *
