@@ -110,7 +110,7 @@ TORCH = `$(BIN)/python -c "from urllib.request import urlopen; urlopen('$(TORCH_
 
 # The folders of the checkout on the path of its Python, for the studies and what notebooks read,
 # and `_offline` where a process asks for it
-$(BIN)/.installed: settings.ini setup.py pyproject.toml Makefile
+$(BIN)/.installed: pyproject.toml setup.py Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(TORCH) -e '.[dev]' \
 		|| $(BIN)/pip install --quiet -e '.[dev]'

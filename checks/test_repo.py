@@ -1,6 +1,6 @@
 "The repository agrees with itself"
 import ast, importlib, importlib.metadata, inspect, json, pkgutil, re, subprocess
-from configparser import ConfigParser
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd, pytest, yaml
@@ -24,11 +24,9 @@ code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials 
 folders = 'core','methods','callback','views','.','bench' # from the ground up; `all` is outside of them
 moved = dict(compare='bench.compare', race='bench.race')
 short = {f'{name}.py': f'selback.{module}' for name,module in moved.items()}
-project = tomllib.loads((root/'pyproject.toml').read_text())
-config = ConfigParser(interpolation=None, delimiters='=')
-config.read(root/'settings.ini')
-settings = config['DEFAULT']
-pythons = settings['pythons'].split()
+project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
+requirements = list(map(Requirement, project['dependencies']))
+pythons = [kind.rpartition(' ')[2] for kind in project['classifiers'] if 'Python :: 3.' in kind] # the oldest first
 TEXT = '.py','.toml','.ini','.md','.ipynb','.yml','.yaml','.cfg','.in',''
 
 def text_in(path): return (root/path).read_text(encoding='utf-8')
@@ -55,44 +53,31 @@ def tracked():
 
 # Metadata
 def test_each_fact_is_in_one_file():
-    once = [settings['description'], settings['author'], project['project']['urls']['Repository']]
+    once = [project['description'], project['authors'][0]['name'], project['urls']['Repository']]
     for fact in once:
         files = [f for f in tracked() if f.name!='_modidx.py' and fact in f.read_text(encoding='utf-8')]
         assert len(files)==1, f'{fact!r} is stated in {[f.relative_to(root).as_posix() for f in files]}'
 
-def test_each_fact_is_stated_once():
-    names = dict(pythons='requires-python', requirements='dependencies', status='classifiers', author='authors')
-    stated = {names.get(name, name) for name in settings}
-    assert not stated & (set(project['project'])-{'dynamic'})
-    assert 'version' in project['project']['dynamic']
-    assert 'version' not in settings
-    assert '__version__' in text_in('selback/__init__.py')
+def test_each_requirement_is_stated_once():
+    specs = [*project['dependencies'], *chain(*project['optional-dependencies'].values())]
+    names = [Requirement(spec).name for spec in specs]
+    assert len(names)==len(set(names))
 
-    nodes = [node for node in ast.walk(ast.parse(text_in('setup.py'))) if isinstance(node, ast.Constant)]
-    literals = [node.value for node in nodes if isinstance(node.value, str)]
-    assert not [value for value in settings.values() if value in literals]
-    specs = [spec for name in settings if name.endswith('requirements') for spec in settings[name].split()]
-    bounds = [spec for spec in specs if re.search(r'[<>=]', spec)]
-    assert not [spec for spec in bounds if spec in text_in('pyproject.toml')]
-
-def test_installed_metadata_is_that_of_the_files():
+def test_installed_metadata_is_that_of_the_file():
     meta = importlib.metadata.metadata('selback')
     assert meta['Name']=='selback'
-    assert meta['Summary']==settings['description']
+    assert meta['Summary']==project['description']
     assert meta['License-Expression']=='Apache-2.0'
-    assert meta['Requires-Python']=='>='+pythons[0]
-    kinds = [kind.partition('Python :: ')[2] for kind in meta.get_all('Classifier') if 'Python :: 3.' in kind]
-    assert kinds==pythons
-    assert meta['Author']==settings['author']
+    assert meta['Requires-Python']==project['requires-python']==f'>={pythons[0]}'
+    assert meta.get_all('Classifier')==project['classifiers']
+    assert meta['Author']==project['authors'][0]['name']
     assert meta['Version']==re.search(r'"(.+)"', text_in('selback/__init__.py'))[1]
-
-    needed = {re.split(r'[<>=;]', spec)[0] for spec in settings['requirements'].split()}
-    assert needed<={re.split(r'[<>=; ]', spec)[0] for spec in meta.get_all('Requires-Dist')}
-    assert set(meta.get_all('Provides-Extra'))=={'dev','docs','recipes','studies','checks'}
+    assert {r.name for r in requirements}<={Requirement(spec).name for spec in meta.get_all('Requires-Dist')}
+    assert set(meta.get_all('Provides-Extra'))==set(project['optional-dependencies'])
 
 SOUGHT = 'noisy-labels','label-errors','class-imbalance','hard-examples','shortcut-learning','near-duplicates'
 
-def test_what_people_search_for_is_among_the_keywords(): assert set(SOUGHT)<=set(settings['keywords'].split())
+def test_what_people_search_for_is_among_the_keywords(): assert set(SOUGHT)<=set(project['keywords'])
 
 def jobs(workflow): return yaml.safe_load(text_in(f'.github/workflows/{workflow}.yml'))['jobs']
 
@@ -102,8 +87,7 @@ def test_ci_runs_every_python_and_the_oldest_of_what_is_needed():
     oldest = json.dumps(tested['oldest'])
     assert 'lowest-direct' in oldest
     assert f'"python-version": "{pythons[0]}"' in oldest
-    lowest = [Requirement(spec).specifier for spec in settings['requirements'].split()]
-    assert all(any(bound.operator=='>=' for bound in bounds) for bounds in lowest), 'each needs a lowest version'
+    for needed in requirements: assert '>=' in {bound.operator for bound in needed.specifier}, f'{needed}: from which?'
 
 def test_ci_runs_commands_that_exist():
     steps = [step for name in ('test','docs','release') for job in jobs(name).values() for step in job['steps']]
@@ -417,8 +401,7 @@ def test_outputs_are_of_the_code_that_is_there(runs):
     assert not stale, 'run `.venv/bin/python nbs/_run.py` on these'
 
 def test_outputs_are_of_versions_that_are_supported(runs):
-    required = [Requirement(spec) for spec in settings['requirements'].split()]
-    wanted = {r.name: r.specifier for r in required}
+    wanted = {r.name: r.specifier for r in requirements}
     wanted['python'] = SpecifierSet('>='+pythons[0])
     for name in ('python','torch','fastai'): assert all(version in wanted[name] for version in runs[name])
 

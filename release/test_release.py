@@ -69,7 +69,7 @@ def test_files_of_the_wheel(wheel):
 
 def test_files_of_the_sdist(dist):
     with tarfile.open(next(dist.glob('*.tar.gz'))) as t: inside = {name.partition('/')[2] for name in t.getnames()}
-    assert {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE'}<=inside
+    assert {'setup.py','pyproject.toml','README.md','LICENSE'}<=inside
 
 def test_pictures_and_links_of_the_readme_show_on_the_package_index(wheel):
     repo,text = wheel.urls['Repository'],wheel.metadata.get_payload()
