@@ -22,8 +22,6 @@ root = Path(__file__).parents[1]
 notebooks = sorted(p for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials and the index
 folders = 'core','methods','callback','views','.','bench' # from the ground up; `all` is outside of them
-moved = dict(compare='bench.compare', race='bench.race')
-short = {f'{name}.py': f'selback.{module}' for name,module in moved.items()}
 project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
 requirements = list(map(Requirement, project['dependencies']))
 pythons = [kind.rpartition(' ')[2] for kind in project['classifiers'] if 'Python :: 3.' in kind] # the oldest first
@@ -106,7 +104,7 @@ def test_the_package_is_what_the_notebooks_export(tmp_path):
     exported = {p.relative_to(lib): p for p in lib.rglob('*.py')}
     there = {p.relative_to(root/'selback') for p in (root/'selback').rglob('*.py') if p.name!='__init__.py'}
     assert exported
-    assert there-set(exported)=={Path('_modidx.py'),*map(Path, short)}
+    assert there-set(exported)=={Path('_modidx.py')}
     for name,p in exported.items(): assert body(p)==body(root/'selback'/name), f'{name}: run nbdev-export'
 
 OF_A_MACHINE = re.compile(r'(/home/|/root/|/tmp/|/work/|site-packages)')

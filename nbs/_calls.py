@@ -10,14 +10,14 @@ from fastcore.docments import docments
 
 import selback.all
 from selback.bench.command import run_study
+from selback.bench.compare import compare
+from selback.bench.race import race
 from selback.callback.attach import known_methods
 from selback.callback.batch import BatchSelection
 from selback.callback.epoch import EpochSelection
 from selback.callback.selection import Selection
-from selback.compare import compare
 from selback.core.method import BatchMethod, Inclusion
 from selback import functional
-from selback.race import race
 
 # A call as it is written, what it does, where it is defined, and its name there
 Call = namedtuple('Call', 'written does module name')

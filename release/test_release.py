@@ -106,15 +106,15 @@ def module_of(file): return file.removesuffix('.py').removesuffix('/__init__').r
 def test_every_module_of_the_wheel_imports(wheel, python, tmp_path):
     "With what the package asks for, and nothing else"
     modules = sorted(module_of(name) for name in wheel.files if name.endswith('.py'))
-    assert {'selback.core.losses','selback.bench.race','selback.compare'}<=set(modules)
+    assert {'selback.core.losses','selback.bench.race','selback.all'}<=set(modules)
     assert not [name for name in modules if 'studies' in name]
     run_code(python, f'import importlib\nfor name in {modules}: importlib.import_module(name)', cwd=tmp_path)
 
 BY_THE_COMMAND = {'n-train': 64, 'n-valid': 32, 'bs': 16, 'compute': 128, 'seeds': 1, 'methods': 'none,favor_hard'}
 BY_THE_FUNCTION = '''
 from fastai.vision.all import *
+from selback.all import *
 from selback.bench.datasets import get_dls, small_resnet
-from selback.compare import compare
 
 def learner():
     dls = get_dls('digits', 16, 64, 32)

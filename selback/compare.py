@@ -1,2 +1,0 @@
-from selback.bench.compare import *
-from selback.bench.compare import __all__

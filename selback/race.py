@@ -1,2 +1,0 @@
-from selback.bench.race import *
-from selback.bench.race import __all__
