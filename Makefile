@@ -12,7 +12,8 @@
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
 # make comparisons: what all runs amount to, for cards, guide and README.
-# make notebooks: execute all of them. make docs: the site, in _docs. All set up .venv first, as make setup does.
+# make notebooks: export, and execute the notebooks whose code has changed. make docs: the site, in _docs. All set up
+#   .venv first, as make setup does.
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONWARNINGS := ignore::FutureWarning

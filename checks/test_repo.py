@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 import _measured
 from _readme import readme
-from _run import code_of, record
+from _run import was_run
 
 try: import tomllib
 except ModuleNotFoundError: import tomli as tomllib
@@ -389,19 +389,15 @@ def test_names_without_documentation_are_noticed():
     assert lacks(half)==['y']
 
 # What notebooks show
-@pytest.fixture(scope='module')
-def runs(): return pd.read_csv(record, index_col='notebook', dtype=str)
-
-def test_outputs_are_of_the_code_that_is_there(runs):
+def test_outputs_are_of_the_code_that_is_there():
     "Of a run from top to bottom of these cells, in this order"
-    assert set(runs.index)=={id_of(nb) for nb in notebooks}
-    stale = [id_of(nb) for nb in notebooks if code_of(nb)!=runs.code[id_of(nb)]]
-    assert not stale, 'run `.venv/bin/python nbs/_run.py` on these'
+    assert not [id_of(nb) for nb in notebooks if not was_run(nb)], 'run make notebooks'
 
-def test_outputs_are_of_versions_that_are_supported(runs):
-    wanted = {r.name: r.specifier for r in requirements}
-    wanted['python'] = SpecifierSet('>='+pythons[0])
-    for name in ('python','torch','fastai'): assert all(version in wanted[name] for version in runs[name])
+def test_outputs_are_of_versions_that_are_supported():
+    supported = {r.name: r.specifier for r in requirements} | {'python': SpecifierSet(project['requires-python'])}
+    for nb in notebooks:
+        run = read_nb(nb).metadata['run']
+        for name in 'python','torch','fastai': assert run[name] in supported[name], id_of(nb)
 
 def shows(text):
     "Does a cell's code print or display, and is it run and shown?"
