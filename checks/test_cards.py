@@ -17,9 +17,9 @@ TOLD = 'What it does','When','When not','Suggested values','Cost','Goes with'
 TITLE,EXPORT,EXAMPLE = r'\A# .+\n\n> .+\n',r'#\| export',r'\*\*An example\*\*'
 TALLY = r'#\| hide_input\nfrom _measured import measured, tally\ntally\('
 USE = r'\*\*Use it\*\*\n\n```python\n'
-MEASURED,MESSAGES,SOURCE = r'## Measured\n',r'## Messages and remedies\n',r'\*\*Source\.\*\* '
+MEASURED,SOURCE = r'## Measured\n',r'\*\*Source\.\*\* '
 PARTS = [TITLE, r'#\| default_exp', TALLY, USE, *(rf'\*\*{name}\.\*\* ' for name in TOLD), EXPORT, EXAMPLE, MEASURED,
-    MESSAGES, SOURCE]
+    SOURCE]
 
 MEASURED_NUMBER = re.compile(r'\d\s*(%|×|x\b|dB\b|points?\b|per ?cent|times\b|-?fold\b)')
 
@@ -54,17 +54,6 @@ def calls(card, name):
         call = ast.parse(found[0]).body[0].value
         yield cell,[arg.value for arg in call.args]
 
-def quoted(card):
-    "The messages in a card's table"
-    md = markdown(card)
-    return re.findall(r'^\| `([^`]+)` \| .+ \|$', md[md.index('## Messages'):], re.M)
-
-def expected(code):
-    "What `expect_fail` waits for"
-    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    found = [node for node in nodes if getattr(node.func, 'id', '')=='expect_fail']
-    return [keyword.value.value for node in found for keyword in node.keywords if keyword.arg=='contains']
-
 def starts_of(pattern, text):
     flags = 0 if pattern==TITLE else re.M
     return [match.start() for match in re.finditer(pattern, text, flags)]
@@ -82,7 +71,7 @@ def test_parts_come_in_their_order(card):
     assert max(found[EXPORT])<found[EXAMPLE][0]
 
     if not has_runs: return
-    measured_part = whole[found[MEASURED][0]:found[MESSAGES][0]]
+    measured_part = whole[found[MEASURED][0]:found[SOURCE][0]]
     assert 'tally(' in source(cells(card)[2])
     assert 'measured(' in measured_part
 
@@ -107,14 +96,6 @@ def test_an_example_trains_on_digits_and_asserts_a_law(card):
     for code in (first,*more): assert re.search(r'\.fit(_one_cycle)?\(', code)
     assert 'set_seed(0)' in first
     assert re.search(r'\bassert |\btest_\w+\(', first)
-
-@each_card
-def test_each_quoted_message_is_raised(card):
-    raised = [message for code in code_of(card) if is_hidden(code) for message in expected(code)]
-    bare = [message for code in shown_code(card) for message in expected(code)]
-    assert not bare, 'expect_fail in a cell that shows'
-    assert quoted(card) or 'It raises nothing of its own.' in markdown(card)
-    assert set(quoted(card))<=set(raised)
 
 # What was measured
 def study_pages(text):

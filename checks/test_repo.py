@@ -11,7 +11,7 @@ from fastcore.nbio import read_nb
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-import _measured
+import _measured, _messages
 from _readme import readme
 from _run import was_run
 
@@ -246,55 +246,32 @@ def test_commands_in_contributing_exist():
         assert is_placeholder or (root/path).exists(), path
 
 # What pages say
-def is_refusal(o): return isinstance(o, ast.Call) and ast.unparse(o.func)=='error_text' and len(o.args)>2
+def test_messages_that_are_explained_are_said():
+    "Each in its parts between the dots"
+    page = page_text('start/questions').partition('## Messages')[2]
+    said = '\n'.join(text for texts in _messages.said().values() for text in texts)
+    quoted = re.findall(r'`([^`]+)`', '\n'.join(re.findall(r'^\| (`.+?`) \|', page, re.M)))
+    parts = [part.strip(' .,:;') for message in quoted for part in message.split('...')]
+    assert not [part for part in parts if part not in said]
 
-def text_of(o):
-    "What a string says, with a mark where something is filled in; also one that `error_text` makes"
-    if isinstance(o, ast.JoinedStr): return '\0'.join(text_of(part) for part in o.values)
-    if is_refusal(o):
-        where,got,wanted,*remedy = map(text_of, o.args)
-        return f"{where}: got {got}, wanted {wanted}; {''.join(remedy)}."
-    value = getattr(o, 'value', None)
-    return value if isinstance(value, str) else ''
+CODE = '''
+def check(n, kind):
+    "A docstring is no message."
+    got = f'a {kind} without items' if n else 'nothing'
+    if n: raise ValueError(error_text('learn.dls', got, 'one with some', remedy))
+    warn(f'In {kind} are {n+1} of them.', 'a part of a sentence')
+'''
 
-@pytest.fixture(scope='module')
-def nodes():
-    "Of the package's code"
-    files = [f for f in (root/'selback').rglob('*.py') if f.name!='_modidx.py']
-    return [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding='utf-8')))]
-
-@pytest.fixture(scope='module')
-def said(nodes):
-    "What the package may say"
-    texts = [node for node in nodes if isinstance(node, (ast.JoinedStr,ast.Constant,ast.Call))]
-    return '\n'.join(map(text_of, texts))
-
-@pytest.fixture(scope='module')
-def warned(nodes):
-    "What of it it warns of or tells once"
-    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
-    telling = [call for call in calls if ast.unparse(call.func) in ('warnings.warn','self.tell_once')]
-    makers = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in ('_oddities','_verdict')]
-    made = [node for maker in makers for line in maker.body[1:] for node in ast.walk(line)]
-    texts = map(text_of, [*(call.args[-1] for call in telling), *made])
-    return [text for text in texts if text.endswith('.') and text[0]!=' '] # sentences, not parts of them
-
-@pytest.fixture(scope='module')
-def explained():
-    "The messages in the tables of the page, each in its parts between the dots"
-    notices = page_text('start/questions').partition('## Notices')[2]
-    def parts(message): return [part.strip(' .,:;') for part in message.split('...')]
-    messages = re.findall(r'^\| `([^`]+)` \|', notices, re.M)
-    return [[part for part in parts(message) if part] for message in messages]
-
-def test_messages_that_are_explained_are_said(said, explained):
-    assert len(explained)>25
-    assert not [part for parts in explained for part in parts if part not in said]
-
-def test_warnings_are_explained(warned, explained):
-    def is_explained(text): return any(all(part in text for part in parts) for parts in explained)
-    assert len(warned)>=8
-    assert not [text for text in warned if not is_explained(text)]
+def test_messages_are_read_from_the_code(tmp_path):
+    file = tmp_path/'module.py'
+    file.write_text(CODE)
+    assert list(filter(_messages.is_message, _messages.said_by(file)))==[
+        'learn.dls: got a ... without items, wanted one with some; ....',
+        'learn.dls: got nothing, wanted one with some; ....',
+        'In ... are ... of them.']
+    found = _messages.messages()
+    assert 'no item was chosen.' in found['callback.report']
+    assert sum(map(len, found.values()))>300
 
 def laws_on_the_page():
     "Number, file and name of each test that the page of laws names"

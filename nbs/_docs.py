@@ -17,7 +17,7 @@ from sphinx.cmd.build import main as sphinx
 
 import selback.all
 from selback.callback.attach import known_methods
-import _calls
+import _calls, _messages
 from _calls import row, table
 from _measured import by_evidence, comparisons, counts, fair
 from conf import cfg, repository
@@ -33,20 +33,21 @@ sections = dict(
     api='API',
     project='Project')
 
-# pages that others are folded under: name, title and section of each; that of `selback.all` has all calls
+# pages that are made, each with those that are folded under it: name, title, section and maker of each
 parts = dict(
-    called=('all','What you call','api'),
-    inside=('inside','Inside','api'),
-    measured=('measured','What was measured','experiments'))
+    messages=('messages','Messages','start','_messages'),
+    called=('all','What you call','api','_calls'), # its name is that of `selback.all`, whose page it is
+    inside=('map','Map of the package','api','_docs'),
+    measured=('measured','What was measured','experiments','_docs'))
 
-floors = 'core','methods','callback','views','bench' # folders of modules, from the ground up
+floors = 'core','methods','callback','views','','bench' # folders of modules, from the ground up
 
 # pages that stand elsewhere than in the section of their folder
 elsewhere = dict(laws='project')
 
 # what comes first in a section, in this order
 first = dict(
-    start=['installation','get_started','how_it_works','what_it_takes','questions','migrate'],
+    start=['installation','get_started','how_it_works','what_it_takes','questions','messages','migrate'],
     tutorials=['noisy_labels','choosing','misled','honest_validation','equation','demo','cost','saving','setups','targets'],
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
@@ -61,7 +62,8 @@ words = {
     'all': 'signature, cheat sheet, all options',
     'installation': 'installation, GPU, CUDA, CPU',
     'saving': 'export, save, load',
-    'questions': 'FAQ, warnings, error messages, AttributeError, reproducible, active learning, learning rate finder',
+    'questions': 'FAQ, AttributeError, reproducible, active learning, learning rate finder',
+    'messages': 'errors, warnings, notices, error messages',
     'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
         'relabel, mislabelled, find wrong labels, find mislabeled images, fix labels, outliers, top_losses',
@@ -289,7 +291,7 @@ def linked(md, names, labels):
 
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
-    md = md.replace('](../results/', '](results/')
+    md = md.replace('](../results/', '](results/').replace('](../_messages.py)', '](/messages.md)')
     md = re.sub(r'\]\((?:\.\./)*(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
@@ -373,17 +375,20 @@ class Site:
             on_cards = [self.pages[path] for path in self.pages if folder_of(path)==folder]
             wanted = by_evidence({name: evidence(nb) for nb,name in on_cards})
         pages = self.inside[folder]
-        if folder=='inside': pages = sorted(pages, key=lambda page: floors.index(page.partition('/')[0]))
+        if folder=='inside': pages = [page for page in self.modules() if page in pages]
         return in_order(pages, wanted)
 
     def toctrees(self):
         for folder,caption in sections.items(): yield mk_cell(toctree(self.ordered(folder), caption), 'markdown')
 
+    def page_of(self, module):
+        "Where a module is explained, which may be a card"
+        at = module.removeprefix('selback.').replace('.', '/')
+        return at if at in self.paths else next(page for page in self.paths if Path(page).name==Path(at).name)
+
     def link_to(self, call):
         "A link to where a call is explained"
-        at = call.module.removeprefix('selback.').replace('.', '/')
-        if at not in self.paths: # it is on a card
-            at = next(page for page in self.paths if Path(page).name==Path(at).name)
+        at = self.page_of(call.module)
         label = anchor(call.name)
         target = f'#{label}' if label in self.labels else f'{at}.ipynb'
         return f'[{self.title(self.paths[at])}]({target})'
@@ -392,31 +397,44 @@ class Site:
         "The page of all that a user calls"
         return [index_entry('all'), *_calls.page(self.link_to, [Path(page).name for page in self.ordered('methods')])]
 
-    def listed(self, part, about, head):
+    def listed(self, part, about, head, pages):
         "A page that lists others, each with its caption"
-        pages = [(page, self.paths[page]) for page in self.ordered(part)]
-        rows = [(f'[{self.title(path)}]({page}.ipynb)', self.caption(path)) for page,path in pages]
+        rows = [(f'[{self.title(self.paths[page])}]({page}.ipynb)', self.caption(self.paths[page])) for page in pages]
         return [f'*{about}*', table(head, rows, part)]
+
+    def modules(self):
+        "The pages of modules, from the ground up"
+        numbered = [page for page,path in self.paths.items() if path.stem[0].isdigit()]
+        return sorted(numbered, key=lambda page: floors.index(page.rpartition('/')[0]))
+
+    def messages(self):
+        "The page of all that the package says"
+        found = {self.page_of(module): texts for module,texts in _messages.messages().items()}
+        def listed(page):
+            lines = '\n'.join(f'- {_messages.in_code(text)}' for text in found[page])
+            return f'## [{self.title(self.paths[page])}]({page}.ipynb)\n\n{lines}'
+        return [index_entry('messages'), *_messages.ABOUT, *(listed(page) for page in self.modules() if page in found)]
 
     def write_parts(self, src):
         "The pages that others are folded under"
         texts = dict(
+            messages=self.messages(),
             called=self.calls(),
-            inside=self.listed('inside', 'The modules that the others stand on, from the ground up',
-                ['module','what it is']),
+            inside=self.listed('inside', 'Each module, from the ground up: it imports from those above it alone',
+                ['module','what it is'], self.modules()),
             measured=self.listed('measured', 'The experiments, each with its code and its runs',
-                ['experiment','what it is']))
-        for part,(name,title,section) in parts.items():
-            folded = toctree([f'/{page}' for page in self.ordered(part)])
+                ['experiment','what it is'], self.ordered('measured')))
+        for part,(name,title,section,maker) in parts.items():
+            folded = self.ordered(part) and toctree([f'/{page}' for page in self.ordered(part)])
             (src/f'{name}.md').write_text(joined([f'# {title}', *texts[part], folded]), encoding='utf-8')
-            self.enter(section, name, 'nbs/_calls.py' if part=='called' else 'nbs/_docs.py')
+            self.enter(section, name, f'nbs/{maker}.py')
 
     def llms_txt(self):
         "Each page in a line, by section, as language models read it (llmstxt.org)"
         def line(page): return f'- [{self.title(self.paths[page])}]({page}.html): {self.caption(self.paths[page])}'
         blocks = [f"# {cfg.lib_name}", f"> {self.caption(Path('index.ipynb'))}"]
         for folder,name in sections.items():
-            folded = [part for part,(_,_,section) in parts.items() if section==folder]
+            folded = [part for part,(_,_,section,_) in parts.items() if section==folder]
             pages = [page for part in (folder, *folded) for page in self.ordered(part)]
             blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in self.paths)]
         return joined(blocks)+'\n'

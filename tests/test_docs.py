@@ -106,7 +106,7 @@ def test_llms_txt_has_a_line_for_each_notebook():
     sections = dict(re.findall(r'^## (.+)\n\n((?:- .+\n)*)', text, re.M))
     assert 'experiments/easy_data.html' in sections['Experiments']
     assert 'experiments/' not in sections['API']
-    made_otherwise = {'all','inside','measured','index','search','project/changelog','project/contributing'}
+    made_otherwise = {'all','map','measured','messages','index','search','project/changelog','project/contributing'}
     assert set(pages)-set(listed)=={f'{name}.html' for name in made_otherwise}
 
 IS_LARGE = 'o => o.complete && o.naturalWidth>200 && o.getBoundingClientRect().width>150'
@@ -188,7 +188,7 @@ def parts(tab):
 def test_the_api_begins_with_what_is_called(parts):
     assert parts['start here'][0]=='start/installation.html'
     api = parts['api']
-    middle = api.index('inside.html')
+    middle = api.index('map.html')
     called,inside = api[:middle],api[middle:]
     assert called[0]=='all.html'
     assert {'views/views.html','callback/batch.html','bench/compare.html','bench/command.html'}<=set(called)

@@ -1,0 +1,63 @@
+"""What the package says when something is wrong or odd, for the page that `_docs.py` makes of it
+
+A message is what `error_text` makes, or another sentence of the code; dots stand for what is filled in."""
+import ast, re
+from itertools import product
+from pathlib import Path
+
+package = Path(__file__).parents[1]/'selback'
+
+def is_refusal(node): return isinstance(node, ast.Call) and ast.unparse(node.func)=='error_text' and len(node.args)>2
+
+def texts_of(node, known):
+    "What a string may say; `known` has what names may stand for"
+    def each(nodes): return product(*(texts_of(o, known) for o in nodes))
+    if isinstance(node, ast.Constant): return [str(node.value)]
+    if isinstance(node, ast.JoinedStr): return list(map(''.join, each(node.values)))
+    if isinstance(node, ast.FormattedValue): return texts_of(node.value, known)
+    if isinstance(node, ast.IfExp): return texts_of(node.body, known)+texts_of(node.orelse, known)
+    if isinstance(node, ast.Name): return known.get(node.id, ['...'])
+    if is_refusal(node): return [f"{where}: got {got}, wanted {'; '.join(more)}." for where,got,*more in each(node.args)]
+    return ['...']
+
+def is_text(node): return isinstance(node, (ast.JoinedStr,ast.Constant,ast.IfExp)) or is_refusal(node)
+
+def names_in(function):
+    "The texts that names stand for in a function"
+    known = {}
+    for node in ast.walk(function):
+        is_name = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if is_name and is_text(node.value): known.setdefault(node.targets[0].id, []).extend(texts_of(node.value, {}))
+    return known
+
+def said_in(node, known):
+    "The texts of a piece of code, but for docstrings and for parts of a text"
+    if isinstance(node, (ast.FunctionDef,ast.Module)): known = names_in(node)
+    if isinstance(node, (ast.JoinedStr,ast.Constant)) or is_refusal(node): yield from texts_of(node, known)
+    if isinstance(node, ast.JoinedStr) or is_refusal(node): return
+    for child in ast.iter_child_nodes(node):
+        is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+        if not is_docstring: yield from said_in(child, known)
+
+def said_by(file): return list(dict.fromkeys(map(str.strip, said_in(ast.parse(file.read_text(encoding='utf-8')), {}))))
+
+def is_message(text):
+    "Is it a sentence that says something of its own?"
+    words = set(re.findall('[a-z]+', text))-{'got','wanted'}
+    ends = re.search(r'(?<!\.)\.(\.{3})?$', text) # one dot, or that after three
+    return bool(ends) and len(words)>2
+
+def said(): return {file: said_by(file) for file in sorted(package.rglob('*.py')) if file.name!='_modidx.py'}
+
+def messages():
+    "The messages of each module but `selback.all`, by its name"
+    found = {'.'.join(file.relative_to(package).with_suffix('').parts): list(filter(is_message, texts))
+        for file,texts in said().items()}
+    return {name: texts for name,texts in found.items() if texts and name!='all'}
+
+def in_code(text): return f'`` {text} ``' if '`' in text else f'`{text}`'
+
+ABOUT = ('*What the package says where something is refused, or odd, or was found*',
+    'Read from the code: dots stand for what is filled in, and the page is that of the module which says it. An error '
+    'says what it got, what it wanted, and what to do. Of some messages [questions](start/questions.ipynb) '
+    'tells more.')
