@@ -431,13 +431,19 @@ class Site:
 
     def llms_txt(self):
         "Each page in a line, by section, as language models read it (llmstxt.org)"
-        def line(page): return f'- [{self.title(self.paths[page])}]({page}.html): {self.caption(self.paths[page])}'
+        def line(page): return f'- [{self.title(self.paths[page])}]({page}.html.md): {self.caption(self.paths[page])}'
         blocks = [f"# {cfg.lib_name}", f"> {self.caption(Path('index.ipynb'))}"]
         for folder,name in sections.items():
             folded = [part for part,(_,_,section,_) in parts.items() if section==folder]
             pages = [page for part in (folder, *folded) for page in self.ordered(part)]
             blocks += [f'## {name}', '\n'.join(line(page) for page in pages if page in self.paths)]
         return joined(blocks)+'\n'
+
+    def llms_full_txt(self):
+        "What a user reads, page after page: all but the experiments, the modules inside and the project"
+        of_users = [part for part in (*sections,*parts) if part not in ('experiments','measured','inside','project')]
+        pages = ['index',*(page for part in of_users for page in self.ordered(part))]
+        return '\n'.join((out/f'{page}.html.md').read_text(encoding='utf-8') for page in dict.fromkeys(pages))
 
     def link(self, cell):
         "Have the links of a cell, and of what it shows, lead to pages"
@@ -468,10 +474,11 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     src = top/'build/docs'
     site = stage(src)
-    options = ['-W', '--keep-going', '-q', '-b', 'html', '-c', nbs, '-d', top/'build/doctrees']
-    failed = sphinx(list(map(str, [*options, src, out])))
+    options = ['-W', '--keep-going', '-q', '-c', nbs, '-d', top/'build/doctrees']
+    failed = [sphinx(list(map(str, [*options, '-b', builder, src, out]))) for builder in ('html','markdown')]
     (out/'llms.txt').write_text(site.llms_txt(), encoding='utf-8')
+    (out/'llms-full.txt').write_text(site.llms_full_txt(), encoding='utf-8')
     shutil.rmtree(top/'jupyter_execute', ignore_errors=True) # MyST-NB puts the pictures there on their way
-    return failed
+    return max(failed)
 
 if __name__=='__main__': sys.exit(main())

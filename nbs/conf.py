@@ -10,10 +10,14 @@ project,release = cfg.lib_name,cfg.version
 author = f'The {project} authors'
 suppress_warnings = ['myst.header'] # symbols are headings of the third level, wherever they stand
 
-extensions = ['myst_nb','sphinx_copybutton']
+extensions = ['myst_nb','sphinx_copybutton','sphinx_markdown_builder']
 myst_enable_extensions = ['amsmath','dollarmath']
 nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst'
+
+# each page once more, for language models (llmstxt.org): tables as they are printed, and no pictures
+markdown_file_suffix = markdown_uri_doc_suffix = '.html.md'
+nb_mime_priority_overrides = [('markdown','text/markdown',10),('markdown','text/plain',20)]
 
 html_title = f'{project} {release}'
 html_theme = 'furo'

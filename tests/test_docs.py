@@ -101,13 +101,37 @@ def test_every_page_is_reached_from_home(tab):
 def test_llms_txt_has_a_line_for_each_notebook():
     text = (site/'llms.txt').read_text(encoding='utf-8')
     assert re.match(r'# selback\n\n> .+\n\n## Start here\n\n- \[Installation\]', text)
-    listed = re.findall(r'^- \[.+\]\((.+\.html)\): \w.+$', text, re.M)
+    listed = re.findall(r'^- \[.+\]\((.+\.html)\.md\): \w.+$', text, re.M)
     assert len(listed)==len(set(listed))==text.count('\n- ')
     sections = dict(re.findall(r'^## (.+)\n\n((?:- .+\n)*)', text, re.M))
     assert 'experiments/easy_data.html' in sections['Experiments']
     assert 'experiments/' not in sections['API']
     made_otherwise = {'all','map','measured','messages','index','search','project/changelog','project/contributing'}
     assert set(pages)-set(listed)=={f'{name}.html' for name in made_otherwise}
+
+@pytest.mark.usefixtures('address')
+def test_every_page_is_there_as_markdown():
+    "For language models: its words, its code and what that shows, with links from one to the other"
+    written = {p.relative_to(site).as_posix() for p in site.rglob('*.html.md')}
+    assert written=={f'{page}.md' for page in pages if page!='search.html'}
+    for name in written:
+        text = (site/name).read_text(encoding='utf-8')
+        assert re.match(r'(<a id="[^"]+"></a>\s+)*# \w', text), name
+        for path in re.findall(r'\]\(([^):]+\.html\.md)', text): assert (site/name).parent.joinpath(path).is_file(), path
+
+    text = (site/'methods/favor_hard.html.md').read_text(encoding='utf-8')
+    assert 'learn.favor_hard().fit_one_cycle(60)' in text
+    assert '| `beta`' in text
+    full = (site/'llms-full.txt').read_text(encoding='utf-8')
+    assert text in full
+    assert len(full)<1_000_000
+
+@pytest.mark.usefixtures('address')
+def test_the_map_has_a_line_for_each_module():
+    listed = re.findall(r'^\| \[.+?\]\((\w+)/(\w+)\.html\.md\) +\| \w.+\|$', (site/'map.html.md').read_text(), re.M)
+    numbered = [p for p in (site.parent/'nbs').glob('*/[0-9]*.ipynb') if '_' in p.stem]
+    assert set(listed)=={(p.parent.name,p.stem[3:]) for p in numbered}
+    assert [folder for folder,_ in listed][:1]==['core']
 
 IS_LARGE = 'o => o.complete && o.naturalWidth>200 && o.getBoundingClientRect().width>150'
 
