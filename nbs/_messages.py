@@ -17,8 +17,8 @@ def texts_of(node, known):
     if isinstance(node, ast.FormattedValue): return texts_of(node.value, known)
     if isinstance(node, ast.IfExp): return texts_of(node.body, known)+texts_of(node.orelse, known)
     if isinstance(node, ast.Name): return known.get(node.id, ['...'])
-    if is_refusal(node): return [f"{where}: got {got}, wanted {'; '.join(more)}." for where,got,*more in each(node.args)]
-    return ['...']
+    if not is_refusal(node): return ['...']
+    return [f"{where}: got {got}, wanted {'; '.join(wanted)}." for where,got,*wanted in each(node.args)]
 
 def is_text(node): return isinstance(node, (ast.JoinedStr,ast.Constant,ast.IfExp)) or is_refusal(node)
 
