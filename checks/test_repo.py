@@ -217,7 +217,7 @@ def test_pages_follow_the_runs(page, tmp_path, monkeypatch):
     monkeypatch.setattr(_measured, 'results', tmp_path)
     assert list(run_again(cells))!=stored
 
-# Commands and the map
+# Commands
 def test_the_readme_names_two_commands_that_set_up_everything():
     "In this order, with how long each takes; both need nothing but a checkout"
     text,make = text_in('README.md'),text_in('Makefile')
@@ -231,15 +231,10 @@ def test_commands_in_the_readme_exist():
     make = text_in('Makefile')
     for target in re.findall(r'^make (\w+)$', text_in('README.md'), re.M): assert f'\n{target}:' in make
 
-def test_the_map_of_the_house_names_every_notebook():
-    there = re.findall(r'^\| `([\w/]+)` \| .+ \|$', text_in('CONTRIBUTING.md'), re.M)
-    in_order = sorted(code, key=lambda nb: (folders.index(nb.parent.relative_to(root/'nbs').as_posix()), nb.stem))
-    assert there==[nb.relative_to(root/'nbs').with_suffix('').as_posix() for nb in in_order]
-
 def test_commands_in_contributing_exist():
     text,make = text_in('CONTRIBUTING.md'),text_in('Makefile')
     targets = re.findall(r'(?:^|`)make ([\w-]+)', text, re.M)
-    assert {'test','docs','readme','bench'}<=set(targets)
+    assert {'test','docs','notebooks','bench'}<=set(targets)
     for target in targets: assert f'\n{target}:' in make
     for path in re.findall(r'(?:tests|checks|nbs)/[\w/]+\.(?:py|ipynb)', text):
         is_placeholder = 'FILE' in path or 'above_mean' in path

@@ -284,7 +284,7 @@ def linked(md, names, labels):
         return '](#)'
 
     def to_project(m): return f'](/project/{m[1].lower()}.md)'
-    def to_test(m): return f'[{m[1]}]({repository}/blob/{cfg.branch}/{m[2]})' if repository else m[1]
+    def to_file(m): return f'[{m[1]}]({repository}/blob/{cfg.branch}/{m[2]})' if repository else m[1]
     def to_page(m):
         if m[2]=='00_all': return f'{m[1]}all.md'
         return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
@@ -293,7 +293,7 @@ def linked(md, names, labels):
     md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
     md = md.replace('](../results/', '](results/').replace('](../_messages.py)', '](/messages.md)')
     md = re.sub(r'\]\((?:\.\./)*(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
-    md = re.sub(r'\[([^\]]+)\]\((?:\.\./)+(tests/\w+\.py)\)', to_test, md)
+    md = re.sub(r'\[([^\]]+)\]\((?:\.\./)*(tests/\w+\.py|CITATION\.cff)\)', to_file, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
 
 cards = {cls.of.__module__.rpartition('.')[2] for cls in _calls.methods().values()} # the modules with a one-liner

@@ -117,7 +117,8 @@ def test_every_page_is_there_as_markdown():
     for name in written:
         text = (site/name).read_text(encoding='utf-8')
         assert re.match(r'(<a id="[^"]+"></a>\s+)*# \w', text), name
-        for path in re.findall(r'\]\(([^):]+\.html\.md)', text): assert (site/name).parent.joinpath(path).is_file(), path
+        links = re.findall(r'\]\(([^):]+\.html\.md)', text)
+        for link in links: assert (site/name).parent.joinpath(link).is_file(), f'{name}: {link}'
 
     text = (site/'methods/favor_hard.html.md').read_text(encoding='utf-8')
     assert 'learn.favor_hard().fit_one_cycle(60)' in text
