@@ -95,11 +95,12 @@ class _ByLayer:
             if not look.seen:
                 wanted = 'one that runs in the model'
                 raise ValueError(error_text('layer', f'a {type(self.layer).__name__} that does not', wanted))
-            found.append(halved(narrowed(torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1)).cpu()))
+            rows = narrowed(torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1))
+            found.append((look.idx, halved(rows.cpu())))
         def watching(model): return _output_seen(model, self.layer)
-        order = look_at(learn, dl, torch.arange(check_loader(dl).n), note, watching, 'find_copies',
+        look_at(learn, dl, torch.arange(check_loader(dl).n), note, watching, 'find_copies',
             'mirror images' if mirrors else 'features', _mirrored if mirrors else None)
-        return _in_order(torch.cat(found), order)
+        return _in_order(found)
 
     def vectors(self, rows): return unit(whitened(rows))
 
@@ -110,9 +111,9 @@ class _ByColumns:
     def rows(self, learn, dl):
         "Categories and numbers of each item"
         found = []
-        def note(look): found.append(torch.cat([_two_d(o).double() for o in look.xb], 1).cpu())
-        order = look_at(learn, dl, torch.arange(check_loader(dl).n), note, asked='find_copies')
-        return _in_order(torch.cat(found), order)
+        def note(look): found.append((look.idx, torch.cat([_two_d(o).double() for o in look.xb], 1).cpu()))
+        look_at(learn, dl, torch.arange(check_loader(dl).n), note, asked='find_copies')
+        return _in_order(found)
 
     def __init__(self, inputs):
         are_numbers = [o.dtype.is_floating_point for o in inputs for _ in range(_two_d(o).shape[1])]
@@ -129,9 +130,10 @@ class _ByColumns:
 def _two_d(o): return o if o.ndim==2 else o[:,None]
 
 # %% ../../nbs/views/09_copies.ipynb #4f6de300
-def _in_order(rows, order):
+def _in_order(found):
     "Rows as items stand in their dataset"
-    return torch.empty_like(rows).index_copy(0, order, rows)
+    idx,rows = (torch.cat(o) for o in zip(*found))
+    return torch.empty_like(rows).index_copy(0, idx, rows)
 
 class _ByPieces:
     "Texts by what stands in them, three tokens at a time; the network is not asked"

@@ -18,9 +18,8 @@ from ..core.batches import as_tensors
 from ..core.checks import check_range, error_text
 from ..core.head import few_are_hard, fitted_head, head_of, linear_layers_seen, order_kept
 from ..core.labels import LabelReader
-from ..core.losses import item_losses, preserved
 from ..core.memory import fingerprints
-from ..core.untouched import fixed_random, guarded
+from ..core.untouched import fixed_random
 from ..callback.learner import base_loss
 from ..callback.loaders import check_loader, has_validation, own_loader
 from ..callback.looking import bar as _bar, halved, look_at
@@ -42,16 +41,17 @@ class _Seen(NamedTuple):
 
 def _look(learn, dl, idxs, named=None): # `_Seen`, and the layer
     "One pass over some items of a loader, and the last layer, the one that was named or the one that is found"
-    xs,ys,shape,head = [],[],(),named
+    ids,xs,ys,shape,head = [],[],[],(),named
     def note(look):
         nonlocal shape, head
         pred = as_tensors(look.pred)
         if not xs: head,shape = head_of(look.seen, pred, named),pred.shape[1:]
         own = next(x for layer,x,_ in reversed(look.seen) if layer is head)
+        ids.append(look.idx)
         xs.append(halved(own.float().cpu()))
         ys.append(tuple(y.cpu() for y in look.yb))
-    order = look_at(learn, dl, idxs, note, linear_layers_seen, 'refit_head')
-    return _Seen(order, torch.cat(xs), tuple(torch.cat(y) for y in zip(*ys)), tuple(shape)),head
+    look_at(learn, dl, idxs, note, linear_layers_seen, 'refit_head')
+    return _Seen(torch.cat(ids), torch.cat(xs), tuple(torch.cat(y) for y in zip(*ys)), tuple(shape)),head
 
 # %% ../../nbs/views/08_refit.ipynb #20ea67d5
 def _groups(y, shape):
@@ -67,8 +67,7 @@ class HeadRefit:
         n_items:int=50_000, # On so many training items at most, drawn at random
     ):
         self.learn,self.device = learn,learn.selection.device
-        self.loss_func = base_loss(learn)
-        self.function = learn.selection.losses.by(self.loss_func).function
+        self.loss = learn.selection.losses.by(base_loss(learn))
         n = check_loader(learn.dls.train).n
         drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:n_items].sort().values
         self.items,self.head = self._look(learn.dls.train, drawn, head)
@@ -84,9 +83,6 @@ class HeadRefit:
         "What goes into the layer for all items of a loader"
         return self._look(dl, torch.arange(check_loader(dl).n), self.head)[0]
 
-    def _losses(self, pred, *yb): # Shape (n,)
-        with guarded(self.function),preserved(self.loss_func): return item_losses(self.function, pred, *yb)
-
     def check(self): # Raises a `ValueError` if other things enter the layer now that its weights are others
         "Look again at what goes into the layer for some items"
         again,_ = self._look(self.learn.dls.train, self.items.idx[:64], self.head)
@@ -101,7 +97,7 @@ class HeadRefit:
     )->nn.Linear:
         "A copy of the layer that has the least weighted loss on the training items"
         seen = self.items
-        def losses_of(out): return self._losses(out.view(-1, *seen.shape), *seen.yb)
+        def losses_of(out): return self.loss.losses(out.view(-1, *seen.shape), *seen.yb)
         weight = weight.to(self.device)[seen.idx.to(self.device)]
         return fitted_head(start or self.head, seen.x, losses_of, weight, ticks=_bar(self.learn, 'last layer'))
 
@@ -111,7 +107,7 @@ class HeadRefit:
     )->Tensor: # Shape (n,) or (n, labels), NaN of a label that does not count
         "By how much the logit of each label is above the largest other one"
         pred,y = seen.predicted(head),seen.yb[0] if len(seen.yb)==1 else None
-        told = LabelReader().read(self.loss_func, pred, seen.yb, self._losses)
+        told = LabelReader().read(self.loss.loss_func, pred, seen.yb, self.loss.losses)
         if told is None:
             raise ValueError(error_text('refit_head', 'targets that are no labels, as in a regression', 'classes'))
         counts = told.margin.isfinite()
