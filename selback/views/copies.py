@@ -24,8 +24,8 @@ from fastcore.all import patch
 from torch import Tensor, nn
 
 from ..core.checks import check_range, error_text
-from ..core.neighbours import bag_of_pieces, codes_as_numbers, groups_of, likely_pairs, merged, narrowed, nearest
-from ..core.neighbours import pooled, unit, waves, whitened
+from ..core.neighbours import bag_of_pieces, codes_as_numbers, equal_by_chance, groups_of, likely_pairs
+from ..core.neighbours import merged, narrowed, nearest, pooled, unit, waves, whitened
 from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
@@ -36,12 +36,12 @@ from .views import width
 # %% ../../nbs/views/09_copies.ipynb #be9cb445
 @contextmanager
 def _maps_seen(model):
-    "Within the context, note which layers return maps, and how many layers with weights ran before"
+    "Within the context, note which layers return maps, and how many layers with weights have run, one at least"
     ran = dict(n=0, maps=[])
     def note(layer, args, out):
         if isinstance(layer, (nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d)): ran['n'] += 1
-        is_map = isinstance(out, Tensor) and out.ndim==4 and min(out.shape[2:])>=4
-        if is_map: ran['maps'].append((layer, len(out), ran['n']))
+        side = min(out.shape[2:]) if isinstance(out, Tensor) and out.ndim==4 else 0
+        if side>=4 and ran['n']: ran['maps'].append((layer, len(out), ran['n'], side))
     hooks = [m.register_forward_hook(note) for m in model.modules()]
     try: yield ran
     finally:
@@ -55,18 +55,14 @@ def _output_seen(model, layer):
     try: yield seen
     finally: hook.remove()
 
-def _middle_layer(learn, dl):
-    "A layer whose maps have 4x4 pixels at least, the last in the first third of the network; None if there are no maps"
-    found = []
-    few = torch.arange(min(4, check_loader(dl).n))
-    def note(look): found.append((look.seen, find_bs(look.xb)))
-    look_at(learn, dl, few, note, _maps_seen, 'find_copies')
-    seen,n = found[0]
-    layers = [layer for layer,_,_ in seen['maps']]
-    maps = [(layer, ran) for layer,rows,ran in seen['maps'] if rows==n and layers.count(layer)==1]
-    early = [layer for layer,ran in maps if 3*ran<=seen['n']+2]
-    if early: return early[-1]
-    return maps[0][0] if maps else None
+def _middle_layer(ran, n):
+    "The last layer in the first third of the network with maps of 8x8 pixels, or else of 4x4; None without maps"
+    layers = [layer for layer,*_ in ran['maps']]
+    maps = [o for o in ran['maps'] if o[1]==n and layers.count(o[0])==1]
+    early = [o for o in maps if 3*o[2]<=ran['n']+2] or maps[:1]
+    for least in 8,4:
+        large = [layer for layer,_,_,side in early if side>=least]
+        if large: return large[-1]
 
 # %% ../../nbs/views/09_copies.ipynb #94ae4b41
 def _of_output(out, n):
@@ -82,7 +78,13 @@ def _of_output(out, n):
 
 def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 
-class _ByLayer:
+class _Rows:
+    "How items become rows of numbers"
+    has_mirrors = False
+
+    def equal_by_chance(self, rows): return 0. # pairs
+
+class _ByLayer(_Rows):
     "Items by what a layer returns"
     has_mirrors = True
 
@@ -104,9 +106,13 @@ class _ByLayer:
 
     def vectors(self, rows): return unit(whitened(rows))
 
-class _ByColumns:
+    def named(self, model):
+        "What the model calls the layer"
+        name = next(name for name,m in model.named_modules() if m is self.layer)
+        return f'by the output of {name!r}' if name else 'by what the model returns'
+
+class _ByColumns(_Rows):
     "Rows of a table, by all of their columns as the network gets them"
-    has_mirrors = False
 
     def rows(self, learn, dl):
         "Categories and numbers of each item"
@@ -127,6 +133,10 @@ class _ByColumns:
         parts = [numbers.float()]+([codes_as_numbers(codes)] if codes.shape[1] else [])
         return unit(waves(torch.cat(parts, 1), rows.shape[1]))
 
+    def equal_by_chance(self, rows): return equal_by_chance(rows)
+
+    def named(self, model): return 'column by column'
+
 def _two_d(o): return o if o.ndim==2 else o[:,None]
 
 # %% ../../nbs/views/09_copies.ipynb #4f6de300
@@ -135,9 +145,8 @@ def _in_order(found):
     idx,rows = (torch.cat(o) for o in zip(*found))
     return torch.empty_like(rows).index_copy(0, idx, rows)
 
-class _ByPieces:
+class _ByPieces(_Rows):
     "Texts by what stands in them, three tokens at a time; the network is not asked"
-    has_mirrors = False
 
     def rows(self, learn, dl):
         "The bag of each text, in halves"
@@ -148,14 +157,16 @@ class _ByPieces:
 
     def vectors(self, rows): return unit(rows)
 
+    def named(self, model): return 'three tokens at a time'
+
 def _kind_of(learn, layer):
     "How items become rows; raises a `ValueError` where it is not known"
     if layer is not None: return _ByLayer(layer)
-    dl = learn.dls.train
-    found = _middle_layer(learn, dl)
-    if found is not None: return _ByLayer(found)
-    inputs,few = [],torch.arange(min(4, check_loader(dl).n))
-    look_at(learn, dl, few, lambda look: inputs.extend(look.xb), asked='find_copies')
+    dl,looks = learn.dls.train,[]
+    look_at(learn, dl, torch.arange(min(4, check_loader(dl).n)), looks.append, _maps_seen, 'find_copies')
+    inputs = looks[0].xb
+    layer = _middle_layer(looks[0].seen, find_bs(inputs))
+    if layer is not None: return _ByLayer(layer)
     is_text = len(inputs)==1 and inputs[0].ndim==2 and not inputs[0].dtype.is_floating_point
     if is_text: return _ByPieces()
     if all(o.ndim<3 for o in inputs): return _ByColumns(inputs)
@@ -249,7 +260,7 @@ def _told_of_size(learn, x, n, m):
     said = f'{n:,} items against {m:,}: {len(x)*x.shape[1]*2/2**20:.0f} MB of features, some {seconds:.0f} seconds'
     print(f'find_copies: {said}.')
 
-def _found_pairs(learn, x, mirrored, items, within):
+def _found_pairs(learn, x, mirrored, items, within, n_equal):
     "All pairs of neighbours, the likeliest copies first"
     is_asked = items.part==1 if within=='across' else torch.ones(len(x), dtype=torch.bool)
     asked,among = is_asked.nonzero().flatten(),torch.arange(len(x))
@@ -260,13 +271,14 @@ def _found_pairs(learn, x, mirrored, items, within):
         ticks=bar(learn, 'neighbours'))
     found = search(x)
     if mirrored is not None: found = merged(found, search(mirrored))
-    return likely_pairs(found[0], among[found[1]], asked)
+    by_chance = n_equal*2*len(asked)*len(among)/max(1, len(x)*(len(x)-1)) # each is found from both sides, or across
+    return likely_pairs(found[0], among[found[1]], asked, by_chance)
 
 @patch
 def find_copies(self:Learner,
     within:str='both', # Which pairs: of 'both' parts, 'across' from validation to training, of 'train' or of 'valid'
     n:int|None=None, # How many pairs; None: as many as are likelier copies than not, but 5 at least
-    layer:nn.Module|None=None, # By whose output items are compared; None: it is chosen
+    layer:nn.Module|None=None, # By whose output items are compared, and by nothing else; None: it is chosen
     flips:bool=False, # Compare with mirror images, too?
 )->pd.DataFrame: # Raises a `ValueError` where items can't be compared
     "Pairs of items that may be copies, the likeliest first, with parts, labels, `similarity` and `group`"
@@ -291,14 +303,15 @@ def find_copies(self:Learner,
         _check_rows(rows)
         x = kind.vectors(rows)
         x,mirrored = x.chunk(2) if flips else (x,None)
-        pairs = _found_pairs(self, x, mirrored, items, within)
+        pairs = _found_pairs(self, x, mirrored, items, within, kind.equal_by_chance(rows))
 
     n_likely = pairs.n_likely
     n = max(5, n_likely) if n is None else n
     pairs = pairs._replace(**{name: getattr(pairs, name)[:n] for name in ('row','other','similarity','ratio')})
-    said = f'{n_likely} pairs are likelier copies than not' if n_likely else 'no pair is likelier a copy than not'
-    print(f'find_copies: some {said}; look at them: learn.show_copies(found=...).' if n_likely else
-        f'find_copies: {said}; the first {len(pairs.row)} are listed.')
+    compared = f'{len(items.at):,} items, compared {kind.named(self.model)}'
+    print(f'find_copies: {compared}: some {n_likely} pairs are likelier copies than not; look at them: '
+        'learn.show_copies(found=...).' if n_likely else
+        f'find_copies: {compared}: no pair is likelier a copy than not; the first {len(pairs.row)} are listed.')
     return items.table(pairs, _numbered(pairs, min(n_likely, len(pairs.row))))
 
 # %% ../../nbs/views/09_copies.ipynb #9fb24384
@@ -363,11 +376,11 @@ def _show_pictures(found, places, shown):
     down = -(-len(found)//across)
     fig = plt.figure(figsize=(1.5*width*across/3, .95*width*down/3), layout='constrained')
     cells = fig.subfigures(down, across, squeeze=False, wspace=.06).flat
-    for cell,row,pair in zip(cells, found.itertuples(), places):
+    for cell,row,pair,differ in zip(cells, found.itertuples(), places, _differ(found)):
         told = ((row.item, row.part, row.label), (row.other, row.other_part, row.other_label))
         for ax,place,o in zip(cell.subplots(1, 2), pair, told):
             shown[place].show(ctx=ax)
-            ax.set_title(_title(*o), fontsize=8, color='black' if row.label==row.other_label else 'C3')
+            ax.set_title(_title(*o), fontsize=8, color='C3' if differ else 'black')
             ax.axis('off')
 
 def _agreement(a, b):
@@ -392,6 +405,11 @@ def _show_rows(found, places, keys):
             rows.append(told | dict(columns[part].iloc[at]))
     display_df(pd.DataFrame(rows))
 
+def _differ(found):
+    "Which pairs have different labels; none that is unknown"
+    are_known = found.label.notna() & found.other_label.notna()
+    return (are_known & (found.label!=found.other_label)).to_numpy()
+
 @patch
 def show_copies(self:Learner,
     n:int=9, # How many pairs
@@ -404,7 +422,7 @@ def show_copies(self:Learner,
     keys = keys_of(self.dls)
     places = _places(keys, found, 'show_copies')
     order = np.arange(len(found))
-    if differ: order = (found.label==found.other_label).to_numpy().argsort(kind='stable')
+    if differ: order = (~_differ(found)).argsort(kind='stable')
     found,places = found.iloc[order[:n]],[places[i] for i in order[:n]]
     if not places: raise ValueError('show_copies: got an empty list, wanted a pair at least.')
     shown = shown_samples(self, [place for pair in places for place in pair], 'show_copies')

@@ -77,7 +77,7 @@ def kinds_of(
 )->dict: # By kind, which items are so, bool; and what it goes by
     "What is odd"
     log = {name: np.log2(df[name].clip(lower=1e-6)) for name in ('side','bytes_per_pixel')}
-    is_blank = (df.contrast<.02) & (df.contrast.median()>.04)
+    is_blank = df.contrast<(.02 if df.contrast.median()>.04 else .001) # all may have little contrast
     tint = np.hypot(df.red-df.red.median(), df.blue-df.blue.median())
     is_colourful,is_grey = df.colour.median()>.08,df.colour.median()<.01
     some = ~is_blank
