@@ -105,14 +105,12 @@ def of_cifar10(
     train,valid = cifar_parts()
     if scale()=='tiny': return Data(train, valid, {kind: [] for kind in known.values()})
     listed = pd.read_csv(fastai_path('data')/'cifar10_copies.csv')
-    def numbers(files): # images are in the order of their files
-        classes,rank = zip(*(PurePath(file).parts[-2:] for file in files))
-        n = len(train[1])//10 if 'train' in files.iloc[0] else len(valid[1])//10
-        return [n*names.index(c)+int(PurePath(o).stem) for c,o in zip(classes, rank)]
-    names = sorted({PurePath(file).parts[-2] for file in listed.train})
-    listed = listed.assign(test=numbers(listed.test), train=numbers(listed.train))
-    return Data(train, valid, {told: [*zip(own.test, own.train)] for judgment,told in known.items()
-        for own in [listed[listed.judgment==judgment]]})
+    names = sorted({PurePath(file).parent.name for file in listed.train})
+    def numbers(files, n): # of items in the order of their files, n of each class
+        return [n*names.index(PurePath(file).parent.name)+int(PurePath(file).stem) for file in files]
+    listed = listed.assign(i=numbers(listed.test, 1000), j=numbers(listed.train, 5000))
+    def pairs(judgment): return [*listed[listed.judgment==judgment][['i','j']].itertuples(index=False, name=None)]
+    return Data(train, valid, {kind: pairs(judgment) for judgment,kind in known.items()})
 
 def _film_and_frame(file):
     film,_,frame = file.stem.partition('_')
@@ -122,7 +120,7 @@ def _film_and_frame(file):
 def frames(
     seed:int,
 )->Data:
-    "Frames of CamVid's films, a fifth of them drawn to validate; a copy is a frame of the same film, a second away at most"
+    "Frames of CamVid's films, a fifth drawn to validate; a copy is of the same film, a second away at most"
     if scale()=='tiny':
         (images,masks),_,_ = camvid_parts()
         shown = [('film', 5*i) for i in range(len(images))]
@@ -143,8 +141,8 @@ def _learner(data, net, seed):
     train,valid = data.train,data.valid
     set_seed(seed)
     if train[1].ndim>1: # masks
-        loss = CrossEntropyLossFlat(axis=1, ignore_index=11)
-        return Learner(tensor_dls(train, valid, 8, [Flip()]), SmallUNet(12), loss, opt_func=Adam, metrics=mean_iou_error(11))
+        loss,metric = CrossEntropyLossFlat(axis=1, ignore_index=11),mean_iou_error(11)
+        return Learner(tensor_dls(train, valid, 8, [Flip()]), SmallUNet(12), loss, opt_func=Adam, metrics=metric)
     if net=='pretrained':
         side = 96 if scale()!='tiny' else 32
         train,valid = ((_enlarged(images, side),labels) for images,labels in (train,valid))
@@ -220,7 +218,8 @@ def _errors(learn):
         honest = without_leaks(learn.dls, learn.find_copies(within='across', flips=True))
         return dict(error=learn.validate()[1], honest=learn.validate(dl=honest.valid)[1])
 
-rivals = dict(pixels=by_pixels, average=partial(by_hash, name='average'), perception=partial(by_hash, name='perception'))
+hashes = {name: partial(by_hash, name=name) for name in ('average','perception')}
+rivals = dict(pixels=by_pixels, **hashes)
 
 def run(data, who, seed):
     "The rows of a part"
@@ -237,7 +236,7 @@ parts = [(data, who) for data,networks in dict(planted=('small','resnet18','pret
 
 @call_parse
 def main(
-    name:str='planted', # Of the data: planted, cifar10 or frames
+    name:str, # Of the data: planted, cifar10 or frames
     seeds:int=2,
 ):
     "Run what is not stored yet"

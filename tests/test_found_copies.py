@@ -6,7 +6,7 @@ from fastai.callback.core import Callback
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.transforms import get_image_files, parent_label
-from fastai.learner import Learner
+from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
@@ -482,6 +482,12 @@ def test_a_table_whose_index_repeats_is_refused(folder):
     found = pd.DataFrame(dict(item=[3], other=[5]))
     with pytest.raises(ValueError, match='rows of a table whose index has each label once'):
         without_copies(found)(table)
+
+@pytest.mark.parametrize('asked', ['find_copies', 'find_odd'])
+def test_a_learner_that_was_loaded_has_no_items(asked, tmp_path):
+    of_images(drawn(8), drawn(4)).export(tmp_path/'learner.pkl')
+    with pytest.raises(ValueError, match='give a learner that was loaded its data'):
+        getattr(load_learner(tmp_path/'learner.pkl'), asked)()
 
 def test_groups_that_fill_all_leave_nothing_to_validate_on():
     table = pd.DataFrame(dict(x=range(20)))

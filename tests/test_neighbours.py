@@ -1,8 +1,8 @@
 "Rows of numbers, their nearest neighbours, how near a copy is, and groups"
 import pytest, torch
 from helpers import *
-from selback.core.neighbours import (bag_of_pieces, codes_as_numbers, equal_by_chance, expected_below, groups_of, likely_pairs, merged,
-    narrowed, nearest, pieces, pooled, unit, waves, whitened)
+from selback.core.neighbours import (bag_of_pieces, codes_as_numbers, equal_by_chance, expected_below, groups_of,
+    likely_pairs, merged, narrowed, nearest, pieces, pooled, unit, waves, whitened)
 
 def noise(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

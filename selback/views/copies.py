@@ -289,7 +289,9 @@ def find_copies(self:Learner,
         raise TypeError(error_text('layer', f'a {type(layer).__name__}', wanted))
     check_files([keys[i] for i in parts], 'find_copies')
     items = _Items.of(keys, parts)
-    if len(items.at)<2: raise ValueError(error_text('find_copies', f'{len(items.at)} items', 'two at least'))
+    if len(items.at)<2:
+        remedy = 'give a learner that was loaded its data: learn.dls = ...'
+        raise ValueError(error_text('find_copies', f'{len(items.at)} items', 'two at least', remedy))
 
     with fixed_random(): kind = _kind_of(self, layer)
     if flips and not kind.has_mirrors:

@@ -120,6 +120,9 @@ def find_odd(self:Learner)->pd.DataFrame: # Raises a `ValueError` if items are n
     with fixed_random():
         parts = [_measured(self, keys, part) for keys,part in zip(keys_of(self.dls), ('train','valid'))]
     df = pd.concat(parts, ignore_index=True)
+    if not len(df):
+        remedy = 'give a learner that was loaded its data: learn.dls = ...'
+        raise ValueError(error_text('find_odd', 'no images', 'some', remedy))
     rows = []
     for kind,(is_odd,by) in kinds_of(df).items():
         own = df[is_odd]

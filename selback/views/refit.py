@@ -6,6 +6,7 @@
 __all__ = ['HeadRefit']
 
 # %% ../../nbs/views/08_refit.ipynb #37887421
+import math
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -189,6 +190,8 @@ def _doubt(early, error): # '' where there is none
 def _doubt_of_order(order): # '' where there is none
     "What speaks against a layer that was refitted"
     if order is None or order>_least_order: return ''
+    if math.isnan(order):
+        return 'few items had most of the loss, but no two validation items of a class tell of an order'
     return ('few items had most of the loss, but the new layer ranks validation items of the same class in another '
         f'order than the old one (correlation {order:.2f}; it is believed above {_least_order:.1g})')
 
