@@ -49,7 +49,7 @@ def measures(
     picture:Image.Image, # Of PIL
     n_bytes:float=float('nan'), # Of its file
 )->dict:
-    "What pixels and size of a picture say"
+    "Light, contrast, size, margin and colours of an image"
     small = np.asarray(picture.convert('RGB').resize((32,32), Image.Resampling.BOX)).astype(np.int16)
     grey,colours = small.mean(2),small.mean((0,1))/255
     n_pixels = picture.size[0]*picture.size[1]
@@ -75,7 +75,7 @@ def far_out(
 def kinds_of(
     df:pd.DataFrame, # `measures` of each item, in rows; NaN where a file can't be opened
 )->dict: # By kind, which items are so, bool; and what it goes by
-    "What is odd"
+    "Which images are odd, by kind"
     log = {name: np.log2(df[name].clip(lower=1e-6)) for name in ('side','bytes_per_pixel')}
     is_blank = df.contrast<(.02 if df.contrast.median()>.04 else .001) # all may have little contrast
     tint = np.hypot(df.red-df.red.median(), df.blue-df.blue.median())
