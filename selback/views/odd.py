@@ -19,7 +19,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import keys_of
 from ..callback.loaders import unaugmented
 from ..callback.looking import bar
-from .copies import shown_samples
+from .copies import check_list, only_images, shown_samples
 from .pictures import shortened
 
 # %% ../../nbs/views/10_odd.ipynb #60dc74f4
@@ -132,9 +132,7 @@ def find_odd(self:Learner)->pd.DataFrame: # Raises a `ValueError` if items are n
     counts = found.kind.value_counts(sort=False)
     said = ', '.join(f"{n} {kind.replace('_', ' ')}" for kind,n in counts.items()) or 'nothing odd'
     print(f'find_odd: {said} among {len(df):,} images.')
-    if 'corrupt' in counts:
-        print('find_odd: to leave out what cannot be opened: '
-            'get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)].')
+    if 'corrupt' in counts: print(f'find_odd: some cannot be opened; {only_images}.')
     return found
 
 @patch
@@ -147,9 +145,7 @@ def show_odd(self:Learner,
     import matplotlib.pyplot as plt
     n = check_range('n', n, 1, whole=True)
     if found is None: found = self.find_odd()
-    if not isinstance(found, pd.DataFrame) or not {'item','part','kind'}<={*found}:
-        got = f'columns {[*found]}' if isinstance(found, pd.DataFrame) else f'a {type(found).__name__}'
-        raise TypeError(error_text('show_odd', got, 'what learn.find_odd() returned, or some of its rows'))
+    check_list(found, ('item','part','kind'), 'find_odd', 'show_odd')
     rows = found[found.kind!='corrupt'] if kind is None else found[found.kind==kind]
     if kind=='corrupt' or not len(rows):
         known = ', '.join(map(repr, found.kind.unique())) or 'nothing'
