@@ -181,8 +181,8 @@ def test_readme_is_made_from_the_index():
 
 def test_readme_is_read_in_two_minutes():
     text = (root/'README.md').read_text()
-    assert len(text.split())<=900
-    assert len(text.encode())<=6*1024
+    assert len(text.split())<=700
+    assert len(text.encode())<=5*1024
 
 def measured_numbers(text):
     found = re.findall(r'([\d.]+)\s?(?:%|dB|points|times)', text)

@@ -23,7 +23,7 @@ def readme():
     "The text of README.md, and its pictures by their paths"
     cells,pictures = json.loads((nbs/'index.ipynb').read_text(encoding='utf-8'))['cells'],{}
     text = '\n\n'.join(part.strip() for cell in cells for part in _cell(cell, pictures))+'\n'
-    return re.sub(r'\]\(([\w/]+)\.ipynb\)', r'](nbs/\1.ipynb)', text).replace('](../', ']('),pictures
+    return re.sub(r'\]\(([\w/]+\.ipynb(?:#[\w-]+)?)\)', r'](nbs/\1)', text).replace('](../', ']('),pictures
 
 if __name__=='__main__':
     text,pictures = readme()

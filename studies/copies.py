@@ -1,9 +1,12 @@
-"""Copies planted across a split, and who finds them: `python -m studies.copies PART` runs what is not stored of a part:
-results/copies.csv"""
-import io
-from functools import lru_cache
+"""Copies across a split, planted and real ones, and who finds them: `python -m studies.copies DATA` runs what is not
+stored yet: results/copies.csv"""
+import io, re
+from functools import lru_cache, partial
+from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
+from fastai.data.external import URLs, fastai_path, untar_data
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
@@ -21,7 +24,7 @@ from selback.core.neighbours import nearest, unit
 from selback.callback.looking import look_at
 from studies import pretrained
 from studies.experiments import once, results_folder, scale
-from studies.regimes import cifar_parts
+from studies.regimes import SmallUNet, camvid_parts, cifar_parts, frames_of, mean_iou_error
 
 path = results_folder/'copies.csv'
 
@@ -64,7 +67,12 @@ kinds = {
     'a black border': _framed,
     'mirrored': lambda image, g: image.flip(-1)}
 
-# Data: training, validation with copies of training items at its end, and of which item each is one
+# Data: both parts, and which validation item is a copy of which training item
+
+class Data(NamedTuple):
+    train:tuple # Images, bytes, and labels
+    valid:tuple # The same
+    copies:dict # By kind: pairs of a validation item and the training item of which it is a copy
 
 def _size(): # Items for training, ordinary ones for validation, copies of each kind
     return (6_000, 2_000, 100) if scale()!='tiny' else (300, 60, 4)
@@ -72,23 +80,69 @@ def _size(): # Items for training, ordinary ones for validation, copies of each 
 @lru_cache
 def planted(
     seed:int,
-): # Images and labels of both parts; the training item of each copy, int64
-    "CIFAR-10, of which some validation images are copies of training images"
+)->Data:
+    "CIFAR-10, of which some validation images, at the end, are copies of training images"
     (images,labels),(others,other_labels) = cifar_parts()
     n,n_valid,n_copies = _size()
     g = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(labels), generator=g)[:n]
     valid = torch.randperm(len(other_labels), generator=g)[:n_valid]
-    of = torch.randperm(n, generator=g)[:n_copies*len(kinds)]
-    copies = [make(images[rows[i]], g) for make,own in zip(kinds.values(), of.split(n_copies)) for i in own]
+    of = torch.randperm(n, generator=g)[:n_copies*len(kinds)].split(n_copies)
+    copies = [make(images[rows[i]], g) for make,own in zip(kinds.values(), of) for i in own]
     train = images[rows],labels[rows]
-    return train,(torch.cat([others[valid], torch.stack(copies)]),torch.cat([other_labels[valid], train[1][of]])),of
+    valid = torch.cat([others[valid], torch.stack(copies)]),torch.cat([other_labels[valid], train[1][torch.cat(of)]])
+    numbers = (n_valid+torch.arange(n_copies*len(kinds))).split(n_copies)
+    pairs = [[*zip(a.tolist(), b.tolist())] for a,b in zip(numbers, of)]
+    return Data(train, valid, dict(zip(kinds, pairs)))
+
+known = {1: 'the same shot', 2: 'very similar'} # Barz & Denzler's words
+
+@lru_cache
+def of_cifar10(
+    seed:int, # Not used: the data are as they are
+)->Data:
+    "CIFAR-10 and the copies that Barz & Denzler (2020) have found in it, listed by file in `cifar10_copies.csv`"
+    train,valid = cifar_parts()
+    if scale()=='tiny': return Data(train, valid, {kind: [] for kind in known.values()})
+    listed = pd.read_csv(fastai_path('data')/'cifar10_copies.csv')
+    names = sorted({PurePath(file).parent.name for file in listed.train})
+    def numbers(files, n): # of items in the order of their files, n of each class
+        return [n*names.index(PurePath(file).parent.name)+int(PurePath(file).stem) for file in files]
+    listed = listed.assign(i=numbers(listed.test, 1000), j=numbers(listed.train, 5000))
+    def pairs(judgment): return [*listed[listed.judgment==judgment][['i','j']].itertuples(index=False, name=None)]
+    return Data(train, valid, {kind: pairs(judgment) for judgment,kind in known.items()})
+
+def _film_and_frame(file):
+    film,_,frame = file.stem.partition('_')
+    return film,int(re.sub(r'\D', '', frame))
+
+@lru_cache
+def frames(
+    seed:int,
+)->Data:
+    "Frames of CamVid's films, a fifth drawn to validate; a copy is of the same film, a second away at most"
+    if scale()=='tiny':
+        (images,masks),_,_ = camvid_parts()
+        shown = [('film', 5*i) for i in range(len(images))]
+    else:
+        files = sorted((untar_data(URLs.CAMVID)/'images').iterdir())
+        images,masks = frames_of(files)
+        shown = [_film_and_frame(file) for file in files]
+    drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    valid,train = (rows.sort().values for rows in drawn.split([len(drawn)//5, len(drawn)-len(drawn)//5]))
+    def are_near(a, b): return a[0]==b[0] and abs(a[1]-b[1])<=30
+    pairs = [(i, j) for i,a in enumerate(valid.tolist()) for j,b in enumerate(train.tolist())
+        if are_near(shown[a], shown[b])]
+    return Data((images[train],masks[train]), (images[valid],masks[valid]), {'a second away': pairs})
 
 # Networks
 
-def _learner(net, seed):
-    train,valid,_ = planted(seed)
+def _learner(data, net, seed):
+    train,valid = data.train,data.valid
     set_seed(seed)
+    if train[1].ndim>1: # masks
+        loss,metric = CrossEntropyLossFlat(axis=1, ignore_index=11),mean_iou_error(11)
+        return Learner(tensor_dls(train, valid, 8, [Flip()]), SmallUNet(12), loss, opt_func=Adam, metrics=metric)
     if net=='pretrained':
         side = 96 if scale()!='tiny' else 32
         train,valid = ((_enlarged(images, side),labels) for images,labels in (train,valid))
@@ -102,18 +156,19 @@ def _enlarged(images, side):
     large = [F.interpolate(o.float(), size=side, mode='bicubic', antialias=True) for o in images.split(1000)]
     return torch.cat([o.clamp(0, 255).round().byte() for o in large])
 
-def _fitted(net, seed):
-    learn = _learner(net, seed)
+def _fitted(data, net, seed):
+    learn = _learner(data, net, seed)
     if net=='pretrained': return learn # as it comes
     with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(3 if scale()!='tiny' else 1, .01)
     return learn
 
 # Ways: pairs of a validation and a training item, the likeliest first
 
-def by_package(learn, seed):
+def n_copies(data): return sum(map(len, data.copies.values()))
+
+def by_package(learn, data):
     "`find_copies`, with mirror images"
-    n = 2*len(planted(seed)[2])
-    found = learn.find_copies(within='across', n=n, flips=True)
+    found = learn.find_copies(within='across', n=2*max(50, n_copies(data)), flips=True)
     return [*zip(found['item'], found['other'])],int(found.group.notna().sum())
 
 def _listed(train, valid, k=4): # The nearest few of each, by similarity
@@ -126,71 +181,69 @@ def _centred(train, valid):
     mean = train.float().mean(0)
     return train.float()-mean,valid.float()-mean
 
-def by_last_layer(learn, seed):
+def by_last_layer(learn):
     "What goes into the last layer, by cosine"
     def of(dl):
         rows = []
         def note(look): rows.append(look.seen[-1][1].float().cpu())
         look_at(learn, dl, torch.arange(len(dl.dataset)), note, linear_layers_seen)
         return torch.cat(rows)
-    with learn.no_bar(): return _listed(*_centred(*map(of, learn.dls))),None
+    with learn.no_bar(): return _listed(*_centred(*map(of, learn.dls)))
 
-def by_pixels(seed):
+def by_pixels(data):
     "Images at 8x8, by cosine"
-    (train,_),(valid,_),_ = planted(seed)
-    return _listed(*_centred(*(F.adaptive_avg_pool2d(o.float(), 8).flatten(1) for o in (train,valid)))),None
+    return _listed(*_centred(*(F.adaptive_avg_pool2d(o.float(), 8).flatten(1) for o,_ in (data.train,data.valid))))
 
-def by_hash(name, seed):
+def by_hash(data, name):
     "`imagehash`'s bits, by how many of them differ"
     import imagehash
     function = dict(average=imagehash.average_hash, perception=imagehash.phash)[name]
-    (train,_),(valid,_),_ = planted(seed)
     def bits(images): return torch.tensor(np.array([function(_picture(o)).hash.flatten() for o in images])).float()*2-1
-    return _listed(bits(train), bits(valid)),None
+    return _listed(bits(data.train[0]), bits(data.valid[0]))
 
 # What is found
 
-def told(way, pairs, n_likely, seed):
-    "A row for each kind: the share that is among as many pairs as were planted, and among twice as many"
-    _,(_,labels),of = planted(seed)
-    n,first = len(of),len(labels)-len(of)
-    true = {(first+i, int(o)) for i,o in enumerate(of)}
-    def found(n): return {pair for pair in pairs[:n] if pair in true}
-    once_,twice = found(n),found(2*n)
-    false = sum(pair not in true for pair in pairs[:100])
-    rows = []
-    for k,kind in enumerate(kinds):
-        own = {pair for pair in true if (pair[0]-first)//(n//len(kinds))==k}
-        rows.append(dict(way=way, kind=kind, once=len(own & once_)/len(own), twice=len(own & twice)/len(own),
-            false=false, n_likely=n_likely, planted=n))
+def told(way, pairs, n_likely, data):
+    "A row for each kind: the share that is among as many pairs as there are copies, and among twice as many"
+    n,true = n_copies(data),{pair for own in data.copies.values() for pair in own}
+    false,rows = sum(pair not in true for pair in pairs[:100]),[]
+    for kind,own in data.copies.items():
+        def share(n): return len({*own} & {*pairs[:n]})/max(1, len(own))
+        rows.append(dict(way=way, kind=kind, once=share(n), twice=share(2*n), false=false, n_likely=n_likely, copies=n))
     return pd.DataFrame(rows)
 
-def _errors(learn, seed):
+def _errors(learn):
     "The error of validation with copies in it, and without those that are found"
     with learn.no_bar():
         honest = without_leaks(learn.dls, learn.find_copies(within='across', flips=True))
         return dict(error=learn.validate()[1], honest=learn.validate(dl=honest.valid)[1])
 
-def run(part, seed):
-    "The rows of a part"
-    if part=='pixels': return told('pixels', *by_pixels(seed), seed)
-    if part in ('average','perception'): return told(f'{part} hash', *by_hash(part, seed), seed)
-    learn = _fitted(part, seed)
-    with learn.no_bar(): rows = [told('find_copies', *by_package(learn, seed), seed)]
-    rows.append(told('last layer', *by_last_layer(learn, seed), seed))
-    errors = _errors(learn, seed) if part!='pretrained' else {}
-    return pd.concat(rows).assign(**errors)
+hashes = {name: partial(by_hash, name=name) for name in ('average','perception')}
+rivals = dict(pixels=by_pixels, **hashes)
 
-parts = 'pixels','average','perception','small','resnet18','pretrained'
+def run(data, who, seed):
+    "The rows of a part"
+    name,data = data,datasets[data](seed)
+    if who in rivals: return told(who, rivals[who](data), None, data)
+    learn = _fitted(data, who, seed)
+    with learn.no_bar(): rows = [told('find_copies', *by_package(learn, data), data)]
+    if name!='frames': rows.append(told('last layer', by_last_layer(learn), None, data))
+    return pd.concat(rows).assign(**_errors(learn) if name=='planted' and who!='pretrained' else {})
+
+datasets = dict(planted=planted, cifar10=of_cifar10, frames=frames)
+parts = [(data, who) for data,networks in dict(planted=('small','resnet18','pretrained'), cifar10=('small','resnet18'),
+    frames=('small',)).items() for who in (*rivals, *networks)]
 
 @call_parse
 def main(
-    names:str, # Parts, with commas between
+    name:str, # Of the data: planted, cifar10 or frames
     seeds:int=2,
 ):
     "Run what is not stored yet"
     torch.set_num_threads(1)
     for seed in range(seeds):
-        for name in names.split(','):
-            rows = once(path, dict(part=name, seed=seed), lambda: run(name, seed).assign(part=name, seed=seed))
-            print(name, seed, rows[['way','kind','once','twice']].round(2).to_string(), flush=True)
+        for data,who in parts:
+            if data!=name: continue
+            keys = dict(data=data, who=who, seed=seed)
+            rows = once(path, keys, lambda: run(**keys).assign(**keys))
+            print(data, who, seed, rows[['way','kind','once','twice']].round(2).to_string(), flush=True)

@@ -158,7 +158,7 @@ def worst_of(
 def _small_frame(file, resample):
     return torch.from_numpy(np.array(Image.open(file).resize((160,120), resample)))
 
-def _frames(files):
+def frames_of(files):
     "Images, shape (n, 3, 120, 160), and masks, shape (n, 120, 160)"
     images = [_small_frame(f, Image.Resampling.BILINEAR).permute(2,0,1) for f in files]
     masks = [f.parents[1]/'labels'/f'{f.stem}_P.png' for f in files]
@@ -183,8 +183,8 @@ def camvid_parts():
 
     held_out = set((path/'valid.txt').read_text().split())
     files = sorted((path/'images').iterdir())
-    train = _frames([f for f in files if f.name not in held_out])
-    valid = _frames([f for f in files if f.name in held_out])
+    train = frames_of([f for f in files if f.name not in held_out])
+    valid = frames_of([f for f in files if f.name in held_out])
     return train,valid,len(codes)-1
 
 class SmallUNet(nn.Module):

@@ -6,7 +6,7 @@ from fastai.callback.core import Callback
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.transforms import get_image_files, parent_label
-from fastai.learner import Learner
+from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
@@ -57,7 +57,7 @@ def test_planted_copies_are_found_exact_ones_first(capsys):
     assert len(found)<10
     assert found.group[:6].tolist()==[1,2,3,4,5,6]
     n_likely = found.group.notna().sum()
-    assert f'find_copies: some {n_likely} pairs are likelier copies than not' in capsys.readouterr().out
+    assert f': some {n_likely} pairs are likelier copies than not' in capsys.readouterr().out
     assert list(found)==['item','part','other','other_part','similarity','label','other_label','group']
 
 def test_without_copies_none_are_likely(capsys):
@@ -444,11 +444,50 @@ def test_a_number_for_unknown_makes_no_rows_equal():
     learn = Learner(dls_of(x, torch.arange(300)%2, n_valid=60), nn.Linear(3, 2), loss_func=CrossEntropyLossFlat())
     assert (copies(learn, n=20).similarity<1).all()
 
+def test_rows_of_few_values_are_equal_by_chance(capsys):
+    x = torch.randint(3, (240,4), generator=torch.Generator().manual_seed(0)).float()
+    learn = Learner(dls_of(x, torch.arange(240)%2, n_valid=60), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat())
+    copies(learn, within='across')
+    copies(learn)
+    assert capsys.readouterr().out.count('240 items, compared column by column: no pair is likelier a copy than not')==2
+
+@pytest.mark.parametrize('side, wanted', [(8, '1'), (16, '2'), (32, '2')])
+def test_the_layer_that_is_chosen_has_maps_of_eight_pixels_or_else_of_four(side, wanted, capsys):
+    def halve(n_in, n_out): return nn.Conv2d(n_in, n_out, 3, stride=2, padding=1)
+    alike = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)] # a third of six is two, and the one that runs then
+    model = nn.Sequential(nn.Identity(), halve(3, 8), nn.Conv2d(8, 8, 3, padding=1) if side>8 else halve(8, 8), *alike,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    dls = dls_of(torch.rand(60, 3, side, side), torch.arange(60)%3, n_valid=12)
+    copies(Learner(dls, model, loss_func=CrossEntropyLossFlat()))
+    assert f"60 items, compared by the output of '{wanted}'" in capsys.readouterr().out
+
+def test_labels_that_are_unknown_do_not_differ():
+    found = pd.DataFrame(dict(item=[0,1,2], part='train', other=[3,4,5], other_part='train', similarity=1.,
+        label=['a',float('nan'),'a'], other_label=['a',float('nan'),'b'], group=[1,2,3]))
+    import matplotlib.pyplot as plt
+    learn = of_images(drawn(20), drawn(8, seed=1))
+    learn.show_copies(1, differ=True, found=found)
+    names = [ax.get_title() for ax in plt.gcf().axes]
+    plt.close('all')
+    assert [name.split()[-1] for name in names]==['2','5']
+
+def test_where_most_images_are_blank_they_are_told():
+    x = drawn(60)
+    x[:40] = 128
+    found = odd(of_images(x, drawn(20, seed=1)))
+    assert (found.kind=='blank').sum()==40
+
 def test_a_table_whose_index_repeats_is_refused(folder):
     table = pd.DataFrame(dict(x=range(80)), index=[*range(40)]*2)
     found = pd.DataFrame(dict(item=[3], other=[5]))
     with pytest.raises(ValueError, match='rows of a table whose index has each label once'):
         without_copies(found)(table)
+
+@pytest.mark.parametrize('asked', ['find_copies', 'find_odd'])
+def test_a_learner_that_was_loaded_has_no_items(asked, tmp_path):
+    of_images(drawn(8), drawn(4)).export(tmp_path/'learner.pkl')
+    with pytest.raises(ValueError, match='give a learner that was loaded its data'):
+        getattr(load_learner(tmp_path/'learner.pkl'), asked)()
 
 def test_groups_that_fill_all_leave_nothing_to_validate_on():
     table = pd.DataFrame(dict(x=range(20)))

@@ -148,6 +148,12 @@ def test_the_layer_stays_where_no_strength_keeps_the_order(monkeypatch, capsys):
     assert same(weights(learn), before)
     assert 'in another order than the old one (correlation 0.30; it is believed above 0.7).' in capsys.readouterr().out
 
+def test_the_layer_stays_where_validation_has_no_order(monkeypatch, capsys):
+    learn,_ = misled(share=.99)
+    monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: float('nan'))
+    assert not refitted(learn)
+    assert 'no two validation items of a class tell of an order.' in capsys.readouterr().out
+
 def test_an_item_without_an_early_loss_weighs_nothing():
     "What was never trained on, as it may be wrong, and whose label is another one since"
     learn,_ = misled(share=.99)

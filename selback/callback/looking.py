@@ -62,11 +62,11 @@ def _events(learn):
 # %% ../../nbs/callback/16_looking.ipynb #0700c59d
 class Look(NamedTuple):
     "What a pass has shown of a batch"
+    idx:Tensor # Which items of the dataset, int64, shape (bs,)
     xb:tuple # Inputs, tensors
     yb:tuple # Targets, tensors
     pred:Any # As the loss function takes it
     seen:Any # What the context has noted
-    n_before:int # Items of the batches before it
 
 def look_at(
     learn:Learner, # Stays as it is
@@ -77,7 +77,7 @@ def look_at(
     asked:str='look_at', # What the user has called, for a message
     comment:str='features', # What the bar says
     altered=None, # Function of an input, such as one that mirrors images; None: as they are
-)->Tensor: # The same items in the order in which they came; raises a `ValueError` if the loader skips any
+): # Raises a `ValueError` if the loader skips any
     "One pass over some items of a loader"
     dataset,model = check_loader(dl).dataset,unwrapped(learn.model)
     model = getattr(model, '_orig_mod', model) # it may be compiled
@@ -93,8 +93,9 @@ def look_at(
             with muted_hooks(learn),untouched as inputs,autocast_of(learn),watching(model) as seen:
                 learn.pred = true_output(learn, model(*(map(altered, inputs) if altered else inputs)))
                 fire('after_pred')
-            note(Look(xb, as_tensors(learn.yb), learn.pred, seen, n))
-            n += len(xb[0])
-    if n==len(idxs): return order
+            here = order[n:n+len(xb[0])]
+            note(Look(here, xb, as_tensors(learn.yb), learn.pred, seen))
+            n += len(here)
+    if n==len(idxs): return
     remedy = 'leave out beforehand what the loader skips'
     raise ValueError(error_text(asked, f'{n} of {len(idxs)} items', 'all', remedy))

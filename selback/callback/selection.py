@@ -21,8 +21,7 @@ from ..core.schedules import Window
 from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.outlook import outlook
-from ..core.losses import item_losses, preserved
-from ..core.untouched import guarded, unwrapped
+from ..core.untouched import unwrapped
 from ..core.item_loss import ItemLosses, LossByItem, Trial, detached
 from ..core.scoring import Scorer
 from .loaders import BegunLate, ChosenBefore, check_independent, check_loader, draw
@@ -785,10 +784,6 @@ class Selection(AttachedCallback):
             return
         batch = detached(learn.pred),as_tensors(learn.yb)
         pred,yb = batch if current.rows is None else take(batch, current.rows)
-        function = self.losses.by(loss_func).function
-        def losses_of(pred, y):
-            with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
-
-        told = self.label_reader.read(loss_func, pred, yb, losses_of, self.tracker.given)
+        told = self.label_reader.read(loss_func, pred, yb, self.losses.by(loss_func).losses, self.tracker.given)
         if told is None: return
         self.tracker.note_labels(current.trained, told)

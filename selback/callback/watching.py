@@ -12,10 +12,8 @@ from ..core.batches import as_tensors, n_items
 from ..core.checks import error_text
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
-from ..core.losses import item_losses, preserved
 from ..core.memory import fingerprints
 from ..core.method import All
-from ..core.untouched import guarded
 from .attach import with_one_liner
 from .epoch import EpochSelection
 from .learner import base_loss, true_output
@@ -48,18 +46,14 @@ class ValidationLooks:
         self._reader.begin_epoch()
         self.loader = learn.dl = ChosenBefore(learn.dl, draw(learn.dl).to(device))
 
-    def note(self, learn, function):
-        "A batch was predicted; `function` has the losses of items"
+    def note(self, learn, loss):
+        "A batch was predicted; `loss` is the `LossByItem` of the loss function"
         if not len(learn.yb): return
         pred,yb = detached(true_output(learn, learn.pred)),as_tensors(learn.yb)
-        idx,loss_func = self.loader.known(learn.iter, n_items(learn.xb)).idx,base_loss(learn)
-        def losses_of(pred, y):
-            with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
-
-        with guarded(function),preserved(loss_func): losses = item_losses(function, pred, *yb)
+        idx,losses = self.loader.known(learn.iter, n_items(learn.xb)).idx,loss.losses(pred, *yb)
         self.tracker.note(idx, losses)
         self.tracker.note_targets(idx, fingerprints(learn.yb))
-        told = self._reader.read(loss_func, pred, yb, losses_of, self.tracker.given)
+        told = self._reader.read(loss.loss_func, pred, yb, loss.losses, self.tracker.given)
         if told is not None: self.tracker.note_labels(idx, told)
 
     def reads(self, learn)->bool:
@@ -121,6 +115,6 @@ class WatchItemsCallback(EpochSelection):
         learn,looks = self.learn,self.validation
         if event_name=='before_validate' and self.validated.is_on: looks.begin(learn, self.device)
         elif event_name=='after_loss' and looks.reads(learn):
-            looks.note(learn, self.losses.by(base_loss(learn)).function)
+            looks.note(learn, self.losses.by(base_loss(learn)))
         elif event_name in ('after_validate','after_cancel_epoch','after_fit'):
             looks.end(is_early=self.early.loss is not None)

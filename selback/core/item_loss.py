@@ -476,6 +476,13 @@ class LossByItem:
         "Hold the losses of items against what trains once more"
         self.is_held = False
 
+    def losses(self,
+        pred, # Predictions on which nothing trains
+        *yb, # Targets
+    )->Tensor: # Shape (bs,)
+        "One loss per item; the loss function and the random states are as before"
+        with self._guarded(),preserved(self.loss_func): return self._found(pred, yb)[0]
+
     def _guarded(self):
         "A context in which the loss may draw random numbers"
         return fixed_random() if self.has_effects else nullcontext()

@@ -19,7 +19,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import keys_of
 from ..callback.loaders import unaugmented
 from ..callback.looking import bar
-from .copies import shown_samples
+from .copies import check_list, only_images, shown_samples
 from .pictures import shortened
 
 # %% ../../nbs/views/10_odd.ipynb #60dc74f4
@@ -49,7 +49,7 @@ def measures(
     picture:Image.Image, # Of PIL
     n_bytes:float=float('nan'), # Of its file
 )->dict:
-    "What pixels and size of a picture say"
+    "Light, contrast, size, margin and colours of an image"
     small = np.asarray(picture.convert('RGB').resize((32,32), Image.Resampling.BOX)).astype(np.int16)
     grey,colours = small.mean(2),small.mean((0,1))/255
     n_pixels = picture.size[0]*picture.size[1]
@@ -75,9 +75,9 @@ def far_out(
 def kinds_of(
     df:pd.DataFrame, # `measures` of each item, in rows; NaN where a file can't be opened
 )->dict: # By kind, which items are so, bool; and what it goes by
-    "What is odd"
+    "Which images are odd, by kind"
     log = {name: np.log2(df[name].clip(lower=1e-6)) for name in ('side','bytes_per_pixel')}
-    is_blank = (df.contrast<.02) & (df.contrast.median()>.04)
+    is_blank = df.contrast<(.02 if df.contrast.median()>.04 else .001) # all may have little contrast
     tint = np.hypot(df.red-df.red.median(), df.blue-df.blue.median())
     is_colourful,is_grey = df.colour.median()>.08,df.colour.median()<.01
     some = ~is_blank
@@ -120,6 +120,9 @@ def find_odd(self:Learner)->pd.DataFrame: # Raises a `ValueError` if items are n
     with fixed_random():
         parts = [_measured(self, keys, part) for keys,part in zip(keys_of(self.dls), ('train','valid'))]
     df = pd.concat(parts, ignore_index=True)
+    if not len(df):
+        remedy = 'give a learner that was loaded its data: learn.dls = ...'
+        raise ValueError(error_text('find_odd', 'no images', 'some', remedy))
     rows = []
     for kind,(is_odd,by) in kinds_of(df).items():
         own = df[is_odd]
@@ -129,9 +132,7 @@ def find_odd(self:Learner)->pd.DataFrame: # Raises a `ValueError` if items are n
     counts = found.kind.value_counts(sort=False)
     said = ', '.join(f"{n} {kind.replace('_', ' ')}" for kind,n in counts.items()) or 'nothing odd'
     print(f'find_odd: {said} among {len(df):,} images.')
-    if 'corrupt' in counts:
-        print('find_odd: to leave out what cannot be opened: '
-            'get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)].')
+    if 'corrupt' in counts: print(f'find_odd: some cannot be opened; {only_images}.')
     return found
 
 @patch
@@ -144,9 +145,7 @@ def show_odd(self:Learner,
     import matplotlib.pyplot as plt
     n = check_range('n', n, 1, whole=True)
     if found is None: found = self.find_odd()
-    if not isinstance(found, pd.DataFrame) or not {'item','part','kind'}<={*found}:
-        got = f'columns {[*found]}' if isinstance(found, pd.DataFrame) else f'a {type(found).__name__}'
-        raise TypeError(error_text('show_odd', got, 'what learn.find_odd() returned, or some of its rows'))
+    check_list(found, ('item','part','kind'), 'find_odd', 'show_odd')
     rows = found[found.kind!='corrupt'] if kind is None else found[found.kind==kind]
     if kind=='corrupt' or not len(rows):
         known = ', '.join(map(repr, found.kind.unique())) or 'nothing'

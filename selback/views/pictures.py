@@ -29,7 +29,7 @@ def beside(
     df:pd.DataFrame, # What is told of items
     columns:pd.DataFrame, # Where they come from, with the same index
 )->pd.DataFrame:
-    "Both; a column whose name is taken says so, unless it says the same"
+    "Two tables side by side; a column whose name is taken is renamed, or left out where it says the same"
     def is_same(name): return name in df and (df[name].astype(str)==columns[name].astype(str)).all()
     others = columns[[name for name in columns if not is_same(name)]]
     return df.join(others.rename(columns={name: f'{name}_of_item' for name in df}))
@@ -76,7 +76,7 @@ def shortened(
     o, # To write
     n:int=20, # Letters
 )->str:
-    "As much of it as there is room for"
+    "A text, cut to a length"
     text = str(o)
     return text if len(text)<=n else text[:n-1]+'…'
 

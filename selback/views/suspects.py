@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from ..core.checks import check_range, error_text
 from ..core.item_loss import detached
 from ..core.labels import LabelMemory, LabelReader
-from ..core.losses import item_losses, preserved
-from ..core.untouched import fixed_random, guarded
+from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, numbers_of_classes, parent_of
 from ..callback.learner import base_loss
 from ..callback.looking import look_at
@@ -88,26 +87,22 @@ def _watched_items(
 def _looked_at(selection, labels):
     "What is known of the training labels, with one look more by the network as it is now"
     learn,reader,seen = selection.learn,LabelReader(),[]
-    loss_func = base_loss(learn)
-    function = selection.losses.by(loss_func).function
-    def losses_of(pred, y):
-        with guarded(function),preserved(loss_func): return item_losses(function, pred, y)
+    loss = selection.losses.by(base_loss(learn))
     def note(look):
-        told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
+        told = reader.read(loss.loss_func, detached(look.pred), look.yb, loss.losses, labels.given)
         if told is None: return
         if told.given.shape!=labels.given.shape:
             got = f'a model of {told.given.shape[-1]} classes'
             raise ValueError(error_text('suspects', got, f'the {labels.given.shape[-1]} that were watched',
                 'leave look out'))
-        seen.append((look.n_before, told))
+        seen.append((look.idx.to(labels.looks.device), told))
 
     items = torch.arange(len(selection.memory))
-    with fixed_random(): order = look_at(learn, learn.dls.train, items, note, asked='suspects', comment='one look more')
+    with fixed_random(): look_at(learn, learn.dls.train, items, note, asked='suspects', comment='one look more')
     if not any(told.margin.isfinite().any() for _,told in seen):
         raise ValueError(error_text('suspects', 'a look that tells of no label', 'predictions that are numbers',
             'leave look out'))
-    order = order.to(labels.looks.device)
-    return labels.looked_at((order[n:n+len(told.margin)], told) for n,told in seen)
+    return labels.looked_at(seen)
 
 def _parts_of(selection, look=False):
     "What is known of the items of each part that was watched"

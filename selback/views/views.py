@@ -67,7 +67,7 @@ def tidy(
     ax, # Axes
     **kwargs # For `ax.set`
 ):
-    "The look of the house"
+    "Give axes the package's look"
     ax.set(**kwargs)
     ax.spines[['top','right']].set_visible(False)
     ax.grid(alpha=.3, lw=.5)
@@ -171,7 +171,7 @@ def _kept_in_words(cb):
 
 @patch(as_prop=True)
 def card(self:Selection):
-    "What the selection goes by, what it has kept, and what that took, in a few lines"
+    "A summary of the selection: its options, the share of items that it kept, and the time that it took"
     window,losses = self.window,self.losses
     score = _option(self.scorer.score).strip("'") if self.scored else 'none; it chooses before loading'
     part = f'from {window.start:.0%} to {window.end:.0%}'
@@ -195,7 +195,7 @@ def card(self:Selection):
 @patch
 @delegates(selection_figure)
 def plot(self:Selection, **kwargs)->list: # Up to three axes; raises a `ValueError` if nothing was selected yet
-    "What is kept, the losses at a few epochs, and which of them are chosen"
+    "Plot the share that is kept, the losses at a few epochs, and which of them are chosen"
     stats,samples = self.stats,self.report.samples
     has_selected = len(samples) or (stats.kept<stats.seen).any()
     if has_selected: return selection_figure(stats, samples, **kwargs).axes
@@ -206,7 +206,7 @@ def plot(self:Selection, **kwargs)->list: # Up to three axes; raises a `ValueErr
 @patch
 @delegates(selection_figure)
 def plot_selection(self:Recorder, **kwargs)->list: # As `selection.plot`
-    "What the learner's selection keeps, the losses at a few epochs, and which of them are chosen"
+    "Plot the share that the learner's selection keeps, the losses at a few epochs, and which are chosen"
     if self.learn.selection: return self.learn.selection.plot(**kwargs)
 
     remedy = 'attach it with learn.favor_hard() or another method. After full_batches() it is gone'
