@@ -154,7 +154,7 @@ class LearnerTrainer(Trainer):
         cb.note_read(last.i, last.n, len(rows), losses=losses, rows=rows)
 
     def check_first(self):
-        "Hold the first step of the epoch against what was handed out"
+        "Check the first step of the epoch against what was handed out"
         first,self.first = self.first,None
         if first: _check_unchanged(first, self.learn)
 

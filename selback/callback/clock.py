@@ -26,7 +26,7 @@ def seconds_now(
 
 # %% ../../nbs/callback/06_clock.ipynb #e7000008
 class Clock:
-    "Times whole epochs, says once what a selecting one takes of a plain one, and stands aside where that saves nothing"
+    "Times whole epochs, tells once what a selecting one takes of a plain one, and ends a selection that saves nothing"
     is_on = True # does it time anything?
 
     def __init__(self,

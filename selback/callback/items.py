@@ -251,7 +251,7 @@ def _as_given(ds, table):
 def _is_data(o): return isinstance(o, (Tensor,np.ndarray)) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
 
 class ItemKeys:
-    "By what each item of a dataset is known: its row's own index, its file, or its position"
+    "The key of each item of a dataset: its row's own index, its file, or its position"
     def __init__(self,
         ds, # A dataset
         root='.', # Its files are told by their paths from here
@@ -297,7 +297,7 @@ class ItemKeys:
         return pd.DataFrame(columns, index=range(len(self)))
 
     def gone(self)->list: # Positions
-        "Whose files are not there any more; nobody's, if none is there"
+        "Which items have lost their file; none, if no file is there"
         missing = [i for i,file in enumerate(self.files or ()) if not os.path.isfile(file)]
         return missing if len(missing)<len(self) else []
 
@@ -322,7 +322,7 @@ class ItemKeys:
 def datasets_of(
     dls, # `DataLoaders`
 )->list: # Of the training part; and of the validation part, if that has any item
-    "The datasets of both parts"
+    "The training and the validation dataset"
     train = check_loader(dls.train).dataset
     valid = getattr(dls.loaders[1], 'dataset', None) if len(dls.loaders)>1 else None
     return [train] if valid is None or not len(valid) else [train,valid]
@@ -330,7 +330,7 @@ def datasets_of(
 def keys_of(
     dls, # `DataLoaders`
 )->list: # `ItemKeys`, one for each part
-    "By what the items of both parts are known"
+    "The keys of the training and of the validation items"
     return [ItemKeys(ds, getattr(dls, 'path', '.')) for ds in datasets_of(dls)]
 
 # %% ../../nbs/callback/04_items.ipynb #8107d8ac
@@ -361,7 +361,7 @@ def identities_of(
     dls, # `DataLoaders`
     part:int=0, # 0: training, 1: validation
 )->dict: # `kind` of key; `keys`, `tails` of paths, `labels`, `columns` by name, int64 of shape (items,); `classes`
-    "Which items a part has, as a state keeps it"
+    "What a state saves to find the items of a part again"
     parts = keys_of(dls)
     own,root = parts[part],_common_folder([o for keys in parts for o in keys.files or ()])
     labels = _lasting_labels(own.ds)

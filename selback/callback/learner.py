@@ -66,7 +66,7 @@ def precision_of(
     learn:Learner, # May train in mixed precision
     pred, # What its loss function gets: tensors, in tuples, lists and dicts
 )->float: # As a share
-    "How far two numbers may be apart that are computed from predictions"
+    "How far two numbers that are computed from the same predictions may be apart"
     is_low = any(t.dtype in (torch.float16,torch.bfloat16) for t in tensors_in(pred))
     return .03 if is_low or callback_of(learn, MixedPrecision) else 1e-3
 

@@ -346,7 +346,7 @@ class ChosenWithin(LoaderInPlace):
 
 # %% ../../nbs/callback/00_loaders.ipynb #a9032dcc
 class BegunLate(LoaderInPlace):
-    "Passes for a loader until it is read, or asked for its length; only then what reads it is made"
+    "Stands for a loader that is made only when it is read, or asked for its length"
     def __init__(self,
         dl, # The loader
         make, # A function of this that returns a loader

@@ -342,7 +342,7 @@ class SelectionColumns(TrainingOnly):
         self.report = report
 
     def stay(self):
-        "Another selection has come"
+        "Keep the columns, as another selection has come"
         self.leaves = False
 
     def leave(self):

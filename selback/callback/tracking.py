@@ -89,7 +89,7 @@ class ItemTracker:
         n_labels:int, # Of each item
         classes=None, # The shape of `given`; None: it is not known yet
     ):
-        "Have a memory of so many labels, a new one if classes are others"
+        "Make a memory of so many labels, a new one if there are other classes"
         if self.labels is not None and self.labels.is_of(n_labels, classes): return
         self.labels,self.labels_before = LabelMemory(len(self.memory), n_labels, self.memory.loss.device),None
         self.ranks.remember(self.labels)
@@ -108,7 +108,7 @@ class ItemTracker:
 
     @property
     def given(self)->Tensor|None: # As `Told` has it; None: unknown
-        "How often each class was a label"
+        "How many labels each class has"
         return None if self.labels is None else self.labels.given
 
     # An epoch
@@ -220,7 +220,7 @@ class ItemTracker:
         numbers:Tensor|None=None, # Of classes, as `numbers_of_classes` has them
         n_classes:int=0, # How many there are now
     ):
-        "A state of the items of the training set"
+        "The state, rearranged for the items of the training set"
         memory,labels = state['memory'],state.get('labels')
         if memory is None: return state
         early = state.get('early')

@@ -217,7 +217,7 @@ class Batch:
         rows, # That count, int64
         weight, # Of each item, shape (n,); None: 1
     ):
-        "Some of its rows were chosen, while all of them are there"
+        "Note which rows were chosen; all of them stay in the batch"
         self.is_chosen,self.rows,self.weight = True,rows,weight
 
     def like(self,
@@ -226,7 +226,7 @@ class Batch:
         idx=None, # Dataset indices
         weight=None, # Of each item
     ):
-        "Others, of the same place and form"
+        "A batch of other items, with the place and the form of this one"
         return Batch(xb, yb, idx, weight, self.i, self.form, self.is_chosen)
 
     def take(self,
@@ -291,7 +291,7 @@ def hardest_others(
     scores:Tensor|None, # What they were chosen by, shape (bs,)
     n:int, # How many, at most
 )->Batch|None:
-    "Up to `n` items that were not chosen, in the order of the batch, or None"
+    "The hardest `n` items that were not chosen, or as many as there are, in batch order; None if there are none"
     if rows is None: return
     is_left = torch.ones_like(scores, dtype=torch.bool).index_fill_(0, rows, False)
     n = min(n, int(is_left.sum()))
@@ -301,7 +301,7 @@ def hardest_others(
     return batch.take(hardness.argsort(descending=True, stable=True)[:n].sort().values)
 
 class AtOnce:
-    "Delivers the chosen items of a batch in its place"
+    "Makes a step of the chosen items of each batch"
     def __init__(self,
         bs:int|None=None, # Items in a full batch; None: not known yet
         n_ranks:int=1, # Processes that train together
@@ -319,14 +319,14 @@ class AtOnce:
         chosen=None, # `Chosen`: its rows that train, and their weights; None: it is not chosen from
         scores:Tensor|None=None, # What they were chosen by, shape (bs,)
     ):
-        "A batch came; put aside what is chosen of it"
+        "Put aside what is chosen of a batch"
         self.last,self.chosen,self.scores = batch,chosen,scores
         if chosen is not None and len(chosen.rows): self.pool.add(batch.take(chosen.rows, chosen.weight))
 
     def take_size(self,
         bs:int, # Items
     ):
-        "A full batch has so many, unless it is known"
+        "Note the size of a full batch, unless it is known"
         if self.bs is None: self.bs = bs
 
     def is_ready(self)->bool:
@@ -336,7 +336,7 @@ class AtOnce:
     def must_step(self,
         exhausted:bool, # Has the loader nothing more?
     )->bool:
-        "Must there be a step more than there are batches?"
+        "Must a step be made although no batch is left?"
         return False
 
     def pop(self)->Batch:

@@ -20,7 +20,7 @@ from .ahead import PassAhead, predictions_of, read_ahead
 
 # %% ../../nbs/core/14_engine.ipynb #932aedb7
 class Forward(NamedTuple):
-    "What a scoring pass needs of whoever trains"
+    "What a scoring pass needs of a loop or a learner"
     model:torch.nn.Module # That trains
     loss_func:Callable # That trains
     autocast:object=nullcontext() # The precision of training, a context
@@ -29,19 +29,19 @@ class Forward(NamedTuple):
 
 # %% ../../nbs/core/14_engine.ipynb #062bb35d
 class Trainer:
-    "What an engine asks of whoever trains"
+    "What an engine asks of a loop or a learner"
     name = 'method' # of what chooses, for messages
 
     def turn(self,
         read:Batch, # As the loader handed it out
     )->Batch|None: # The same as inputs and targets, where the model is; None: it is not chosen from
-        "It is the turn of a batch: are its items to be scored and chosen from?"
+        "Is this batch, which comes next, to be chosen from?"
         raise NotImplementedError
 
     def before_turn(self,
         read:Batch, # Was just read
     )->Batch|None: # As of `turn`
-        "Will it be chosen from, when its turn comes? Then it is scored ahead"
+        "Will this batch be chosen from when its turn comes? If so, it is scored ahead"
         raise NotImplementedError
 
     def forward(self)->Forward:
@@ -64,7 +64,7 @@ class Trainer:
 
 # %% ../../nbs/core/14_engine.ipynb #b0018e80
 class Engine:
-    "Makes the steps of an epoch: reads, scores (also ahead), pools, chooses, lets wait, hands out"
+    "Makes the steps of an epoch from a loader's batches: reads, scores and chooses, and hands out what trains"
     def __init__(self,
         method, # What chooses, a `Method`
         scorer, # `Scorer`
@@ -164,7 +164,7 @@ class Engine:
         return at_least_two(chosen, scores, self.alone())
 
     def alone(self)->float:
-        "What the weight of a single item is multiplied by, which has company of weight 0"
+        "The factor for the weight of a single chosen item, which trains beside one of weight 0"
         return 1. if is_sum(self.trainer.forward().loss_func) else 2. # a mean over two, of which one counts
 
     def must_step(self, exhausted): return not self.is_closed and self.waiting.must_step(exhausted)
@@ -182,7 +182,7 @@ class Engine:
         (self.pass_ahead or self.scorer.scoring).step(model)
 
     def end_pass(self):
-        "Nothing is scored ahead any more"
+        "Stop scoring ahead"
         if self.pass_ahead: self.pass_ahead.end()
         self.pass_ahead = None
 

@@ -60,7 +60,7 @@ def fitted_head(
     lr:float=.01, # Adam's learning rate
     ticks=iter, # What the steps are read through, such as a progress bar
 )->nn.Linear: # A copy, float32
-    "A last layer that has the least weighted loss on features"
+    "A last layer fitted to features, so that their weighted loss is least"
     new = deepcopy(head).float().requires_grad_()
     opt = torch.optim.Adam(new.parameters(), lr)
     x,weight = x.float(),weight/weight.mean()

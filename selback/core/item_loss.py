@@ -198,7 +198,7 @@ def check_shares(
 def is_due(
     n:int, # Number of a batch, from 1
 )->bool:
-    "Is what may change unseen to be checked? In the first eight batches, and whenever their number has doubled"
+    "Is it time for a check? It is in the first eight batches, and whenever their number has doubled"
     return n<=8 or n&(n-1)==0
 
 def _check_losses(loss_func, is_own, losses, how, pred, yb):
@@ -214,7 +214,7 @@ def separable_losses(
     pred, # What the model predicts for the batch
     *yb, # Targets, as `loss_func` takes them
 )->Tensor: # One float32 loss per item, shape (bs,); raises a `ValueError` if the loss mixes items
-    "The loss of each item, by a loss that treats each by itself, as the batches that can tell show"
+    "The loss of each item; batches that can tell show whether the loss treats each item by itself"
     losses,how = item_losses_how(loss_func, pred, *yb)
     is_own,n = has_side_effects(loss_func),_seen.of(loss_func) or 0
     is_told = True
@@ -322,7 +322,7 @@ def outputs_by_item(
     pred, # The model's predictions, with their graph: a tensor, or tensors in tuples, lists and dicts
     n:int, # Items
 )->list: # For each tensor: is it weighed? None: if it has as many rows, as it is not used. Raises a `ValueError`
-    "Which of a model's outputs the losses of items depend on, row by row; refused is what they go by otherwise"
+    "Which of a model's outputs the losses of items depend on, row by row; any other dependence is refused"
     found,n_first = tensors_in(pred),(n+1)//2
     if not found: raise _no_tensors(pred)
     if len(found)==1: _check_n_rows(found[0], n)
@@ -543,11 +543,11 @@ class ItemLosses:
     def __getstate__(self): return self.__dict__ | dict(last=None)
 
     def forget(self):
-        "The loss function may be another one"
+        "Forget what is known, as the loss function may be another one"
         self.last = None # what is known of the loss function that was asked last
 
     def begin_epoch(self):
-        "The loss that trains may be another one from now on, as where a term begins late"
+        "Check again the loss that trains, which may have changed, as where a term begins late"
         if self.last: self.last.hold_again()
 
     def by(self,
@@ -576,7 +576,7 @@ class ItemLosses:
 
 # %% ../../nbs/core/08_item_loss.ipynb #cfa4e882
 class Trial:
-    "A step whose losses of items are held against the loss that trains"
+    "A step that checks the losses of items against the loss that trains"
     def __init__(self,
         pred=(), # What the loss function gets of the model: tensors, in tuples, lists and dicts
     ):

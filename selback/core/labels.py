@@ -324,7 +324,7 @@ def looks_weigh(
     trained:Tensor, # The same of the labels that train, in the epoch
     common:Tensor, # Share of the commonest class
 )->tuple: # Of tensors: what a look weighs, and what share of it is the balanced margin's
-    "How much a look tells, by what the network knows and has learned by heart"
+    "How much a look tells, by how much the network knows, and how much of that it has learned by heart"
     knows = ((valid-common)/(1-common).clamp(min=1e-6)).clamp(0, 1)
     by_heart = (trained-valid).clamp(min=0)
     return (knows*knows+.01)*(-6*by_heart).exp(),(1-3*knows).clamp(min=.15)
@@ -336,7 +336,7 @@ _rounding = 1e-5 # of a mean of probabilities
 _lag = 1.5 # times: by how much validation is behind training where it is not told
 
 class Transitions:
-    "In whose place each class is given, as confident looks tell, and how much the looks of an epoch tell"
+    "How often each class is given in place of another, by confident looks, and how much the looks of an epoch tell"
     now = 'taken_now','sure_now','n_sure_now','right_now','looks_now' # what the steps of an epoch add to
 
     def __init__(self,
@@ -413,7 +413,7 @@ class Transitions:
 
     @property
     def guess(self)->Tensor:
-        "What share validation would predict rightly, by how much the looks of this epoch are above all looks so far"
+        "An estimate of the accuracy in validation, by how far the looks of this epoch are above all looks so far"
         all_looks = (self.right+self.right_now)/(self.looks+self.looks_now).clamp(min=1)
         return self.accuracy-_lag*(self.accuracy-all_looks).clamp(min=0)
 
@@ -541,7 +541,7 @@ class LabelMemory(ItemTable):
     def expect(self,
         shape, # Of `given`
     ):
-        "Have tables of so many classes"
+        "Make tables for so many classes"
         if self.transitions is not None: return
         self.transitions = Transitions(shape[-1], self.n_labels, self.looks.device)
         if self.given is None: self.given = torch.zeros(*shape, device=self.looks.device)
@@ -559,7 +559,7 @@ class LabelMemory(ItemTable):
     def looked_at(self,
         looks, # Of each batch dataset indices, int64, shape (n,), and a `Told`
     ): # A `LabelMemory`
-        "A copy that knows one look more, by the network as it is now, which counts three times"
+        "A copy with one look more, by the network as it is now; it counts three times"
         found = deepcopy(self)
         found.end_epoch()
         for idx,told in looks: found.note(idx, told)

@@ -131,7 +131,7 @@ def is_made_by(
     o, # A loss or a module
     *packages:str, # How the name of the module that defines its class begins
 )->bool:
-    "Is the class of an object theirs, and has nobody put code of his own into it?"
+    "Is an object of a class of theirs, without code of the user's own in it?"
     return type(o).__module__.startswith(packages) and not any(map(vars(o).get, _hooks))
 
 def _is_known(o):
@@ -200,7 +200,7 @@ def _names_in(code):
     return {*code.co_names, *(name for o in within for name in _names_in(o))}
 
 class Kept:
-    "What some objects hold in attributes, lists and dicts, what these hold in turn, and what their functions share"
+    "A record of all that some objects hold, in attributes, lists, dicts and functions"
     def __init__(self,
         parts:list, # Modules, functions, or other objects
     ):
@@ -378,7 +378,7 @@ def no_item_losses(
     wanted:str, # What was wanted of it
     why:str='', # What may be the cause: sentences, with a space after each
 )->ValueError: # With what helps
-    "The error of a loss that says nothing of single items"
+    "The error for a loss function that gives no loss per item"
     said = error_text(f'{name_of(loss_func)} gives no loss per item', got, wanted)
     return ValueError(f'{said} {why}{item_loss_remedy}')
 

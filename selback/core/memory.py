@@ -60,7 +60,7 @@ class ItemTable:
         state, # As `state_dict` returned it, of any number of items
         rows:Tensor, # Where each item is in it, int64, shape (n,); -1: nowhere
     ):
-        "Remember of each item what a state knows of it, as far as that has it"
+        "Take over what a saved state knows of each item that it has"
         is_there = rows>=0
         for name in set(self.fields) & set(state): getattr(self, name)[is_there] = state[name][rows[is_there]]
 
@@ -225,14 +225,14 @@ class EarlyLosses:
     def renew(self,
         idx:Tensor, # Dataset indices of items that are others now, int64, shape (n,)
     ):
-        "What some items have lost was another one's"
+        "Forget what some items have lost: it was the loss of other items"
         if self.loss is not None: self.loss[idx] = torch.nan
 
     def rearranged(self,
         state:dict, # As `state_dict` returned it, of any items
         rows:Tensor, # Where each item of the training set is in it, int64, shape (items,); -1: nowhere
     )->dict:
-        "A state of the items of the training set"
+        "The state, rearranged for the items of the training set"
         loss = state['loss']
         if loss is None: return state
         rows = rows.to(loss.device)
@@ -265,7 +265,7 @@ def _stays(t):
 def fingerprints(
     yb:tuple, # Targets of a batch, also of fastai's types
 )->Tensor|None: # int64, shape (n,); None: there is none that stays the same
-    "A number for the target of each item, which another target has not"
+    "A number for each target, so that other targets have other numbers"
     parts = [as_tensors(t) for t in yb if _stays(t)]
     if not parts: return
     bits = [t.float().view(torch.int32) if t.is_floating_point() else t for t in parts]
@@ -298,7 +298,7 @@ class TargetMemory(ItemTable):
         return self.changes.nonzero()[:,0]
 
     def are_drawn(self)->bool:
-        "Have at least half as many items another target as if the dataset had drawn them anew?"
+        "Have targets changed at least half as often as if the dataset had drawn its items anew?"
         n_changed,n_compared = int((self.changes>0).sum()),int((self.compares>0).sum())
         if not n_changed: return False
         of_each = self.target[self.looks>0].unique(return_counts=True)[1]
