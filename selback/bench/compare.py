@@ -33,8 +33,8 @@ from ..core.checks import check_range, error_text, one_of, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
-from .compute import ComputeCount, counted_steps
-from .findings import brief, check_epochs, equal_of, is_control, is_random, measure_of
+from .compute import Compute, counted_steps, unit_of
+from .findings import brief, check_epochs, equal_of, is_control, is_random, last_round, measure_of
 from .findings import never_selected, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
@@ -93,11 +93,12 @@ class CostLog(Callback):
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
         method=None, # Of which run
         seed=None, # Of which run
+        compute:Compute|None=None, # What it computes beside the items that train; None: nothing counts it
     ):
         self.watch = watch or (lambda learn: {})
         self.method,self.seed = method,seed
         self.rows = []
-        self.compute = ComputeCount()
+        self.compute = Compute() if compute is None else compute
         self.seconds = 0. # of training
         self.cpu_seconds = 0. # that the process computed in these
         self._began = None # both at the start of the training that goes on
@@ -121,13 +122,13 @@ class CostLog(Callback):
     def spent(self)->dict:
         "What the run has cost so far; while it trains, the device may be behind"
         since = time.perf_counter()-self._began[0] if self._began else 0.
-        return dict(seconds=self.seconds+since, items=self._trained, compute=self.compute.spent)
+        return dict(seconds=self.seconds+since, items=self._trained, compute=self._trained+self.compute.items)
 
     def after_epoch(self):
         loss,error = self.recorder.values[-1][1:3]
         looks,kept = self._looks_and_kept()
         cost = dict(seconds=self.seconds, cpu_seconds=self.cpu_seconds,
-            forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.compute.spent)
+            forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.spent['compute'])
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
 
@@ -151,7 +152,7 @@ class CostLog(Callback):
 # %% ../../nbs/bench/03_compare.ipynb #a0d19d08
 class Budget(Callback):
     "Ends a fit once it has cost so much"
-    order = ComputeCount.order+.1 # the first batch's own unit is known, and no look taken at it
+    order = Selection.order-.5 # a batch that comes too late is not chosen from
 
     def __init__(self,
         unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
@@ -167,13 +168,8 @@ class Budget(Callback):
         "How much of it is spent, 1 at most"
         return min(1., self.learn.cost_log.spent[self.unit]/self.amount)
 
-    def before_fit(self):
-        if self.unit!='compute' or self.learn.cost_log.compute.learn is not None: return
-        raise ValueError(error_text('Budget', 'a fit whose compute is not counted',
-            'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it'))
-
     def before_epoch(self):
-        if self.share>=1: raise CancelFitException
+        if self.epoch and self.share>=1: raise CancelFitException # the first has a row, whatever was prepared
 
     def before_train(self): self.learn.pct_train = self.share
 
@@ -474,7 +470,7 @@ def _selection(make, learn):
 
 def _add_selection(learn, make, log):
     "A run's selection, whose preparation is counted"
-    with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
+    with counting(log.compute),counted_steps(): selection = _selection(make, learn)
     if not isinstance(selection, Selection|None):
         raise TypeError(error_text(log.method, repr(selection), 'a selection, or None for plain training'))
     if selection is None: return
@@ -485,12 +481,12 @@ def _add_selection(learn, make, log):
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
 def _train(learn, study, lr, log, *cbs):
     "One run"
-    cbs = [log, *cbs, log.compute, ParamScheduler(dict(lr=study.lr_at))]
+    cbs = [log, *cbs, ParamScheduler(dict(lr=study.lr_at))]
     unit,epochs = study.budget
     if unit!='epochs':
         cbs.append(Budget(*study.budget))
         epochs = 10**4 # more than a budget lasts
-    with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
+    with counting(log.compute),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
 def _tell_outlook(learn, method):
     "Say what the losses told a quarter into a run, if they did; whether it was said"
@@ -498,14 +494,22 @@ def _tell_outlook(learn, method):
     if text: print(f'{method}: {text}')
     return bool(text)
 
+class _FindsUnit(Callback):
+    "At its first batch, what a learner's items take to train"
+    run_valid,unit = False,None
+
+    def after_batch(self):
+        if self.unit is None: self.unit = unit_of(self.learn)
+
 def _wake_up(learn, study, lr, watch):
-    "An untimed piece of a run, an epoch at most, for the machine"
+    "An untimed piece of a run, an epoch at most, for the machine; what an item takes to train"
     n_steps = min(20, len(learn.dls.train))
     piece = 'items',(n_steps-1)*n_items(learn.dls.one_batch())+1
-    log = CostLog(watch)
-    _train(learn, study._replace(budget=piece), lr, log)
+    log,finds = CostLog(watch),_FindsUnit()
+    _train(learn, study._replace(budget=piece), lr, log, finds)
     if clash := sorted(set(study.about) & {name for row in log.rows for name in row}):
         raise ValueError(error_text('watch', f"{', '.join(clash)}, which about has, too", 'columns of other names'))
+    return finds.unit
 
 def _check_end(log, budget):
     "Did a run end as it had to?"
@@ -626,12 +630,12 @@ def compare(
     budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
     study = check_study(methods, seeds, lr, annealing, path, about, **budgets)
 
-    runs,counts = study.runs,[]
+    runs,is_exact = study.runs,True
     todo = study.todo
     if todo:
         learn = checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
-        _wake_up(learn, study, lr, watch)
+        unit = _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
     has_outlook = False
 
@@ -639,12 +643,12 @@ def compare(
         for seed,method in todo:
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
-            log,targets = CostLog(watch, method, seed),_Targets()
+            log,targets = CostLog(watch, method, seed, Compute(learn.model, unit)),_Targets()
             _add_selection(learn, study.makers[method], log)
             _train(learn, study, lr, log, progress, targets)
             _check_end(log, study.budget)
 
-            counts.append(log.compute)
+            is_exact &= log.compute.is_exact
             run = _rows_of(log, study.about | _judge_constant(learn, targets.of_batches))
             runs = pd.concat([runs, run], ignore_index=True) if len(runs) else run
             if path is not None: _add(run, path)
@@ -652,7 +656,7 @@ def compare(
             has_outlook = has_outlook or _tell_outlook(learn, method)
 
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
-    _tell_inexact(counts)
+    if not is_exact: print('compute: some operations are not counted; such a look counts as a third of a step.')
     _tell_idle(runs, methods)
     if plot: plot_runs(runs)
     return Runs(runs.reset_index(drop=True))
@@ -677,13 +681,6 @@ def _tell_controls(methods):
     print(f"compare: without {' and '.join(lacks)} among the methods there will be no verdict "
         f"against {' or '.join(lacks.values())}.")
 
-def _tell_inexact(counts):
-    "Say it if some looks were not counted by their FLOPs, and why"
-    if all(o.is_exact for o in counts): return
-    failed = next((o.failed for o in counts if o.failed), None)
-    why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
-    print(f'compute: {why}; such a look counts as a third of a training step.')
-
 def _tell_idle(runs, methods):
     "Say which methods never selected; of plain training by another name that is no news"
     plain = {name for name,o in methods.items() if o=='none'} if isinstance(methods, dict) else set()
@@ -699,13 +696,13 @@ class Runs(pd.DataFrame):
 
     @property
     def verdict(self)->str:
-        "Which method is best, by how much, and how sure that is"
+        "Which method is best, by how much, how sure that is, and who left a race when"
         return verdict(self)
 
     @property
     def compared(self)->pd.DataFrame:
-        "The rows that the table is of"
-        return self
+        "The rows that the table is of: of a race, those of its last round"
+        return last_round(self)
 
     @property
     def _are_runs(self):
