@@ -320,9 +320,8 @@ def test_plain_training_has_its_name_to_itself():
 
 def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     "Only what the line itself has wrong is told in a line"
-    import selback.bench.race as r
     def fails(*args, **kwargs): raise TypeError('deep inside a training')
-    monkeypatch.setattr(r, 'race', fails)
+    monkeypatch.setattr('selback.bench.command.race', fails)
     cut = dict(n_train=64, n_valid=32)
     with pytest.raises(TypeError, match='deep inside a training'):
         main(race=True, compute=600, seeds=1, out=tmp_path, **cut)

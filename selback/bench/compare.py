@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'Pace', 'pace_of',
-           'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table',
-           'summarize', 'to_markdown', 'verdict']
+           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'TensorItems', 'get_dls',
+           'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -35,7 +34,7 @@ from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
 from .compute import Compute, counted_steps, unit_of
 from .findings import brief, check_epochs, equal_of, is_control, is_random, last_round, measure_of
-from .findings import never_selected, parse_method, word_of
+from .findings import never_selected, own_options, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
@@ -44,8 +43,7 @@ _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
 # %% ../../nbs/bench/03_compare.ipynb #1c1de6dd
 def _needs_an_object(cls):
     "Has a method an option that must be given, and that a line can't write?"
-    options = inspect.signature(cls).parameters.values()
-    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in options)
+    return any(p.default is p.empty for p in own_options(cls))
 
 def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
@@ -726,61 +724,3 @@ class Runs(pd.DataFrame):
     def _repr_html_(self):
         if not self._are_runs: return super()._repr_html_()
         return f'<p>{escape(self.verdict)}</p>\n{self._shown.to_html()}\n<p>{self._rows_in_words}</p>'
-
-# %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
-class _Marks(Callback):
-    "Ends a fit after four steps, or an epoch; notes when it began, had its first batch, and ended each step"
-    order = CostLog.order+1
-
-    def __init__(self): self.at = []
-
-    def before_train(self): self.at.append(_now(self.learn))
-
-    def before_batch(self):
-        if not self.iter: self.at.append(_now(self.learn))
-
-    def after_batch(self):
-        self.at.append(_now(self.learn))
-        if self.iter==3: raise CancelFitException
-
-    def after_train(self): raise CancelFitException
-
-class Pace(NamedTuple):
-    "What plain training takes on some data, in seconds"
-    make:float # A learner
-    start:float # Until a loader gives its first batch
-    step:float # A step
-    n_steps:int # In an epoch
-    n_valid_steps:int # In a validation
-
-    @property
-    def epoch(self)->float:
-        "The training of an epoch"
-        return self.start+self.n_steps*self.step
-
-    def run(self,
-        epochs:float, # How many
-    )->float:
-        "A run, with a validation after each epoch, whose steps take a third"
-        return self.make + epochs*self.epoch + math.ceil(epochs)*(self.start+self.n_valid_steps*self.step/3)
-
-def pace_of(
-    get_learner, # A function without arguments that returns a new `Learner`
-)->Pace:
-    "Time three plain steps, behind one that is not timed"
-    marks = _Marks()
-    began = time.perf_counter()
-    learn = get_learner()
-    made = time.perf_counter()
-    with learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=marks)
-    start,first,*ends = marks.at
-    step = (ends[-1]-ends[0])/(len(ends)-1) if len(ends)>1 else ends[0]-first
-    return Pace(made-began, first-start, step, len(learn.dls.train), len(learn.dls.valid))
-
-def in_time(
-    seconds:float, # How long something takes
-)->str: # Such as 'about 4 minutes'
-    "In words"
-    if seconds<90: return f'about {max(seconds, 1):.0f} seconds'
-    if seconds<5400: return f'about {seconds/60:.0f} minutes'
-    return f'about {seconds/3600:.1f} hours'

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['words', 'min_seeds', 'last_round', 'last_epochs', 'relative', 'word_of', 'measure_of', 'check_epochs', 'equal_of',
            'never_selected', 'is_random', 'is_control', 'interval', 'Difference', 'signed', 'over_seeds', 'paired',
-           'parse_method', 'options_of', 'in_words', 'summarize', 'table', 'differences', 'show_table', 'to_markdown',
-           'brief', 'nothing_learned', 'verdict', 'plot_runs']
+           'parse_method', 'own_options', 'options_of', 'in_words', 'summarize', 'table', 'differences', 'show_table',
+           'to_markdown', 'brief', 'nothing_learned', 'verdict', 'plot_runs']
 
 # %% ../../nbs/bench/02_findings.ipynb #ff8aaeed
 import ast, inspect, re
@@ -238,6 +238,12 @@ def parse_method(
         wanted = "a name or a call such as 'selective_backprop(beta=1)'"
         raise ValueError(error_text('method', repr(spec), wanted)) from e
 
+def own_options(
+    cls, # A method's callback
+)->list: # `inspect.Parameter`s
+    "The options that a method alone has"
+    return [p for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
 def _written(value): return f'{value:g}' if type(value) in (int,float) else repr(value)
 
 def options_of(
@@ -249,8 +255,7 @@ def options_of(
     except ValueError: return '-'
     if name not in known: return '-'
 
-    parameters = list(inspect.signature(known[name].__init__).parameters.values())[1:] # without `self`
-    own = [p for p in parameters if p.kind==p.POSITIONAL_OR_KEYWORD]
+    own = own_options(known[name])
     on = {p.name: p.default for p in own if p.default and p.default is not p.empty}
     given = dict(zip([p.name for p in own], args)) | kwargs
     return ', '.join(f'{option}={_written(value)}' for option,value in (on | given).items())
