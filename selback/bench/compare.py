@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
 import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
-from fastai.callback.progress import master_bar, progress_bar
+from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
@@ -192,43 +192,30 @@ def schedule(
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
 class _Progress(Callback):
-    "A bar within each run, in a notebook beside one of the runs; where it is none, a line for each finished run"
+    "A bar over all runs; where it can be none, a line for each run that is done"
     order = CostLog.order+1
 
     def __init__(self, todo):
         self.labels = [f'{method}, seed {seed}' for seed,method in todo]
         self.done = 0
         self.began = time.monotonic()
-        self.in_console = issubclass(progress_bar, ConsoleProgressBar)
-        has_bars = not self.in_console or sys.stdout.isatty()
-        self.runs = master_bar(range(len(todo))) if has_bars else None
+        has_bar = not issubclass(progress_bar, ConsoleProgressBar) or sys.stdout.isatty()
+        self.bar = progress_bar(range(100*len(todo))) if has_bar else None
 
-    def before_fit(self):
-        if self.runs is None: return
-        self.runs.update(self.done)
-        self.bar = progress_bar(range(100), parent=self.runs)
-        self.bar.prefix = f'run {self.done+1} of {len(self.labels)}' # of a console
-        self._tell('')
-        self.bar.update(0)
+    def _show(self, share):
+        "How much of the run is done"
+        if self.bar is None: return
+        self.bar.comment = self.labels[self.done][:getattr(self.bar, 'cols', 200)-50] # the rest of a terminal's line
+        self.bar.update(int(100*(self.done+share)))
 
-    def _tell(self, loss):
-        told = f'{loss:<8}{self.labels[self.done]}'
-        self.bar.comment = told[:self.bar.cols-54] if self.in_console else told # the rest of the line is the bar
-
-    def after_batch(self):
-        if self.runs: self.bar.update(int(100*min(self.learn.pct_train, .99)))
-
-    def after_epoch(self):
-        if self.runs: self._tell(f'{self.cost_log.rows[-1]["valid_loss"]:.4g}')
+    def before_fit(self): self._show(0)
+    def after_batch(self): self._show(min(self.learn.pct_train, .99))
 
     def end_run(self, loss):
         "One more is done"
+        n,label = len(self.labels),self.labels[self.done]
         self.done += 1
-        n,label = len(self.labels),self.labels[self.done-1]
-        if self.runs:
-            self.bar.update(100)
-            if self.done==n: self.runs.update(n)
-        if not self.in_console: return
+        if self.bar: return self.bar.update(100*self.done)
         left = (time.monotonic()-self.began)*(n/self.done-1)
         print(f'run {self.done} of {n}: {label}, valid_loss {loss:.4g}, {format_time(left)} left', flush=True)
 
