@@ -64,7 +64,7 @@ def unit_of(
     "What it takes to train one of its items"
     model,xb,yb = unwrapped(learn.model),as_tensors(learn.xb),as_tensors(learn.yb)
     def look():
-        with torch.no_grad(),autocast_of(learn): model(*xb)
+        with autocast_of(learn): model(*xb) # with gradients, which a model may take itself
     def step(): trial_step(model, output_loss(learn), xb, yb, autocast_of(learn))
 
     with muted_hooks(learn):
