@@ -25,6 +25,7 @@ def test_help_lists_every_method_with_its_own_options():
         call,what = re.search(rf'^  ({name}\(.*\))\n      (.*)$', HELP, re.M).groups()
         assert eval(f"dict{call.removeprefix(name)}")==own_defaults(c)
         assert what==c.__doc__
+    assert 'watch_items' not in HELP # which chooses nothing
 
 def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
     defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)

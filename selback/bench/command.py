@@ -51,9 +51,9 @@ def help_parser(
     parser.allow_abbrev = False # a misspelt option is an error
     parser.formatter_class = _HelpFormatter
 
-    methods = {_line_of(*o): o[1].__doc__ for o in sorted(known_methods().items())}
-    known = {'none': 'Plain training'} | methods
-    listed = '\n'.join(f'  {name}\n      {what}' for name,what in known.items())
+    known = {name: cls for name,cls in sorted(known_methods().items()) if getattr(cls, 'of', None)} # it chooses
+    told = {'none': 'Plain training'} | {_line_of(name, cls): cls.__doc__ for name,cls in known.items()}
+    listed = '\n'.join(f'  {name}\n      {what}' for name,what in told.items())
     parts = [_examples, f'methods, with their own options and the defaults of these:\n{listed}',
         f'methods if left out:\n  {_default}', parser.epilog or '']
     parser.epilog = '\n\n'.join(parts)

@@ -32,7 +32,7 @@ from ..core.checks import check_range, error_text, one_of, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
-from .compute import Compute, counted_steps, unit_of
+from .compute import Compute, Unit, counted_steps, unit_of
 from .findings import brief, check_epochs, equal_of, is_control, is_random, last_round, measure_of
 from .findings import never_selected, own_options, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
@@ -494,7 +494,7 @@ def _wake_up(learn, study, lr, watch):
     _train(learn, study._replace(budget=piece), lr, log, finds)
     if clash := sorted(set(study.about) & {name for row in log.rows for name in row}):
         raise ValueError(error_text('watch', f"{', '.join(clash)}, which about has, too", 'columns of other names'))
-    return finds.unit
+    return finds.unit or Unit() # of a fit that was cancelled at once
 
 def _check_end(log, budget):
     "Did a run end as it had to?"
