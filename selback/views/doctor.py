@@ -69,7 +69,7 @@ class Images(NamedTuple):
         few = len(self.files)<500 # are read sooner than processes start that would read them
         return block.dataloaders(self.files, path=self.folder, bs=bs, num_workers=0 if few else None)
 
-# %% ../../nbs/views/11_doctor.ipynb #158a6def
+# %% ../../nbs/views/11_doctor.ipynb #8c4c5a74
 _masks = 'mask','masks','msk','label','labels','annotation','annotations','segmentation','segmentations'
 
 def _check_masks(files):
@@ -80,7 +80,8 @@ def _check_masks(files):
         others = [other for other in stems if other!=name and len(stems[other] & own)>len(own)/2]
         if name.lower() not in _masks or not others: continue
         got = f'a folder {name!r} whose files are called as those of {others[0]!r}, as masks are'
-        raise ValueError(error_text('folder', got, 'a folder for each class', 'leave masks out'))
+        remedy = 'leave masks out; a class that is called so needs another name'
+        raise ValueError(error_text('folder', got, 'a folder for each class', remedy))
 
 def find_images(
     folder, # Images in a folder for each class; these may lie in its folders `train` and `valid`
@@ -261,7 +262,7 @@ def _shown(figures, rows, css=''):
 
 def _section(title, said, *shown): return f'<h2>{title}</h2><p>{said}</p>{"".join(shown)}'
 
-# %% ../../nbs/views/11_doctor.ipynb #4df63a79
+# %% ../../nbs/views/11_doctor.ipynb #0dd210ae
 _use = """from fastai.vision.all import *
 from selback.all import *
 
@@ -284,7 +285,7 @@ def _lines_to_use(found):
     "Code that trains on what the lists leave"
     images = found.images
     parts = f', folders={[*images.parts]}' if images.parts else ''
-    return _use.format(folder=repr(str(images.folder)), parts=parts)
+    return _use.format(folder=repr(str(images.folder.resolve())), parts=parts)
 
 def page_of(
     found:Examined, # As `examine_folder` returns it
