@@ -146,11 +146,11 @@ def images_in(folder, *parts, n=10):
     return str(folder)
 
 LAYOUTS = {
-    ('.',): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)',
-    ('.','test'): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)',
+    ('.',): '24 images to train on, 6 to validate on (20% of them, drawn at random with seed 0)',
+    ('.','test'): '24 images to train on, 6 to validate on (20% of them, drawn at random with seed 0)',
     ('train','valid','test'): '30 images to train on, 30 to validate on (its folder valid)',
     ('train','val'): '30 images to train on, 30 to validate on (its folder val)',
-    ('train','test'): '24 images to train on, 6 to validate on (a fifth, drawn at random with seed 0)'}
+    ('train','test'): '24 images to train on, 6 to validate on (20% of them, drawn at random with seed 0)'}
 
 @pytest.mark.parametrize('parts', LAYOUTS, ids=' '.join)
 def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path, capsys):
@@ -219,9 +219,9 @@ def test_a_file_that_is_no_image_is_named(is_cut, tmp_path, capsys, tiny_network
 
 def test_a_file_that_another_process_could_not_read_is_named(tmp_path, capsys, monkeypatch):
     "Whose message comes with its trace"
-    from selback.bench.datasets import UnreadableImage
+    from selback.views.folders import UnreadableImage
     def fails(get_learner):
-        raise UnreadableImage('Traceback in process 0:\nselback.bench.datasets.UnreadableImage: data: got a.png')
+        raise UnreadableImage('Traceback in process 0:\nselback.views.folders.UnreadableImage: data: got a.png')
     monkeypatch.setattr('selback.bench.command.seconds_of_epoch', fails)
     with pytest.raises(SystemExit): main(**TINY, epochs=2, out=str(tmp_path))
     assert capsys.readouterr().err=='selback-compare: error: data: got a.png\n'

@@ -8,6 +8,7 @@ from helpers import *
 from PIL import Image
 from selback.views.doctor import *
 from selback.views.doctor import main
+from selback.views.folders import Images, find_images
 from sklearn.datasets import load_digits
 
 def save(image, file):
@@ -94,10 +95,10 @@ def test_a_share_is_drawn(tmp_path):
     assert images.valid==find_images(tmp_path, valid=.25, seed=1).valid!=find_images(tmp_path, valid=.25, seed=2).valid
 
 @pytest.mark.parametrize('files,said', [
-    ([], 'got 0 images in 0 class folders, wanted at least two'),
-    (['a/1.png','a/2.png'], 'got 2 images in 1 class folders'),
-    (['img/1.png','img/2.png','masks/1.png','masks/2.png'], "'masks' whose files are called as those of 'img'"),
-    (['a/1.png','b/2.png'], 'to validate on, wanted some of each')])
+    ([], 'a folder without images in class folders'),
+    (['a/1.png','a/2.png'], 'got 2 images of one class, wanted at least 2'),
+    (['img/1.png','img/2.png','masks/1.png','masks/2.png'], 'of which masks has the file names of img'),
+    (['a/1.png','b/2.png'], 'got 2 images, none to validate on')])
 def test_what_is_no_folder_of_classes_is_refused(files, said, tmp_path):
     for file in files: save(Image.new('RGB', (8,8)), tmp_path/file)
     with pytest.raises(SystemExit, match=said): main(str(tmp_path), out=str(tmp_path/'out/page.html'))

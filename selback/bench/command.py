@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .datasets import datasets, folders # first: imports fastai quietly
-from .datasets import UnreadableImage, folder_fingerprint, folder_in_words, get_dls, get_model, parts_of
+from .datasets import get_dls, get_model
 from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -22,6 +22,7 @@ from fastcore.script import anno_parser
 from ..core.checks import error_text
 from ..callback.clock import seconds_now
 from ..callback.attach import known_methods
+from ..views.folders import UnreadableImage, find_images
 from .findings import brief, in_words, own_options, plot_runs, show_table, summarize, to_markdown, verdict
 from .compare import check_study, compare, describe, split_methods
 from .race import best_rate, check_race, check_rates, field_of, race, rounds_of
@@ -92,7 +93,8 @@ def _prepare(data, arch, bs, size, cut):
     if data in datasets: return get_learner,about,''
     about |= dict(size=size)
     if data in folders: return get_learner,about,''
-    return get_learner,about | dict(images=folder_fingerprint(dls, Path(data))),folder_in_words(data, dls, size)
+    images = find_images(data)
+    return get_learner,about | dict(images=images.fingerprint()),images.in_words(size)
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca7
 @contextmanager
@@ -107,7 +109,8 @@ def _stopped(out):
 
 def _check_outside(out, data):
     "Raise a `ValueError` if the plots would lie among the images"
-    read = [part.resolve() for part in parts_of(Path(data)) if part]
+    images = find_images(data)
+    read = [(images.folder/part).resolve() for part in images.parts or ['.']]
     if not any(map(out.resolve().is_relative_to, read)): return
     raise ValueError(error_text('out', f'{out}, which lies in the data', 'a folder elsewhere',
         'its plots would be data'))

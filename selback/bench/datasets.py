@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'coloured_digits',
-           'digits_on_grounds', 'parts_of', 'UnreadableImage', 'NamedImage', 'folder_fingerprint', 'folder_in_words',
-           'get_dls', 'flip_labels', 'example_folder', 'small_resnet', 'cifar_resnet18', 'small_convnet', 'get_model']
+           'digits_on_grounds', 'get_dls', 'flip_labels', 'example_folder', 'small_resnet', 'cifar_resnet18',
+           'small_convnet', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
-import hashlib, re, tempfile, warnings
-from collections import Counter
+import tempfile, warnings
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,21 +17,19 @@ with warnings.catch_warnings(): # of PyTorch's, about fastai's code
     warnings.simplefilter('ignore', FutureWarning)
     import fastai.vision.all
 import numpy as np, torch
-from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, fastai_path, untar_data
-from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize
-from fastai.data.transforms import FuncSplitter, RandomSplitter, get_image_files, parent_label
+from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize, get_image_files
 from fastai.learner import replacing_yield
 from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_device
-from fastai.vision.augment import Flip, RandTransform, Resize, aug_transforms
+from fastai.vision.augment import Flip, RandTransform, aug_transforms
 from fastai.vision.core import PILImage, image2tensor
-from fastai.vision.data import ImageBlock, imagenet_stats
 from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
+from ..views.folders import find_images
 
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
@@ -284,118 +281,7 @@ def _misleading_digits():
     train,_,test = coloured_digits()
     return train[:2],test[:2],_shifted,_ten
 
-# %% ../../nbs/bench/00_datasets.ipynb #25d873de
-def parts_of(
-    path:Path, # A folder of class folders, which may lie in its train and valid
-)->tuple: # The second is None if it is to be split off
-    "The folders that hold the class folders to train on and to validate on"
-    train = path/'train'
-    if not train.is_dir() or not any(o.is_dir() for o in train.iterdir()): return path,None
-    return train,next((path/o for o in ('valid','val') if (path/o).is_dir()), None)
-
-def _images_in(folder):
-    "Files that Pillow can read by their names, in order"
-    return sorted(f for f in get_image_files(folder) if f.suffix.lower()!='.svg')
-
-_of_masks = re.compile(r'(.*[_-])?(msks?|masks?|labels?|annotations?|segmentations?)', re.I) # a folder's name
-
-def _by_folder(files):
-    "The stems of files, by the name of their folder"
-    found = {}
-    for f in files: found.setdefault(f.parent.name, set()).add(f.stem.removesuffix('_mask').removesuffix('_msk'))
-    return found
-
-def _check_masks(files):
-    "Raise a `ValueError` if a class folder looks like the masks of another one"
-    stems = _by_folder(files)
-    for name in filter(_of_masks.fullmatch, stems):
-        other = next((o for o in stems if o!=name and len(stems[o] & stems[name])>len(stems[name])/2), None)
-        if other is None: continue
-        counts = ', '.join(f'{name} ({len(of)})' for name,of in sorted(stems.items()))
-        got = f'folders {counts}, of which {name} has the file names of {other}, as masks do'
-        remedy = 'for segmentation see the recipe for U-Net; if it is a class, give its folder another name'
-        raise ValueError(error_text('data', got, 'one folder for each class', remedy))
-
-def _check_parts(dls):
-    "Raise a `ValueError` if there is nothing to validate on, or a class of which nothing trains"
-    trained,validated = ({parent_label(f) for f in part.items} for part in (dls.train_ds, dls.valid_ds))
-    few = 'more of them, or folders train and valid with some of each class'
-    if not validated: raise ValueError(error_text('data', f'{len(dls.train_ds)} images, none to validate on', few))
-    if missing := sorted(validated-trained):
-        got = f"images of {', '.join(missing)} to validate on and none to train on"
-        raise ValueError(error_text('data', got, few))
-
-# %% ../../nbs/bench/00_datasets.ipynb #25d873e1
-class UnreadableImage(ValueError): "A file that is named like an image, and can't be read as one"
-
-class NamedImage(PILImage):
-    "An image that names its file where that can't be read"
-    @classmethod
-    def create(cls,
-        fn:Path, # Of an image
-        **kwargs # For `PILImage.create`
-    ): # An image; raises an `UnreadableImage`
-        "Read a file"
-        try: return super().create(fn, **kwargs)
-        except OSError as e:
-            remedy = "fastai's `verify_images(get_image_files(FOLDER))` lists all such files"
-            raise UnreadableImage(error_text('data', f'{fn} ({e})', 'an image', remedy)) from e
-
-def _are_few(files):
-    "Are they read sooner than processes start that would read them?"
-    return len(files)<500 and sum(f.stat().st_size for f in files)<10**7
-
-def _folder(path, bs, size):
-    "`DataLoaders` for a folder of class folders, with its own split if it has one; its folder `test` is left out"
-    check_range('size', size, 16, whole=True)
-    train,valid = parts_of(path)
-    files = [f for f in _images_in(train) if path/'test' not in f.parents]
-    if not files: raise ValueError(f'data: got {str(train)!r}, a folder without images.')
-
-    _check_masks(files)
-    splitter = RandomSplitter(seed=0)
-    if valid:
-        files += _images_in(valid)
-        splitter = FuncSplitter(lambda f: valid in f.parents)
-    block = DataBlock((ImageBlock(NamedImage), CategoryBlock), get_y=parent_label, splitter=splitter,
-        item_tfms=Resize(size), batch_tfms=[*aug_transforms(), Normalize.from_stats(*imagenet_stats)])
-    dls = block.dataloaders(files, path=path, bs=bs, num_workers=0 if _are_few(files) else None)
-    _check_parts(dls)
-    return dls
-
 # %% ../../nbs/bench/00_datasets.ipynb #25d873e3
-def folder_fingerprint(
-    dls:DataLoaders, # Of a folder of images
-    path:Path, # The folder
-)->str: # Twelve hexadecimal digits
-    "What tells these images from others: their places in the folder and their sizes in bytes"
-    files = sorted([*dls.train_ds.items, *dls.valid_ds.items])
-    told = [f'{f.relative_to(path).as_posix()} {f.stat().st_size}' for f in files]
-    return hashlib.sha1('\n'.join(told).encode()).hexdigest()[:12]
-
-def _classes_in_words(dls, most=12):
-    "Classes with their counts, the first ones of many"
-    counts = Counter(parent_label(f) for part in (dls.train_ds, dls.valid_ds) for f in part.items)
-    told = [f'{name} ({counts[name]:,})' for name in sorted(counts)]
-    return ', '.join(told[:most])+(f', and {len(told)-most} more' if len(told)>most else '')
-
-def folder_in_words(
-    data:str, # A folder of class folders
-    dls:DataLoaders, # As `get_dls` returns it
-    size:int=128, # Side of the images, in pixels
-)->str: # Lines
-    "What is done with the images of a folder"
-    path = Path(data)
-    _,valid = parts_of(path)
-    split = f'its folder {valid.name}' if valid else 'a fifth, drawn at random with seed 0'
-    lines = [f'{data}: {dls.c} classes; {len(dls.train_ds):,} images to train on, '
-        f'{len(dls.valid_ds):,} to validate on ({split}).',
-        f'Images of each class: {_classes_in_words(dls)}.',
-        f'Each image is resized to {size}x{size} pixels, cropped where it is no square; '
-        'those to train on are mirrored, turned, zoomed, warped and lit at random.']
-    if (path/'test').is_dir(): lines.append('Its folder test is left out: it is neither trained on nor chosen by.')
-    return '\n'.join(lines)
-
 datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
     cifar10=partial(_cifar, URLs.CIFAR), cifar100=partial(_cifar, URLs.CIFAR_100)) # kept in memory
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
@@ -435,7 +321,7 @@ def get_dls(
     check_range('bs', bs, 1, whole=True)
     _check_data(data, n_train, n_valid, part, size)
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
-    else: dls = _folder(untar_data(folders[data]) if data in folders else Path(data), bs, size)
+    else: dls = find_images(untar_data(folders[data]) if data in folders else data).dls(bs, size)
     if dls.c<2: raise ValueError(error_text('data', f'{dls.c} class(es)', 'at least 2, each in a folder of its own'))
     if not len(dls.train):
         raise ValueError(error_text('bs', f'{bs} with {len(dls.train_ds)} items to train on', 'at most so many'))
