@@ -7,7 +7,8 @@
 #   and Hugging Face too, which it installs) and test-release (the wheel, in an empty folder); it needs the index.
 # make check: forms: cards, pages, links, names, lines, types.
 # make faults: is each of some seventy hand-made faults caught by `make test`?
-# make gpu: what only a GPU shows: no step waits for it, mixed precision, draws and states on a device; costs there.
+# make gpu: what only a GPU shows, in eight minutes: no step waits for it, mixed precision, draws and states on a
+#   device, costs there; each part has a time limit, and results/gpu what each has written so far.
 # make goldens from=COMMIT: does training do, step by step, what it did there?
 # make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
 # make regime name=long_tail: a part of where_it_pays.
@@ -63,8 +64,7 @@ goldens: $(BIN)/.installed
 	$(TESTING) $(BIN)/python tests/goldens.py $(from)
 
 gpu: $(BIN)/.installed
-	$(BIN)/python -m pytest tests/test_gpu.py tests/test_steps.py tests/test_callback.py -k gpu
-	set -e; for b in steps memory overhead; do $(BIN)/python benchmarks/$$b.py --device cuda; done
+	$(BIN)/python benchmarks/gpu.py
 
 test-studies: $(BIN)/.installed
 	$(TEST_NOTEBOOKS) nbs/$(STUDIES)

@@ -53,7 +53,7 @@ first = dict(
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
         'imagenette','race','hard_items','proxy'],
-    called=['watching','suspects','refit','09_copies','odd','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
+    called=['watching','suspects','refit','09_copies','odd','doctor','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
         'compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
@@ -73,6 +73,7 @@ words = {
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'similar images, from_similars, train test contamination, imagededup',
     '10_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
+    '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',

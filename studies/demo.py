@@ -177,7 +177,10 @@ def show_digits():
     return as_image(fig)
 
 OWN = """\
-# FOLDER has a folder of images for each class. Which labels are wrong? In .venv/bin/python:
+# FOLDER has a folder of images for each class. Wrong labels, copies and odd images of it, on one page:
+.venv/bin/selback-doctor FOLDER
+
+# The same labels with a pretrained network. In .venv/bin/python:
 from fastai.vision.all import *
 from selback.all import *
 dls = ImageDataLoaders.from_folder('FOLDER', valid_pct=.2, item_tfms=Resize(224))
@@ -185,7 +188,7 @@ learn = vision_learner(dls, resnet18, metrics=error_rate).watch_items()
 learn.fine_tune(3)
 learn.selection.suspects().to_csv('suspects.csv')
 
-# Which method is worth it? In a shell:
+# Which method is worth it? In a shell again:
 .venv/bin/selback-compare --data FOLDER --arch resnet18 --lr .001,.003,.01 --race"""
 
 STYLE = '''body {font: 16px/1.5 system-ui, sans-serif; max-width: 42em; margin: 2em auto; padding: 0 1em}

@@ -7,10 +7,9 @@ import numpy as np, pandas as pd, pytest
 from fastai.metrics import error_rate
 from helpers import *
 from scipy.stats import t
-from selback.bench.findings import paired, signed
+from selback.bench.findings import paired, signed, verdict
 from selback.bench.compare import describe
-from selback.bench.race import (are_uneven, best_rate, better_half, by_group, field, field_of, race, race_verdict,
-    rounds_of, sizes_of)
+from selback.bench.race import best_rate, better_half, by_group, field, field_of, race, rounds_of
 from selback.bench.command import main
 
 pytestmark = pytest.mark.slow # workbench
@@ -23,7 +22,7 @@ def ends_of(measure='error', **values):
 
 def runs_of(*rounds, n_valid=5000):
     "Runs of one epoch, in rounds"
-    more = dict(epoch=1, n_valid=n_valid, valid_loss=1.)
+    more = dict(epoch=1, n_valid=n_valid, valid_loss=1., budget='100 compute')
     return pd.concat([ends_of(**values).assign(**more, round=i) for i,values in enumerate(rounds, 1)])
 
 def test_a_difference_is_that_of_the_same_seeds():
@@ -49,12 +48,14 @@ def test_a_difference_is_that_of_the_same_seeds():
 def test_clear_takes_all_seeds_and_the_interval(a, b, clear):
     d = paired(ends_of(a=a, b=b), 'a', 'b')
     assert d.is_clear==clear
-    assert ('not clearly different' in str(d))==(not clear)
+    assert ('not clearly different' in str(d))==d.verdict.startswith('not clear: ')==(not clear)
     if not clear: return
 
     way,better = ('lower',3) if a[0]<b[0] else ('higher',0)
     assert str(d).startswith(f'{abs(d.mean):.1%} {way} (95 % interval ')
     assert str(d).endswith(f'better on {better} of 3 seeds)')
+    way = 'better' if a[0]<b[0] else 'worse'
+    assert d.verdict==f'clearly {way}: {d.mean:+.1%} ({d.low:+.1%} to {d.high:+.1%}) in 3 seeds'
 
 @pytest.mark.law(11)
 def test_equal_methods_are_taken_for_different_once_in_twenty():
@@ -87,7 +88,7 @@ def test_what_never_selected_goes_on_and_takes_no_place():
 @pytest.mark.parametrize('n', range(1, 20))
 def test_two_are_left_for_the_last_round(n):
     left = n
-    shares = rounds_of(n, 1000)
+    shares = [share for share,_ in rounds_of(['none', *(f'm{i}' for i in range(n))], 1000)]
     for _ in shares[1:]: left = max(2, -(-left//2))
     assert left<=2
     assert shares[-1]==1
@@ -97,51 +98,45 @@ def test_two_are_left_for_the_last_round(n):
 @pytest.mark.parametrize('epochs', [1,4.9,5,9.9,10,19,20,40,1000])
 def test_no_method_is_dropped_after_fewer_than_five_epochs(epochs):
     "Rounds that would be shorter are left out, and no others"
-    shares = rounds_of(6, epochs)
+    shares = [share for share,_ in rounds_of(list('abcdef'), epochs)]
     assert shares==[.25,.5,1][-len(shares):]
     assert len(shares)==1 or shares[0]*epochs>=5
     assert len(shares)==3 or shares[0]*epochs/2<5
 
-NO_DIFFERENCE = 'At equal compute there is no clear difference'
-PLAIN_IS_LOWEST = 'At equal compute plain training has the lowest error'
+OF_A = 'At equal compute the error of a, against plain training, is '
 VERDICTS = [
     (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.4,.4,.4]),
-        'At equal compute a won: its error is', []),
-    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225]),
-        'At equal compute a is among the best: its error is', ['Between it and b there is no clear difference.']),
+        OF_A+'clearly better: -32.3% (-34.8% to -29.6%) in 3 seeds.',
+        []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[.21,.2,.225], c=[.2,.21,.221]),
+        OF_A+'clearly better: ', ['; against b and c, not clear.']),
     (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.4,.4,.4]),
-        f'{NO_DIFFERENCE} from plain training: a has the lowest', ['better on 2 of 3 seeds']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315]),
-        f'{NO_DIFFERENCE} from plain training: a has the lowest', ['Between it and b there is no clear difference.']),
-    (dict(none=[.3,.31,.32], a=[.29,.32,.3], b=[.3,.3,.315], c=[.3,.3,.316]),
-        NO_DIFFERENCE, ['Between it and b and c there is no clear difference.']),
+        OF_A+'not clear: -2.2% (', []),
     (dict(none=[.2,.21,.22], a=[.3,.31,.32]),
-        f'{PLAIN_IS_LOWEST}. Of the methods that choose by loss a came closest; '
-        'against plain training, its error is', ['higher']),
-    (dict(none=[.2,.21,.22], a=[.2,.215,.22], b=[.2,.216,.22], c=[.2,.217,.22]),
-        f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a, b and c.', []),
-    (dict(none=[.2,.21,.22], a=[.2,.215,.22]),
-        f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a.', []),
+        OF_A+'clearly worse: +47.7% (', []),
+    (dict(none=[.3,.3], a=[.3,.2]),
+        OF_A+'not clear: -18.4% in 2 seeds.', []),
+    (dict(none=[.3,.31,.32], a=[.2,.21,.22], b=[NAN,.1,.1]),
+        OF_A+'clearly better: ', [' Diverged: b on 1 of 3 seeds.']),
     (dict(none=[.3,.3], a=[NAN,NAN]),
-        'There is nothing to compare', []),
-    (dict(none=[.3,.31], a=[.3,.31]),
-        f'{PLAIN_IS_LOWEST}, but', [])]
+        'There is nothing to compare', [' Diverged: a on 2 of 2 seeds.'])]
 
 @pytest.mark.parametrize('of,begins,more', VERDICTS)
 def test_the_words_fit_the_numbers(of, begins, more):
-    said = race_verdict(runs_of(of))
+    said = verdict(runs_of(of))
     assert said.startswith(begins)
     assert all(o in said for o in more)
     assert '-0' not in said
-    assert said==race_verdict(runs_of(dict(reversed(of.items()))))
+    assert said==verdict(runs_of(dict(reversed(of.items()))))
 
 @pytest.mark.law(9)
-def test_a_tie_and_a_control_are_no_win():
-    tie = runs_of(dict(a=[.3,.31], none=[.3,.31]))
-    assert race_verdict(tie).startswith(f'{PLAIN_IS_LOWEST}, but it is not clearly lower than with a')
+def test_a_random_choice_stands_beside_a_method():
     lucky = runs_of({'none': [.3,.31,.32], 'random_subset(keep=.3)': [.2,.21,.22], 'a': [.25,.25,.26]})
-    said = 'At equal compute no method that chooses by loss is the best: a random choice'
-    assert race_verdict(lucky).startswith(said)
+    said = verdict(lucky)
+    assert 'the error of a, against plain training, is clearly better' in said
+    assert '; against a random choice, clearly worse: ' in said
+    assert said.endswith(' in 3 seeds.')
+    assert verdict(lucky[~lucky.method.str.startswith('random')]).endswith('there is no control.')
 
 def test_twice_and_half_cancel_out_and_nothing_falls_by_more_than_all():
     assert paired(ends_of(none=[.1,.1], a=[.2,.05]), 'a').mean==pytest.approx(0)
@@ -165,25 +160,26 @@ def test_what_diverged_on_a_seed_is_not_clearly_better(bad):
     assert not d.is_clear
     assert d.seeds==3
     assert 'better on 3 of 3 seeds, diverged on 1 more' in str(d)
+    assert d.verdict.startswith('not clear: ') and d.verdict.endswith(' in 3 seeds, 1 more diverged')
     assert not paired(runs, 'none', 'a').is_clear
 
 def test_a_method_that_never_selected_takes_no_part():
     runs = runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22], idle=[.1,.1,.1]))
-    said = race_verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
-    assert said.startswith('At equal compute a won')
-    assert said.endswith(' Never selected anything within the budget: idle.')
+    said = verdict(runs.assign(selected=[0]*3+[9]*3+[0]*3))
+    assert said.startswith('At equal compute the error of a, against plain training, is clearly better: ')
+    assert said.endswith(' Never selected: idle.')
     assert said.count('idle')==1
 
 def test_who_left_is_named_with_the_round():
     first = dict(none=[.3,.3], a=[.2,.2], b=[.5,.5], c=[.1,.1])
     second = dict(none=[.3,.31], a=[.2,.21], c=[.1,.11])
     third = dict(none=[.3,.31], c=[.1,.11])
-    said = race_verdict(runs_of(first, second, third))
+    said = verdict(runs_of(first, second, third))
     assert said.endswith('Dropped: b (round 1), a (round 2).')
 
 def test_few_validation_items_are_compared_by_their_loss():
     runs = runs_of(dict(none=[.3,.31], a=[.2,.21]), n_valid=100)
-    assert 'validation loss' in race_verdict(runs)
+    assert 'validation loss' in verdict(runs)
 
 def learner(): # fifty items
     learn = table_learner(n=66, n_valid=16)
@@ -205,8 +201,8 @@ def test_rounds_have_budgets_of_their_own(tmp_path, capsys, short_rounds):
     assert ((ends>=200) & (ends<200+20)).all()
 
     said = capsys.readouterr().out
-    assert race_verdict(runs) in said
-    assert escape(race_verdict(runs)) in in_notebook(runs)
+    assert verdict(runs) in said
+    assert escape(verdict(runs)) in in_notebook(runs)
     assert 'without' not in said
     assert "Round 1 of 2: 5 methods, of which each computes 100 items' worth a run (2 epochs).\n" in said
     assert 'Round 2 of 2: 4 methods' in said
@@ -282,13 +278,13 @@ def test_a_missing_control_is_said_once(capsys, short_rounds):
 def test_six_methods_and_two_controls_take_two_rounds_by_default():
     "Of ten epochs; from twenty on, three"
     assert 'none' in field
-    assert sizes_of(field, 10)==[(.5,8),(1,5)]
-    assert sizes_of(field, 20)==[(.25,8),(.5,5),(1,4)]
+    assert rounds_of(field, 10)==[(.5,8),(1,5)]
+    assert rounds_of(field, 20)==[(.25,8),(.5,5),(1,4)]
 
 @pytest.mark.parametrize('n', range(1, 12))
 def test_the_rounds_ahead_are_those_that_come(n):
     left = ['none', *(f'm{i}' for i in range(n))]
-    for _,size in sizes_of(left, 1000):
+    for _,size in rounds_of(left, 1000):
         assert len(left)==size
         left = better_half(ends_of(**{m: [float(i)] for i,m in enumerate(left)}))
     assert len(left)==1+min(n, 2)
@@ -304,15 +300,14 @@ def test_a_race_in_which_no_method_chooses_is_refused(monkeypatch):
 def test_where_nothing_was_learned_nobody_is_ranked(n_valid, constant):
     "By what is compared: the error, or with few validation items the loss, which is 1 here"
     runs = runs_of(dict(none=[.3,.31], a=[.2,.21], b=[.5,.5]), dict(none=[.3,.31], a=[.2,.21]), n_valid=n_valid)
-    said = race_verdict(runs.assign(**constant))
+    said = verdict(runs.assign(**constant))
     assert said.startswith('Nothing was learned: no run is better than a constant prediction, whose ')
     assert 'Dropped' not in said
-    assert 'compute a won' in race_verdict(runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22])).assign(constant_error=.4))
+    assert 'is clearly better' in verdict(runs_of(dict(none=[.3,.31,.32], a=[.2,.21,.22])).assign(constant_error=.4))
 
 def test_a_budget_too_small_for_any_choice_decides_nothing():
-    said = race_verdict(runs_of(dict(none=[.3,.31], a=[.3,.31])).assign(selected=0))
-    assert said==('Nothing is decided: the budget ended before any method chose. '
-        'Never selected anything within the budget: a.')
+    said = verdict(runs_of(dict(none=[.3,.31], a=[.3,.31])).assign(selected=0))
+    assert said.startswith('No method selected anything')
 
 @pytest.mark.parametrize('got', [learner, None], ids=['a learner','nothing'])
 def test_a_race_wants_a_function(got):
@@ -325,9 +320,8 @@ def test_plain_training_has_its_name_to_itself():
 
 def test_an_error_of_the_training_keeps_its_traceback(monkeypatch, tmp_path):
     "Only what the line itself has wrong is told in a line"
-    import selback.bench.race as r
     def fails(*args, **kwargs): raise TypeError('deep inside a training')
-    monkeypatch.setattr(r, 'race', fails)
+    monkeypatch.setattr('selback.bench.command.race', fails)
     cut = dict(n_train=64, n_valid=32)
     with pytest.raises(TypeError, match='deep inside a training'):
         main(race=True, compute=600, seeds=1, out=tmp_path, **cut)
@@ -421,14 +415,9 @@ def test_plain_training_by_a_name_of_ones_own_races():
     assert set(runs.method)=={'none','plain','top'}
 
 # who races where nobody is named
-@pytest.mark.parametrize('sizes,is_uneven', [
-    ([30,10], True), ([29,10], False), ([10,30,20], True), ([50], False), ([], False)])
-def test_classes_are_uneven_from_three_times_the_items_on(sizes, is_uneven):
-    classes = torch.tensor([c for c,n in enumerate(sizes) for _ in range(n)], dtype=torch.int64)
-    assert are_uneven(classes[torch.randperm(len(classes))])==is_uneven
-
 @pytest.mark.parametrize('y,joins', [
-    (torch.tensor([0]*30+[1]*10), True), (torch.tensor([0]*20+[1]*20), False), (torch.rand(40), False)])
+    (torch.tensor([0]*30+[1]*10), True), (torch.tensor([0]*29+[1]*11), False), (torch.tensor([0]*40), False),
+    (torch.rand(40), False)])
 @pytest.mark.parametrize('has_groups,others', [(False,field), (True,by_group)])
 def test_balanced_sampling_races_where_classes_are_known_to_be_uneven(y, joins, has_groups, others, capsys):
     dls = dls_of(torch.rand(40, 4), y, n_valid=0)

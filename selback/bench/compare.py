@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['get_method', 'split_methods', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment',
-           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'Pace', 'pace_of',
-           'in_time', 'TensorItems', 'get_dls', 'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table',
-           'summarize', 'to_markdown', 'verdict']
+           'check_study', 'checked_learner', 'describe', 'compare', 'refuse_option', 'Runs', 'TensorItems', 'get_dls',
+           'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from .datasets import TensorItems, get_dls, get_model, small_resnet # first: imports fastai quietly
 import fastai, pandas as pd, torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
-from fastai.callback.progress import master_bar, progress_bar
+from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
 from fastai.metrics import AccumMetric
@@ -33,9 +32,9 @@ from ..core.checks import check_range, error_text, one_of, unknown_option
 from ..core.scoring import counting
 from ..all import Selection, known_methods, n_items
 from ..callback.clock import seconds_now
-from .compute import ComputeCount, counted_steps
-from .findings import brief, check_epochs, equal_of, is_control, is_random, measure_of
-from .findings import never_selected, parse_method, word_of
+from .compute import Compute, Unit, counted_steps, unit_of
+from .findings import brief, check_epochs, equal_of, is_control, is_random, last_round, measure_of
+from .findings import never_selected, own_options, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
@@ -44,8 +43,7 @@ _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
 # %% ../../nbs/bench/03_compare.ipynb #1c1de6dd
 def _needs_an_object(cls):
     "Has a method an option that must be given, and that a line can't write?"
-    options = inspect.signature(cls).parameters.values()
-    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in options)
+    return any(p.default is p.empty for p in own_options(cls))
 
 def get_method(
     spec:str, # Such as 'none', 'top_loss' or 'selective_backprop(beta=1)'
@@ -93,11 +91,12 @@ class CostLog(Callback):
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
         method=None, # Of which run
         seed=None, # Of which run
+        compute:Compute|None=None, # What it computes beside the items that train; None: nothing counts it
     ):
         self.watch = watch or (lambda learn: {})
         self.method,self.seed = method,seed
         self.rows = []
-        self.compute = ComputeCount()
+        self.compute = Compute() if compute is None else compute
         self.seconds = 0. # of training
         self.cpu_seconds = 0. # that the process computed in these
         self._began = None # both at the start of the training that goes on
@@ -121,13 +120,13 @@ class CostLog(Callback):
     def spent(self)->dict:
         "What the run has cost so far; while it trains, the device may be behind"
         since = time.perf_counter()-self._began[0] if self._began else 0.
-        return dict(seconds=self.seconds+since, items=self._trained, compute=self.compute.spent)
+        return dict(seconds=self.seconds+since, items=self._trained, compute=self._trained+self.compute.items)
 
     def after_epoch(self):
         loss,error = self.recorder.values[-1][1:3]
         looks,kept = self._looks_and_kept()
         cost = dict(seconds=self.seconds, cpu_seconds=self.cpu_seconds,
-            forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.compute.spent)
+            forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.spent['compute'])
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | self._watched())
 
@@ -151,7 +150,7 @@ class CostLog(Callback):
 # %% ../../nbs/bench/03_compare.ipynb #a0d19d08
 class Budget(Callback):
     "Ends a fit once it has cost so much"
-    order = ComputeCount.order+.1 # the first batch's own unit is known, and no look taken at it
+    order = Selection.order-.5 # a batch that comes too late is not chosen from
 
     def __init__(self,
         unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
@@ -167,13 +166,8 @@ class Budget(Callback):
         "How much of it is spent, 1 at most"
         return min(1., self.learn.cost_log.spent[self.unit]/self.amount)
 
-    def before_fit(self):
-        if self.unit!='compute' or self.learn.cost_log.compute.learn is not None: return
-        raise ValueError(error_text('Budget', 'a fit whose compute is not counted',
-            'the `compute` of its CostLog among the callbacks, and `counting` around it, as `compare` has it'))
-
     def before_epoch(self):
-        if self.share>=1: raise CancelFitException
+        if self.epoch and self.share>=1: raise CancelFitException # the first has a row, whatever was prepared
 
     def before_train(self): self.learn.pct_train = self.share
 
@@ -198,43 +192,30 @@ def schedule(
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
 class _Progress(Callback):
-    "A bar within each run, in a notebook beside one of the runs; where it is none, a line for each finished run"
+    "A bar over all runs; where it can be none, a line for each run that is done"
     order = CostLog.order+1
 
     def __init__(self, todo):
         self.labels = [f'{method}, seed {seed}' for seed,method in todo]
         self.done = 0
         self.began = time.monotonic()
-        self.in_console = issubclass(progress_bar, ConsoleProgressBar)
-        has_bars = not self.in_console or sys.stdout.isatty()
-        self.runs = master_bar(range(len(todo))) if has_bars else None
+        has_bar = not issubclass(progress_bar, ConsoleProgressBar) or sys.stdout.isatty()
+        self.bar = progress_bar(range(100*len(todo))) if has_bar else None
 
-    def before_fit(self):
-        if self.runs is None: return
-        self.runs.update(self.done)
-        self.bar = progress_bar(range(100), parent=self.runs)
-        self.bar.prefix = f'run {self.done+1} of {len(self.labels)}' # of a console
-        self._tell('')
-        self.bar.update(0)
+    def _show(self, share):
+        "How much of the run is done"
+        if self.bar is None: return
+        self.bar.comment = self.labels[self.done][:getattr(self.bar, 'cols', 200)-50] # the rest of a terminal's line
+        self.bar.update(int(100*(self.done+share)))
 
-    def _tell(self, loss):
-        told = f'{loss:<8}{self.labels[self.done]}'
-        self.bar.comment = told[:self.bar.cols-54] if self.in_console else told # the rest of the line is the bar
-
-    def after_batch(self):
-        if self.runs: self.bar.update(int(100*min(self.learn.pct_train, .99)))
-
-    def after_epoch(self):
-        if self.runs: self._tell(f'{self.cost_log.rows[-1]["valid_loss"]:.4g}')
+    def before_fit(self): self._show(0)
+    def after_batch(self): self._show(min(self.learn.pct_train, .99))
 
     def end_run(self, loss):
         "One more is done"
+        n,label = len(self.labels),self.labels[self.done]
         self.done += 1
-        n,label = len(self.labels),self.labels[self.done-1]
-        if self.runs:
-            self.bar.update(100)
-            if self.done==n: self.runs.update(n)
-        if not self.in_console: return
+        if self.bar: return self.bar.update(100*self.done)
         left = (time.monotonic()-self.began)*(n/self.done-1)
         print(f'run {self.done} of {n}: {label}, valid_loss {loss:.4g}, {format_time(left)} left', flush=True)
 
@@ -474,7 +455,7 @@ def _selection(make, learn):
 
 def _add_selection(learn, make, log):
     "A run's selection, whose preparation is counted"
-    with counting(log.compute.count),counted_steps(): selection = _selection(make, learn)
+    with counting(log.compute),counted_steps(): selection = _selection(make, learn)
     if not isinstance(selection, Selection|None):
         raise TypeError(error_text(log.method, repr(selection), 'a selection, or None for plain training'))
     if selection is None: return
@@ -485,12 +466,12 @@ def _add_selection(learn, make, log):
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
 def _train(learn, study, lr, log, *cbs):
     "One run"
-    cbs = [log, *cbs, log.compute, ParamScheduler(dict(lr=study.lr_at))]
+    cbs = [log, *cbs, ParamScheduler(dict(lr=study.lr_at))]
     unit,epochs = study.budget
     if unit!='epochs':
         cbs.append(Budget(*study.budget))
         epochs = 10**4 # more than a budget lasts
-    with counting(log.compute.count),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
+    with counting(log.compute),learn.no_bar(),learn.no_logging(): learn.fit(epochs, lr, cbs=cbs)
 
 def _tell_outlook(learn, method):
     "Say what the losses told a quarter into a run, if they did; whether it was said"
@@ -498,14 +479,22 @@ def _tell_outlook(learn, method):
     if text: print(f'{method}: {text}')
     return bool(text)
 
+class _FindsUnit(Callback):
+    "At its first batch, what a learner's items take to train"
+    run_valid,unit = False,None
+
+    def after_batch(self):
+        if self.unit is None: self.unit = unit_of(self.learn)
+
 def _wake_up(learn, study, lr, watch):
-    "An untimed piece of a run, an epoch at most, for the machine"
+    "An untimed piece of a run, an epoch at most, for the machine; what an item takes to train"
     n_steps = min(20, len(learn.dls.train))
     piece = 'items',(n_steps-1)*n_items(learn.dls.one_batch())+1
-    log = CostLog(watch)
-    _train(learn, study._replace(budget=piece), lr, log)
+    log,finds = CostLog(watch),_FindsUnit()
+    _train(learn, study._replace(budget=piece), lr, log, finds)
     if clash := sorted(set(study.about) & {name for row in log.rows for name in row}):
         raise ValueError(error_text('watch', f"{', '.join(clash)}, which about has, too", 'columns of other names'))
+    return finds.unit or Unit() # of a fit that was cancelled at once
 
 def _check_end(log, budget):
     "Did a run end as it had to?"
@@ -626,12 +615,12 @@ def compare(
     budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
     study = check_study(methods, seeds, lr, annealing, path, about, **budgets)
 
-    runs,counts = study.runs,[]
+    runs,is_exact = study.runs,True
     todo = study.todo
     if todo:
         learn = checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
-        _wake_up(learn, study, lr, watch)
+        unit = _wake_up(learn, study, lr, watch)
         progress = _Progress(todo)
     has_outlook = False
 
@@ -639,12 +628,12 @@ def compare(
         for seed,method in todo:
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
-            log,targets = CostLog(watch, method, seed),_Targets()
+            log,targets = CostLog(watch, method, seed, Compute(learn.model, unit)),_Targets()
             _add_selection(learn, study.makers[method], log)
             _train(learn, study, lr, log, progress, targets)
             _check_end(log, study.budget)
 
-            counts.append(log.compute)
+            is_exact &= log.compute.is_exact
             run = _rows_of(log, study.about | _judge_constant(learn, targets.of_batches))
             runs = pd.concat([runs, run], ignore_index=True) if len(runs) else run
             if path is not None: _add(run, path)
@@ -652,7 +641,7 @@ def compare(
             has_outlook = has_outlook or _tell_outlook(learn, method)
 
     runs = runs[runs.method.isin(study.makers) & runs.seed.isin(study.seeds)]
-    _tell_inexact(counts)
+    if not is_exact: print('compute: some operations are not counted; such a look counts as a third of a step.')
     _tell_idle(runs, methods)
     if plot: plot_runs(runs)
     return Runs(runs.reset_index(drop=True))
@@ -677,13 +666,6 @@ def _tell_controls(methods):
     print(f"compare: without {' and '.join(lacks)} among the methods there will be no verdict "
         f"against {' or '.join(lacks.values())}.")
 
-def _tell_inexact(counts):
-    "Say it if some looks were not counted by their FLOPs, and why"
-    if all(o.is_exact for o in counts): return
-    failed = next((o.failed for o in counts if o.failed), None)
-    why = f'a trial step failed with {failed}' if failed else 'some operations are not counted'
-    print(f'compute: {why}; such a look counts as a third of a training step.')
-
 def _tell_idle(runs, methods):
     "Say which methods never selected; of plain training by another name that is no news"
     plain = {name for name,o in methods.items() if o=='none'} if isinstance(methods, dict) else set()
@@ -699,13 +681,13 @@ class Runs(pd.DataFrame):
 
     @property
     def verdict(self)->str:
-        "Which method is best, by how much, and how sure that is"
+        "Which method is best, by how much, how sure that is, and who left a race when"
         return verdict(self)
 
     @property
     def compared(self)->pd.DataFrame:
-        "The rows that the table is of"
-        return self
+        "The rows that the table is of: of a race, those of its last round"
+        return last_round(self)
 
     @property
     def _are_runs(self):
@@ -729,61 +711,3 @@ class Runs(pd.DataFrame):
     def _repr_html_(self):
         if not self._are_runs: return super()._repr_html_()
         return f'<p>{escape(self.verdict)}</p>\n{self._shown.to_html()}\n<p>{self._rows_in_words}</p>'
-
-# %% ../../nbs/bench/03_compare.ipynb #5c1e77d1
-class _Marks(Callback):
-    "Ends a fit after four steps, or an epoch; notes when it began, had its first batch, and ended each step"
-    order = CostLog.order+1
-
-    def __init__(self): self.at = []
-
-    def before_train(self): self.at.append(_now(self.learn))
-
-    def before_batch(self):
-        if not self.iter: self.at.append(_now(self.learn))
-
-    def after_batch(self):
-        self.at.append(_now(self.learn))
-        if self.iter==3: raise CancelFitException
-
-    def after_train(self): raise CancelFitException
-
-class Pace(NamedTuple):
-    "What plain training takes on some data, in seconds"
-    make:float # A learner
-    start:float # Until a loader gives its first batch
-    step:float # A step
-    n_steps:int # In an epoch
-    n_valid_steps:int # In a validation
-
-    @property
-    def epoch(self)->float:
-        "The training of an epoch"
-        return self.start+self.n_steps*self.step
-
-    def run(self,
-        epochs:float, # How many
-    )->float:
-        "A run, with a validation after each epoch, whose steps take a third"
-        return self.make + epochs*self.epoch + math.ceil(epochs)*(self.start+self.n_valid_steps*self.step/3)
-
-def pace_of(
-    get_learner, # A function without arguments that returns a new `Learner`
-)->Pace:
-    "Time three plain steps, behind one that is not timed"
-    marks = _Marks()
-    began = time.perf_counter()
-    learn = get_learner()
-    made = time.perf_counter()
-    with learn.no_bar(),learn.no_logging(): learn.fit(1, cbs=marks)
-    start,first,*ends = marks.at
-    step = (ends[-1]-ends[0])/(len(ends)-1) if len(ends)>1 else ends[0]-first
-    return Pace(made-began, first-start, step, len(learn.dls.train), len(learn.dls.valid))
-
-def in_time(
-    seconds:float, # How long something takes
-)->str: # Such as 'about 4 minutes'
-    "In words"
-    if seconds<90: return f'about {max(seconds, 1):.0f} seconds'
-    if seconds<5400: return f'about {seconds/60:.0f} minutes'
-    return f'about {seconds/3600:.1f} hours'

@@ -219,22 +219,20 @@ class Validated:
         self.forget()
         return told
 
-# %% ../../nbs/callback/08_selection.ipynb #d473b631
+# %% ../../nbs/callback/08_selection.ipynb #307ff0ea
 def _in_todays_form(state):
-    "A state that was saved by an earlier version, which had a method's parts among the callback's"
-    if not isinstance(state, dict) or 'counters' not in state: return state
-    numbers,parts = dict(state['counters']),dict(state['parts'])
-    progress = dict(epochs=numbers.pop('epochs_done', 0), ever=numbers.pop('has_selected', False))
-    of_method = {name: parts.pop(name) for name in ('draws','history') if name in parts}
-    return state | dict(parts=parts | dict(method=of_method | numbers, progress=progress))
+    "A state that an earlier version has saved, with its parts where they are now"
+    if not isinstance(state, dict) or not isinstance(state.get('parts'), dict): return state
+    state,parts = dict(state),dict(state['parts'])
+    if 'counters' in state: # a method's parts were among the callback's
+        numbers = dict(state.pop('counters'))
+        parts['progress'] = dict(epochs=numbers.pop('epochs_done', 0), ever=numbers.pop('has_selected', False))
+        parts['method'] = {name: parts.pop(name) for name in ('draws','history') if name in parts} | numbers
+    if 'early' in parts and parts.get('tracker') is not None: # early losses, too
+        parts['tracker'] = parts['tracker'] | dict(early=parts.pop('early'))
+    return state | dict(parts=parts)
 
-def _with_early_losses(state):
-    "A state that was saved by an earlier version, which had early losses among the callback's parts"
-    parts = state.get('parts') if isinstance(state, dict) else None
-    if not isinstance(parts, dict) or 'early' not in parts or parts.get('tracker') is None: return state
-    parts = dict(parts)
-    return state | dict(parts=parts | dict(tracker=parts['tracker'] | dict(early=parts.pop('early'))))
-
+# %% ../../nbs/callback/08_selection.ipynb #d473b631
 class Selection(AttachedCallback):
     "Chooses which items train: what both kinds of selections share"
     takes = Method # the kind of its method
@@ -339,7 +337,7 @@ class Selection(AttachedCallback):
     def begin_anew(self): self.noted_of,self.outlook = None,''
 
     def load_state_dict(self, state):
-        state = _with_early_losses(_in_todays_form(state))
+        state = _in_todays_form(state)
         is_state = isinstance(state, dict) and 'parts' in state and self.learn
         if not is_state: return super().load_state_dict(state)
         now = {}

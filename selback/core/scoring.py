@@ -154,7 +154,7 @@ _count = ContextVar('count', default=None)
 
 @contextmanager
 def counting(
-    count, # Called as `count(run, model, xb, thirds)`, thirds: 1 for a forward pass, 3 for a step; returns `run()`
+    count, # Called as `count(run, model, xb, thirds)`, thirds: of a step, 1 for a forward pass; returns `run()`
 ):
     "Within the context, `count` runs every scoring pass and trial step"
     token = _count.set(count)
@@ -165,7 +165,7 @@ def counted(
     run, # A function without arguments: the pass
     model:torch.nn.Module, # What it calls
     xb:tuple, # Its inputs
-    thirds:int=1, # 1: a forward pass; 3: a forward and a backward pass
+    thirds:float=1, # Of a step: 1 for a forward pass, less at a lower resolution, 3 with the backward pass
 ): # What `run` returns
     "Run a pass so that it is counted, if passes are"
     count = _count.get()
@@ -297,6 +297,7 @@ class ScoringPass:
     ): # Predictions, as float32
         "The predictions of `model` for `xb`"
         small = xb if self.scale_factor==1 else tuple(_shrink(x, self.scale_factor) for x in xb)
+        share = 1 if small is xb else small[0].shape[2:].numel()/xb[0].shape[2:].numel() # of the pixels
         model = self.model_of(model)
         here,there = _devices(xb, model)
         goes_there = None not in (here, there) and here!=there # a scorer may live on another device
@@ -304,7 +305,7 @@ class ScoringPass:
         if self.precision is not None:
             autocast,small = _autocast(self.precision, there or here),map_tensors(_channels_last, small)
         with self.around(model, small) as inputs,autocast:
-            pred = counted(partial(self._forward, model, inputs), model, inputs)
+            pred = counted(partial(self._forward, model, inputs), model, inputs, share)
         if goes_there: pred = map_tensors(lambda t: t.to(here), pred)
         pred = map_tensors(_as_float, pred)
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)

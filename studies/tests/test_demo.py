@@ -43,11 +43,12 @@ def test_what_is_said_to_type_runs(tmp_path, monkeypatch):
         file = tmp_path/'images'/'ab'[i%2]/f'{i}.png'
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new('RGB', (24,24), (25*i,0,0)).save(file)
-    code,command = d.OWN.split('\n\n')
+    doctor,code,command = d.OWN.split('\n\n')
     monkeypatch.chdir(tmp_path)
     small = code.replace("'FOLDER'", "'images', bs=4").replace('Resize(224)', 'Resize(32)')
     exec(small, {})
     assert len(pd.read_csv('suspects.csv'))==8
+    assert '.venv/bin/selback-doctor FOLDER' in doctor
     assert '.venv/bin/selback-compare --data FOLDER' in command
 
 def runs_of(errors):

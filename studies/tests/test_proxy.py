@@ -311,11 +311,11 @@ def test_the_recording_is_paid_for():
 
     runs = compare(get_learner, {'replayed': recorded}, epochs=2, seeds=1, plot=False)
     forward,of_inputs = 2*(4*8+8*3),2*4*8
-    look = forward/(3*forward-of_inputs) # of a training step, in which the inputs need no gradient
-    looks = 2*100+25
-    steps = 2*12 # of the proxy in each of two epochs, on the half of every fourth batch
+    looks = (2*100+25)/3
+    step = (3*forward-of_inputs)/forward/3 # of the proxy, whose inputs need no gradient
+    steps = 2*12*step # in each of two epochs, on the half of every fourth batch
     of_learner = 2*48 # what was kept, in two epochs
-    assert runs.compute.iloc[-1]==pytest.approx(looks*look+steps+of_learner)
+    assert runs.compute.iloc[-1]==pytest.approx(looks+steps+of_learner)
 
 # what is refused
 OTHER_FILES = dict(

@@ -1,0 +1,146 @@
+"The doctor: what was planted in a folder is on its page"
+import re
+from html import unescape
+
+import pandas as pd, pytest
+from fastcore.script import anno_parser
+from helpers import *
+from PIL import Image
+from selback.views.doctor import *
+from selback.views.doctor import main
+from sklearn.datasets import load_digits
+
+def save(image, file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file)
+
+def draw(root, n, n_wrong=0, n_copies=0):
+    "Digits in a folder for each class; a name begins with the digit that it is. The last ones are there twice"
+    digits = load_digits()
+    for i,(pixels,digit) in enumerate(zip(digits.images[:n], digits.target)):
+        image = Image.fromarray((pixels*15.9).astype('uint8')).resize((32,32), Image.Resampling.BICUBIC)
+        filed = root/str((digit+1+i%9)%10 if i<n_wrong else digit)
+        save(image, filed/f'{digit}_{i:03}.png')
+        if n-i<=n_copies: save(image.resize((30,30)).resize((32,32)), filed/f'{digit}_{i:03}_again.png')
+    return root
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    root = draw(tmp_path_factory.mktemp('images')/'digits & more', 120, n_copies=8)
+    save(Image.new('RGB', (32,32), (250,250,250)), root/'0/white.png')
+    (root/'1/broken.png').write_bytes(b'no image')
+    return root
+
+@pytest.fixture(scope='module')
+def place(folder, tmp_path_factory):
+    "Where the command has written, after an epoch; an untrained network knows copies, too"
+    out = tmp_path_factory.mktemp('found')/'of_digits'/'page.html'
+    main(str(folder), size=32, epochs=1, batch_size=34, out=str(out))
+    return out
+
+def test_the_page_shows_what_was_planted(place):
+    page = place.read_text(encoding='utf-8')
+    assert '<h1>digits &amp; more: ' in page
+    assert '1 file cannot be opened; 1 image is odd: white' in page
+    assert '1/broken.png' in page and '0/white.png' in page
+    assert re.search(r'trained for 1 epoch on \d+ images; all took \d+ minutes?\.', page)
+    assert not re.search(r'(src|href)="(?!data:)', page) # all of it is in the file
+    assert page.count('<img')>=16 # both of each pair
+
+def test_the_lists_are_beside_it(place):
+    copies,odd,suspects = (pd.read_csv(place.parent/f'{name}.csv') for name in ('copies','odd','suspects'))
+    planted = copies.item.str[:7]==copies.other.str[:7]
+    assert planted.sum()>=7
+    across = (copies.part!=copies.other_part).tolist()
+    assert across==sorted(across, reverse=True)
+    assert 0<sum(across)<len(copies)
+    assert {*zip(odd['item'], odd.kind)}=={('1/broken.png','corrupt'),('0/white.png','white')}
+    assert len(suspects)>=128 # all that can be opened, but for the last of an epoch
+    assert {*suspects.part}=={'train','valid'}
+
+def test_the_lines_on_the_page_run(folder, place, monkeypatch):
+    "And a label that was written into the list is what trains"
+    suspects = pd.read_csv(place.parent/'suspects.csv', dtype=str)
+    of_three = suspects.index[suspects.file=='3/3_013.png'][0]
+    suspects.loc[of_three,'label'] = '8'
+    suspects.loc[suspects.file=='0/white.png','label'] = 'unsure'
+    suspects.to_csv(place.parent/'suspects.csv', index=False)
+    lines = unescape(re.search('<pre>(.*)</pre>', place.read_text(encoding='utf-8'), re.S)[1])
+    monkeypatch.chdir(place.parent)
+    names = {}
+    exec(lines.replace('128', '32'), names)
+    df = names['df'].set_index('file').label
+    assert df['3/3_013.png']=='8'
+    assert len(df)==128
+    assert len(names['dls'].train_ds)+len(names['dls'].valid_ds)==128
+
+def test_lists_that_are_there_are_kept(folder, place):
+    before = (place.parent/'suspects.csv').read_bytes()
+    with pytest.raises(SystemExit, match='there is suspects.csv already'): main(str(folder), out=str(place))
+    assert (place.parent/'suspects.csv').read_bytes()==before
+
+def test_folders_of_both_parts_are_known(tmp_path):
+    for part,n in (('train',6),('valid',4),('test',3)):
+        for i in range(n): save(Image.new('RGB', (32,32)), tmp_path/part/'ab'[i%2]/f'{i}.png')
+    images = find_images(tmp_path)
+    assert images.parts==['train','valid']
+    assert images.counts().to_dict()=={'train': dict(a=3, b=3), 'valid': dict(a=2, b=2)}
+
+def test_a_share_is_drawn(tmp_path):
+    for i in range(20): save(Image.new('RGB', (8,8)), tmp_path/'ab'[i%2]/f'{i}.png')
+    save(Image.new('RGB', (8,8)), tmp_path/'of_no_class.png')
+    images = find_images(tmp_path, valid=.25, seed=1)
+    assert (len(images.train),len(images.valid))==(15,5)
+    assert images.valid==find_images(tmp_path, valid=.25, seed=1).valid!=find_images(tmp_path, valid=.25, seed=2).valid
+
+@pytest.mark.parametrize('files,said', [
+    ([], 'got 0 images in 0 class folders, wanted at least two'),
+    (['a/1.png','a/2.png'], 'got 2 images in 1 class folders'),
+    (['img/1.png','img/2.png','masks/1.png','masks/2.png'], "'masks' whose files are called as those of 'img'"),
+    (['a/1.png','b/2.png'], 'to validate on, wanted some of each')])
+def test_what_is_no_folder_of_classes_is_refused(files, said, tmp_path):
+    for file in files: save(Image.new('RGB', (8,8)), tmp_path/file)
+    with pytest.raises(SystemExit, match=said): main(str(tmp_path), out=str(tmp_path/'out/page.html'))
+
+@pytest.mark.parametrize('kwargs,said', [
+    (dict(size=8), 'size: got 8'), (dict(epochs=0), 'epochs: got 0'), (dict(arch='resnet1'), 'resnet1'),
+    (dict(valid=1.), 'valid: got 1.0'), (dict(folder='nowhere'), "got 'nowhere', wanted a folder")])
+def test_options_that_make_no_sense_are_refused(kwargs, said, folder, tmp_path):
+    with pytest.raises(SystemExit, match=said): main(**dict(folder=str(folder), out=str(tmp_path/'page.html')) | kwargs)
+
+def test_help_names_each_option():
+    said = anno_parser(main, 'selback-doctor').format_help()
+    for option in 'arch','pretrained','size','epochs','valid','seed','batch-size','out': assert f'--{option}' in said
+
+def test_fewer_images_take_more_epochs():
+    assert [epochs_for(n) for n in (100,2_000,10**6)]==[30,8,5]
+
+class Found:
+    "What an examination found, without one"
+    images = Images(None, range(80), range(20), [])
+    suspects,n_suspects = pd.DataFrame(index=range(100)),1
+    copies = pd.DataFrame(dict(part=['train','train'], other_part=['valid','train'], label=['a','b'], other_label='a'))
+    odd = pd.DataFrame(dict(kind=['corrupt','corrupt','small_file']))
+    epochs,seconds,error = 7,200,.12
+
+def test_the_words_fit_the_numbers():
+    assert in_words(Found)==['1 label of 100 may be wrong',
+        '1 pair across the split is a likelier copy than not, and 1 within a part; in 1 of them the labels differ',
+        '2 files cannot be opened; 1 image is odd: small file']
+    assert 'for 7 epochs on 80 images; all took 3 minutes. It is wrong about 12% of the 20' in limits_in_words(Found)
+
+def test_a_network_that_has_learned_little_is_told_of():
+    class Poor(Found): error = .6
+    assert 'about 60% of the 20 images that it did not train on, so that many labels in the list are right' in \
+        limits_in_words(Poor)
+    assert 'so that many labels' not in limits_in_words(Found)
+
+@pytest.mark.slow
+def test_wrong_labels_are_found(tmp_path, capsys):
+    folder = draw(tmp_path/'digits', 300, n_wrong=15)
+    found = examine_folder(folder, size=32, epochs=12, bs=32)
+    is_wrong = [name[2]!=name[0] for name in found.suspects.index]
+    assert sum(is_wrong)==15
+    assert sum(is_wrong[:25])>=8
+    assert 5<=found.n_suspects<=60
+    assert page_of(found).count('<img')>=found.n_suspects
