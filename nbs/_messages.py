@@ -59,5 +59,5 @@ def in_code(text): return f'`` {text} ``' if '`' in text else f'`{text}`'
 
 ABOUT = ('*What the package says where something is refused, or odd, or was found*',
     'Read from the code: dots stand for what is filled in, and the page is that of the module which says it. An error '
-    'says what it got, what it wanted, and what to do. Of some messages [questions](start/questions.ipynb) '
+    'says what it got, what it wanted, and what to do. Of some messages [questions](start/questions.ipynb#messages) '
     'tells more.')

@@ -12,6 +12,7 @@ suppress_warnings = ['myst.header'] # symbols are headings of the third level, w
 
 extensions = ['myst_nb','sphinx_copybutton','sphinx_markdown_builder']
 myst_enable_extensions = ['amsmath','dollarmath']
+myst_heading_anchors = 2 # a page may lead to a heading of another
 nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst'
 
