@@ -73,7 +73,7 @@ words = {
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'similar images, from_similars, train test contamination, imagededup',
     '10_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
-    '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
+    '12_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',
