@@ -451,6 +451,34 @@ def test_rows_of_few_values_are_equal_by_chance(capsys):
     copies(learn)
     assert capsys.readouterr().out.count('240 items, compared column by column: no pair is likelier a copy than not')==2
 
+def test_rows_that_nearly_agree_are_not_called_equal():
+    "As of one column with many values: the nearest are nearer than float32 tells"
+    x = torch.rand(2000, 1, generator=torch.Generator().manual_seed(0))
+    x[100] = x[200]
+    found = copies(Learner(dls_of(torch.cat([x, torch.ones(2000, 1)], 1), torch.arange(2000)%2, n_valid=60),
+        nn.Linear(2, 2), loss_func=CrossEntropyLossFlat()), n=20)
+    assert found.similarity[0]==1>found.similarity[1]
+    assert {found['item'][0],found.other[0]}=={40,140} # behind the 60 that validate
+
+def test_a_layer_that_is_used_for_each_of_two_images_is_taken(capsys):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body,self.head = nn.Conv2d(3, 8, 3, padding=1),nn.Linear(8, 3)
+
+        def forward(self, a, b): return self.head((self.body(a)-self.body(b)).abs().mean((2,3)))
+
+    a,b = drawn(60).float()/255,drawn(60, seed=1).float()/255
+    a[40],b[40] = a[7],b[7]
+    a[41] = a[8] # the other image is another one
+    items = [*zip(a, b, tensor([i%3 for i in range(60)]))]
+    dls = DataLoaders.from_dsets(items[:48], items[48:], bs=16, n_inp=2, num_workers=0)
+    dls.n_inp = 2
+    found = copies(Learner(dls, Pair(), loss_func=CrossEntropyLossFlat()))
+    assert "compared by the output of 'body'" in capsys.readouterr().out
+    assert {found['item'][0],found.other[0]}=={7,40} and found.similarity[0]==1
+    assert (found.similarity[1:]<1).all()
+
 @pytest.mark.parametrize('side, wanted', [(8, '1'), (16, '2'), (32, '2')])
 def test_the_layer_that_is_chosen_has_maps_of_eight_pixels_or_else_of_four(side, wanted, capsys):
     def halve(n_in, n_out): return nn.Conv2d(n_in, n_out, 3, stride=2, padding=1)
@@ -470,6 +498,11 @@ def test_labels_that_are_unknown_do_not_differ():
     names = [ax.get_title() for ax in plt.gcf().axes]
     plt.close('all')
     assert [name.split()[-1] for name in names]==['2','5']
+
+def test_a_file_that_is_broken_cannot_be_shown():
+    found = pd.DataFrame(dict(item=[0,1], part='train', kind=['corrupt','blank']))
+    with pytest.raises(ValueError, match="got 'corrupt' of a list with 'blank' that can be shown"):
+        of_images(drawn(8), drawn(4)).show_odd(kind='corrupt', found=found)
 
 def test_where_most_images_are_blank_they_are_told():
     x = drawn(60)

@@ -1,5 +1,5 @@
 "The last layer, fitted anew by early losses: what goes into it, what comes out, when it stays, and what is left alone"
-import copy, pickle, random
+import copy, pickle, random, re
 from functools import lru_cache
 
 import numpy as np, pandas as pd, pytest, torch
@@ -146,7 +146,9 @@ def test_the_layer_stays_where_no_strength_keeps_the_order(monkeypatch, capsys):
     monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: next(orders))
     assert not refitted(learn)
     assert same(weights(learn), before)
-    assert 'in another order than the old one (correlation 0.30; it is believed above 0.7).' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'in another order than the old one (correlation 0.30; it is believed above 0.7).' in said
+    assert re.search(r'error in validation 0\.\d+ before, 0\.\d+ with the new layer', said)
 
 def test_the_layer_stays_where_validation_has_no_order(monkeypatch, capsys):
     learn,_ = misled(share=.99)
@@ -427,7 +429,7 @@ def another_set():
 
 @pytest.mark.parametrize('make,kwargs,said', [
     (plain, {}, 'got no selection, wanted one that watches'),
-    (no_early, {}, 'got no early losses: no epoch that trained on all items'),
+    (no_early, {}, 'got no early losses: in no epoch that trained the whole network'),
     (without_validation, {}, 'got no validation items, by which its rule goes, wanted some; pass strength=1'),
     (regression, {}, 'got targets that are no labels'),
     (another_set, {}, 'got a training set of 168 items'),

@@ -232,6 +232,19 @@ def test_the_likelier_class_of_a_mask_has_its_name(folder):
     by_hand = dict(zip(keys_of(learn), (memory.total/memory.seen).tolist()))
     assert found.mean_loss.tolist()==pytest.approx([by_hand[key] for key in found.index])
 
+def test_numbers_whose_losses_are_lost_are_not_listed(capsys):
+    "As after a target that is NaN, in whose step all weights become so"
+    x = torch.randn(96, 2, generator=torch.Generator().manual_seed(0))
+    learn = Learner(dls_of(x, x[:,:1], bs=16), nn.Linear(2, 1), loss_func=MSELossFlat(), lr=.1).watch_items()
+    quiet_fit(learn, 1)
+    n = len(learn.selection.suspects())
+    lost = torch.arange(0, len(learn.selection.memory), 3)
+    learn.selection.memory.total[lost] = torch.nan
+    found = learn.selection.suspects()
+    assert not {*lost.tolist()} & {*found.index} and len(found)==n-len(lost)
+    assert found.mean_loss.gt(0).all()
+    assert f'the losses of {len(lost)} items were NaN, and these are not listed.' in capsys.readouterr().out
+
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]
 
@@ -419,7 +432,7 @@ def test_a_fit_that_diverged_says_so(folder, capsys):
         def before_validate(self): self.model[-1].weight.data.fill_(torch.nan)
     quiet_fit(learn, 1, cbs=Diverges())
     learn.selection.suspects()
-    assert 'the last validation loss, nan, is above that of a guess' in capsys.readouterr().out
+    assert 'the last validation loss is NaN: the fit has diverged' in capsys.readouterr().out
 
 def test_files_of_a_folder_that_was_named_from_here_are_found_again(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)

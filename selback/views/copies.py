@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..core.checks import check_range, error_text
 from ..core.neighbours import bag_of_pieces, codes_as_numbers, equal_by_chance, groups_of, likely_pairs
-from ..core.neighbours import merged, narrowed, nearest, pooled, unit, waves, whitened
+from ..core.neighbours import merged, narrowed, nearest, pooled, told_apart, unit, waves, whitened
 from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
@@ -58,7 +58,8 @@ def _output_seen(model, layer):
 def _middle_layer(ran, n):
     "The last layer in the first third of the network with maps of 8x8 pixels, or else of 4x4; None without maps"
     layers = [layer for layer,*_ in ran['maps']]
-    maps = [o for o in ran['maps'] if o[1]==n and layers.count(o[0])==1]
+    maps = [o for o in ran['maps'] if o[1]==n]
+    maps = [o for o in maps if layers.count(o[0])==1] or maps # or what is used for several inputs
     early = [o for o in maps if 3*o[2]<=ran['n']+2] or maps[:1]
     for least in 8,4:
         large = [layer for layer,_,_,side in early if side>=least]
@@ -131,7 +132,7 @@ class _ByColumns(_Rows):
         deviation = torch.where(high>low, (high-low)/2, numbers.std(0)) # which a -9999 for unknown does not reach
         numbers = ((numbers-middle)/torch.where(deviation>1e-9, deviation, 1)).clamp(-8, 8)
         parts = [numbers.float()]+([codes_as_numbers(codes)] if codes.shape[1] else [])
-        return unit(waves(torch.cat(parts, 1), rows.shape[1]))
+        return unit(told_apart(waves(torch.cat(parts, 1), rows.shape[1]), rows))
 
     def equal_by_chance(self, rows): return equal_by_chance(rows)
 
@@ -172,7 +173,7 @@ def _kind_of(learn, layer):
     if all(o.ndim<3 for o in inputs): return _ByColumns(inputs)
     shapes = ', '.join(str(tuple(o.shape)) for o in inputs)
     raise ValueError(error_text('find_copies', f'inputs of shape {shapes} and a network without maps',
-        'images, rows or texts', 'name a layer whose output tells items apart: layer=learn.model[0]'))
+        'images, rows or texts', 'name a module whose output tells items apart, as in layer=learn.model[0]'))
 
 # %% ../../nbs/views/09_copies.ipynb #9aeab790
 _parts = 'train','valid'

@@ -148,8 +148,8 @@ def show_odd(self:Learner,
     check_list(found, ('item','part','kind'), 'find_odd', 'show_odd')
     rows = found[found.kind!='corrupt'] if kind is None else found[found.kind==kind]
     if kind=='corrupt' or not len(rows):
-        known = ', '.join(map(repr, found.kind.unique())) or 'nothing'
-        got = 'a list without any' if kind is None else f'{kind!r} of a list with {known}'
+        known = ', '.join(map(repr, found.kind[found.kind!='corrupt'].unique())) or 'nothing'
+        got = 'a list without any' if kind is None else f'{kind!r} of a list with {known} that can be shown'
         raise ValueError(error_text('show_odd', got, 'odd images that can be opened'))
     rank = rows.groupby('kind', sort=False).cumcount()
     rows = rows.iloc[rank.argsort(kind='stable')[:n]].sort_values('kind', kind='stable')

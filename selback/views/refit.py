@@ -153,8 +153,8 @@ def _early_of(learn):
         raise ValueError(error_text('refit_head', got, f'the one with {known} that trained', 'call fit first'))
     early = selection.early
     if early.loss is None:
-        got = 'no early losses: no epoch that trained on all items, frozen ones not counted, told one from another'
-        raise ValueError(error_text('refit_head', got, 'one', 'train for longer'))
+        got = 'no early losses: in no epoch that trained the whole network on all items were some harder than most'
+        raise ValueError(error_text('refit_head', got, 'one', 'train for longer, or at a higher rate'))
     if early.loss.isfinite().float().mean()<.5 or not early.filled.clamp(min=0).any():
         got = 'early losses of less than half of the items, or of zero'
         raise ValueError(error_text('refit_head', got, 'of most', remedy))
@@ -202,9 +202,10 @@ def _of_losses(early, doubt):
     said = f'half of the items had a loss below {median:.2g} in epoch {early.epochs}, and the mean was {mean:.2g}'
     return f"{said}: {doubt or 'few items had most of the loss, as with a shortcut'}."
 
-def _of_errors(before, after, hardest):
+def _of_errors(before, after, hardest, is_taken):
     "What becomes of the error in validation by margins, a sentence"
-    def told(name, rows): return f'{name} {_error(before[rows]):.3f} before, {_error(after[rows]):.3f} after'
+    new = 'after' if is_taken else 'with the new layer'
+    def told(name, rows): return f'{name} {_error(before[rows]):.3f} before, {_error(after[rows]):.3f} {new}'
     said = told('error in validation', slice(None))
     if hardest is None: return f'{said}.'
     return f"{said}; {told('of the tenth of it that was hardest early', hardest)}."
@@ -260,7 +261,7 @@ def refit_head(self:Learner,
     else: layer.load_state_dict(trained.state_dict())
     selection.note_refit((layer,_copied(trained),_copied(layer)) if is_taken else None)
     print(f'refit_head: {_of_losses(early, doubt)}')
-    if has_valid: print(f'refit_head: {_of_errors(before, after, _hardest(self, seen))}')
+    if has_valid: print(f'refit_head: {_of_errors(before, after, _hardest(self, seen), is_taken)}')
     by_word = ' by your word' if strength is not None else ''
     print(f'refit_head: the last layer was replaced{by_word}, strength={power:g}; restore_head() puts the old one back.'
         if is_taken else

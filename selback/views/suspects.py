@@ -62,6 +62,11 @@ def _mask_files(keys):
     files = n_inp and files_of(keys.ds, n_inp)
     return dict(mask=files) if files else {}
 
+def _of_distinct(losses, by):
+    "Losses of items whose copies are one; NaN if that of any copy is"
+    joined = losses.groupby(by).agg(dict(seen='sum', total='sum', loss='mean'))
+    return joined.assign(total=joined.total.mask(losses.total.isna().groupby(by).any()))
+
 def _watched_items(
     tracker, # An `ItemTracker` that has a memory
     keys:ItemKeys, # Of its items
@@ -76,7 +81,7 @@ def _watched_items(
         joined.add(told, same.to(told.looks.device))
         joined.given,told = told.given,joined
     frame = tracker.memory.frame()[['seen','total','loss']]
-    losses = frame.groupby(keys.same).agg(dict(seen='sum', total='sum', loss='mean'))
+    losses = _of_distinct(frame, keys.same)
     columns = keys.columns().assign(**_mask_files(keys) if labels is None else {}).iloc[first]
     names,columns = class_names(keys.ds, dl),columns.reset_index(drop=True)
     labels = labels and [labels[i] for i in first]
@@ -171,7 +176,8 @@ def _worth(selection, rows):
         return ('no other class was likelier than a label on the average: the labels are right, or the network has '
             'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
     loss,guess = selection.valid_loss,_loss_of_a_guess(selection.tracker.labels.given)
-    if None in (loss,guess) or loss<=guess+.005: return None # of a fit that diverged it is NaN
+    if None in (loss,guess) or loss<=guess+.005: return None
+    if np.isnan(loss): return 'the last validation loss is NaN: the fit has diverged, and the list says little.'
     return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has '
         'learned does not hold for other items, and the list may say little. Augmentation, more data or another rate '
         'help.')
@@ -210,7 +216,10 @@ def listed_suspects(
     "What `suspects` returns, and of each row `part`, `position` and `is_outvoted`"
     _check_watched(selection, asked)
     if look: _check_labels(selection, asked)
-    rows,hidden = _rows_of(_parts_of(selection, look))
+    parts = _parts_of(selection, look)
+    n_lost = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts if _goes_by_loss(o))
+    if n_lost: selection.tell_once('lost', f'the losses of {n_lost} items were NaN, and these are not listed.')
+    rows,hidden = _rows_of(parts)
     if 'label' in rows and 'margin' in rows: selection.tell_once('worth', _worth(selection, rows)) # not of pixels
     return rows,hidden
 
@@ -291,7 +300,7 @@ def suspects_of_folds(
         for o,own in zip(parts, rows): told.add(_renumbered(o, names), own)
 
     losses = pd.concat([o.losses.set_axis(own.numpy()) for o,own in zip(parts, rows)])
-    losses = losses.groupby(level=0).agg(dict(seen='sum', total='sum', loss='mean')).sort_index()
+    losses = _of_distinct(losses, losses.index).sort_index()
     columns = pd.concat([o.columns.set_axis(own.numpy()) for o,own in zip(parts, rows)])
     columns = columns[~columns.index.duplicated()].sort_index()
     known = dict(labels=labels, names=names, told=told, losses=losses, columns=columns)
