@@ -137,8 +137,8 @@ def link_line(self:NbdevLookup, line):
 # What a page says of a symbol
 def code(annotation): return '' if annotation is Parameter.empty else f'`{formatannotation(annotation)}`'
 
-# functions that differ from a class, `Chosen` and `SeTa`, in their case only: name and page
-twins = dict(chosen='/core/loop.html', seta='/core/policies.html')
+# functions that differ from a class, `Chosen`, `SeTa` and `Unit`, in their case only: name and page
+twins = dict(chosen='/core/loop.html', seta='/core/policies.html', unit='/core/neighbours.html')
 
 def anchor(name): return f'def-{name}-function' if name in twins else f'def-{name.lower()}'
 
