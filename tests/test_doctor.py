@@ -1,8 +1,10 @@
 "The doctor: what was planted in a folder is on its page"
-import re
+import re, shutil
 from html import unescape
 
 import pandas as pd, pytest
+from fastai.data.transforms import get_image_files
+from fastai.learner import Learner
 from fastcore.script import anno_parser
 from helpers import *
 from PIL import Image
@@ -10,6 +12,7 @@ from selback.views.doctor import *
 from selback.views.doctor import main
 from selback.views.folders import Images, find_images
 from sklearn.datasets import load_digits
+from torch import nn
 
 def save(image, file):
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +78,56 @@ def test_the_lines_on_the_page_run(folder, place, monkeypatch):
     assert len(df)==128
     assert len(names['dls'].train_ds)+len(names['dls'].valid_ds)==128
 
+def test_the_lines_of_a_folder_with_parts_keep_them(tmp_path, monkeypatch):
+    "But for images to validate on of which a copy trains; a folder test and stray files are left out"
+    root = draw(tmp_path/'data/train', 60)
+    for file in get_image_files(root):
+        if int(file.stem[2:])%4: continue
+        (file.parents[2]/'valid'/file.parent.name).mkdir(parents=True, exist_ok=True)
+        file.rename(file.parents[2]/'valid'/file.parent.name/file.name)
+    copy = next(iter(get_image_files(tmp_path/'data/valid')))
+    shutil.copy(copy, root/copy.parent.name/f'{copy.stem}_again.png')
+    shutil.copytree(root, tmp_path/'data/test')
+    shutil.copy(copy, tmp_path/'data/stray.png')
+    main(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
+    lines = unescape(re.search('<pre>(.*)</pre>', (tmp_path/'out/page.html').read_text(), re.S)[1])
+    monkeypatch.chdir(tmp_path/'out')
+    copies = pd.read_csv('copies.csv')
+    copies[copies.item.str.contains('_again') | copies.other.str.contains('_again')].to_csv('copies.csv', index=False)
+    names = {}
+    exec(lines[:lines.index('# Write the right labels')], names)
+    dls = names['dls']
+    assert len(dls.train_ds)==46 and len(dls.valid_ds)==14
+    assert copy not in dls.valid_ds.items
+
+def test_a_class_whose_files_are_broken_is_named(tmp_path):
+    draw(tmp_path/'data', 40)
+    for file in (tmp_path/'data/3').iterdir(): file.write_bytes(b'no image')
+    with pytest.raises(SystemExit, match='got no image that can be opened of 3, wanted some of each class'):
+        main(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
+
+def test_where_it_cannot_write_is_told_before_it_trains(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr('selback.views.doctor.examine_folder', None)
+    for out,said in ((tmp_path, 'a folder, wanted a file'), (folder/'page.html', 'which lies in the data'),
+        ('/proc/page.html', 'error: ')):
+        with pytest.raises(SystemExit, match=said): main(str(folder), out=str(out))
+
+def test_it_can_be_stopped(folder, tmp_path, monkeypatch, capsys):
+    def stops(*args): raise KeyboardInterrupt
+    monkeypatch.setattr('selback.views.doctor.examine_folder', stops)
+    with pytest.raises(SystemExit) as end: main(str(folder), out=str(tmp_path/'out/page.html'))
+    assert end.value.code==130
+    assert 'selback-doctor: stopped; nothing was written.' in capsys.readouterr().err
+
+def test_a_link_to_nothing_cannot_be_opened(tmp_path):
+    draw(tmp_path/'data', 40)
+    (tmp_path/'data/3/gone.png').symlink_to(tmp_path/'nowhere.png')
+    images = find_images(tmp_path/'data')
+    assert len(images.files)==41 and images.fingerprint()
+    learn = Learner(images.dls(8, 32), nn.Identity(), loss_func=nn.CrossEntropyLoss())
+    odd = learn.find_odd()
+    assert odd[odd.kind=='corrupt']['item'].tolist()==['3/gone.png']
+
 def test_lists_that_are_there_are_kept(folder, place):
     before = (place.parent/'suspects.csv').read_bytes()
     with pytest.raises(SystemExit, match='there is suspects.csv already'): main(str(folder), out=str(place))
@@ -125,7 +178,7 @@ class Found:
     epochs,seconds,error = 7,200,.12
 
 def test_the_words_fit_the_numbers():
-    assert in_words(Found)==['1 label of 100 may be wrong',
+    assert found_in_words(Found)==['1 label of 100 may be wrong',
         '1 pair across the split is a likelier copy than not, and 1 within a part; in 1 of them the labels differ',
         '2 files cannot be opened; 1 image is odd: small file']
     assert 'for 7 epochs on 80 images; all took 3 minutes. It is wrong about 12% of the 20' in limits_in_words(Found)
@@ -135,6 +188,7 @@ def test_a_network_that_has_learned_little_is_told_of():
     assert 'about 60% of the 20 images that it did not train on, so that many labels in the list are right' in \
         limits_in_words(Poor)
     assert 'so that many labels' not in limits_in_words(Found)
+    assert found_in_words(Poor)[0].startswith('the network has learned too little to say how many')
 
 @pytest.mark.slow
 def test_wrong_labels_are_found(tmp_path, capsys):

@@ -22,7 +22,7 @@ from fastcore.script import anno_parser
 from ..core.checks import error_text
 from ..callback.clock import seconds_now
 from ..callback.attach import known_methods
-from ..views.folders import UnreadableImage, find_images
+from ..views.folders import UnreadableImage, check_outside, find_images, make_writable
 from .findings import brief, in_words, own_options, plot_runs, show_table, summarize, to_markdown, verdict
 from .compare import check_study, compare, describe, split_methods
 from .race import best_rate, check_race, check_rates, field_of, race, rounds_of
@@ -107,19 +107,6 @@ def _stopped(out):
     except UnreadableImage as e: # whose message has a trace before it if it comes from another process
         _fail(str(e).strip().splitlines()[-1].rpartition('UnreadableImage: ')[2])
 
-def _check_outside(out, data):
-    "Raise a `ValueError` if the plots would lie among the images"
-    images = find_images(data)
-    read = [(images.folder/part).resolve() for part in images.parts or ['.']]
-    if not any(map(out.resolve().is_relative_to, read)): return
-    raise ValueError(error_text('out', f'{out}, which lies in the data', 'a folder elsewhere',
-        'its plots would be data'))
-
-def _make_writable(out):
-    "Make a folder, or raise an `OSError` if nothing can be written to it"
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=out): pass
-
 # %% ../../nbs/bench/05_command.ipynb #8533bfd2
 def _report(runs, title, out):
     "Write the table and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
@@ -166,7 +153,7 @@ def run_study(
     out = Path(out).expanduser()
     with _refused():
         get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
-        if told: _check_outside(out, data)
+        if told: check_outside(out, find_images(data))
         budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
         budgets = {unit: amount for unit,amount in budgets.items() if amount is not None}
         budgets = budgets or dict(compute=10*about['n_train'])
@@ -177,7 +164,7 @@ def run_study(
         else: names = list(dict.fromkeys(split_methods(methods or _default)))
         rates = check_rates(_rates(lr))
         runs = (_race_ahead if race else _study_ahead)(names, rates, out, **plan)
-        _make_writable(out)
+        make_writable(out)
     if told: print(told)
     with _stopped(out):
         _tell_plan(get_learner, names, rates, runs, **plan)
