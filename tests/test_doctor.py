@@ -9,7 +9,7 @@ from fastcore.script import anno_parser
 from helpers import *
 from PIL import Image
 from selback.views.doctor import *
-from selback.views.doctor import main
+from selback.views.doctor import doctor
 from selback.views.folders import Images, find_images
 from sklearn.datasets import load_digits
 from torch import nn
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 def place(folder, tmp_path_factory):
     "Where the command has written, after an epoch; an untrained network knows copies, too"
     out = tmp_path_factory.mktemp('found')/'of_digits'/'page.html'
-    main(str(folder), size=32, epochs=1, batch_size=34, out=str(out))
+    doctor(str(folder), size=32, epochs=1, batch_size=34, out=str(out))
     return out
 
 def test_the_page_shows_what_was_planted(place):
@@ -89,7 +89,7 @@ def test_the_lines_of_a_folder_with_parts_keep_them(tmp_path, monkeypatch):
     shutil.copy(copy, root/copy.parent.name/f'{copy.stem}_again.png')
     shutil.copytree(root, tmp_path/'data/test')
     shutil.copy(copy, tmp_path/'data/stray.png')
-    main(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
+    doctor(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
     lines = unescape(re.search('<pre>(.*)</pre>', (tmp_path/'out/page.html').read_text(), re.S)[1])
     monkeypatch.chdir(tmp_path/'out')
     copies = pd.read_csv('copies.csv')
@@ -104,18 +104,18 @@ def test_a_class_whose_files_are_broken_is_named(tmp_path):
     draw(tmp_path/'data', 40)
     for file in (tmp_path/'data/3').iterdir(): file.write_bytes(b'no image')
     with pytest.raises(SystemExit, match='got no image that can be opened of 3, wanted some of each class'):
-        main(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
+        doctor(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
 
 def test_where_it_cannot_write_is_told_before_it_trains(folder, tmp_path, monkeypatch):
     monkeypatch.setattr('selback.views.doctor.examine_folder', None)
     for out,said in ((tmp_path, 'a folder, wanted a file'), (folder/'page.html', 'which lies in the data'),
         ('/proc/page.html', 'error: ')):
-        with pytest.raises(SystemExit, match=said): main(str(folder), out=str(out))
+        with pytest.raises(SystemExit, match=said): doctor(str(folder), out=str(out))
 
 def test_it_can_be_stopped(folder, tmp_path, monkeypatch, capsys):
     def stops(*args): raise KeyboardInterrupt
     monkeypatch.setattr('selback.views.doctor.examine_folder', stops)
-    with pytest.raises(SystemExit) as end: main(str(folder), out=str(tmp_path/'out/page.html'))
+    with pytest.raises(SystemExit) as end: doctor(str(folder), out=str(tmp_path/'out/page.html'))
     assert end.value.code==130
     assert 'selback-doctor: stopped; nothing was written.' in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ def test_a_link_to_nothing_cannot_be_opened(tmp_path):
 
 def test_lists_that_are_there_are_kept(folder, place):
     before = (place.parent/'suspects.csv').read_bytes()
-    with pytest.raises(SystemExit, match='there is suspects.csv already'): main(str(folder), out=str(place))
+    with pytest.raises(SystemExit, match='there is suspects.csv already'): doctor(str(folder), out=str(place))
     assert (place.parent/'suspects.csv').read_bytes()==before
 
 def test_folders_of_both_parts_are_known(tmp_path):
@@ -154,16 +154,17 @@ def test_a_share_is_drawn(tmp_path):
     (['a/1.png','b/2.png'], 'got 2 images, none to validate on')])
 def test_what_is_no_folder_of_classes_is_refused(files, said, tmp_path):
     for file in files: save(Image.new('RGB', (8,8)), tmp_path/file)
-    with pytest.raises(SystemExit, match=said): main(str(tmp_path), out=str(tmp_path/'out/page.html'))
+    with pytest.raises(SystemExit, match=said): doctor(str(tmp_path), out=str(tmp_path/'out/page.html'))
 
 @pytest.mark.parametrize('kwargs,said', [
     (dict(size=8), 'size: got 8'), (dict(epochs=0), 'epochs: got 0'), (dict(arch='resnet1'), 'resnet1'),
     (dict(valid=1.), 'valid: got 1.0'), (dict(folder='nowhere'), "got 'nowhere', wanted a folder")])
 def test_options_that_make_no_sense_are_refused(kwargs, said, folder, tmp_path):
-    with pytest.raises(SystemExit, match=said): main(**dict(folder=str(folder), out=str(tmp_path/'page.html')) | kwargs)
+    with pytest.raises(SystemExit, match=said):
+        doctor(**dict(folder=str(folder), out=str(tmp_path/'page.html')) | kwargs)
 
 def test_help_names_each_option():
-    said = anno_parser(main, 'selback-doctor').format_help()
+    said = anno_parser(doctor, 'selback-doctor').format_help()
     for option in 'arch','pretrained','size','epochs','valid','seed','batch-size','out': assert f'--{option}' in said
 
 def test_fewer_images_take_more_epochs():
