@@ -107,14 +107,14 @@ def test_a_class_whose_files_are_broken_is_named(tmp_path):
         doctor(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
 
 def test_where_it_cannot_write_is_told_before_it_trains(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr('selback.views.doctor.examine_folder', None)
+    monkeypatch.setattr('selback.views.doctor.examine', None)
     for out,said in ((tmp_path, 'a folder, wanted a file'), (folder/'page.html', 'which lies in the data'),
         ('/proc/page.html', 'error: ')):
         with pytest.raises(SystemExit, match=said): doctor(str(folder), out=str(out))
 
 def test_it_can_be_stopped(folder, tmp_path, monkeypatch, capsys):
     def stops(*args): raise KeyboardInterrupt
-    monkeypatch.setattr('selback.views.doctor.examine_folder', stops)
+    monkeypatch.setattr('selback.views.doctor.examine', stops)
     with pytest.raises(SystemExit) as end: doctor(str(folder), out=str(tmp_path/'out/page.html'))
     assert end.value.code==130
     assert 'selback-doctor: stopped; nothing was written.' in capsys.readouterr().err
@@ -194,7 +194,7 @@ def test_a_network_that_has_learned_little_is_told_of():
 @pytest.mark.slow
 def test_wrong_labels_are_found(tmp_path, capsys):
     folder = draw(tmp_path/'digits', 300, n_wrong=15)
-    found = examine_folder(folder, size=32, epochs=12, bs=32)
+    found = examine(find_images(folder), size=32, epochs=12, bs=32)
     is_wrong = [name[2]!=name[0] for name in found.suspects.index]
     assert sum(is_wrong)==15
     assert sum(is_wrong[:25])>=8

@@ -80,7 +80,7 @@ def _refused():
     except (OSError, TypeError, ValueError) as e: _fail(e)
 
 def _prepare(data, arch, bs, size, cut):
-    "A function that makes learners, what tells the study from others, and what is done with the images of a folder"
+    "A function that makes learners, what tells the study from others, and the images of a folder of one's own"
     cut = cut | dict(size=size)
     dls = get_dls(data, bs, **cut)
     get_model(arch, dls.c) # checks it
@@ -90,11 +90,11 @@ def _prepare(data, arch, bs, size, cut):
         return Learner(dls_of_run, model, CrossEntropyLossFlat(), metrics=error_rate)
 
     about = dict(data=Path(data).resolve().name, arch=arch, **describe(dls))
-    if data in datasets: return get_learner,about,''
+    if data in datasets: return get_learner,about,None
     about |= dict(size=size)
-    if data in folders: return get_learner,about,''
+    if data in folders: return get_learner,about,None
     images = find_images(data)
-    return get_learner,about | dict(images=images.fingerprint()),images.in_words(size)
+    return get_learner,about | dict(images=images.fingerprint()),images
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca7
 @contextmanager
@@ -152,8 +152,8 @@ def run_study(
     "Train with each method and compare time, cost and quality: a table, plots, and a plain sentence."
     out = Path(out).expanduser()
     with _refused():
-        get_learner,about,told = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
-        if told: check_outside(out, find_images(data))
+        get_learner,about,images = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
+        if images is not None: check_outside(out, images)
         budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
         budgets = {unit: amount for unit,amount in budgets.items() if amount is not None}
         budgets = budgets or dict(compute=10*about['n_train'])
@@ -165,7 +165,7 @@ def run_study(
         rates = check_rates(_rates(lr))
         runs = (_race_ahead if race else _study_ahead)(names, rates, out, **plan)
         make_writable(out)
-    if told: print(told)
+    if images is not None: print(images.in_words(size))
     with _stopped(out):
         _tell_plan(get_learner, names, rates, runs, **plan)
         (_race if race else _study)(get_learner, names, rates, out, plan)
