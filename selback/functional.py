@@ -8,8 +8,9 @@ __all__ = []
 # %% ../nbs/01_functional.ipynb #e17e1ca3
 from .core.batches import as_tensors, join, n_items, take
 from .core.losses import item_losses, unreduced
-from .core.item_loss import separable_losses, weigh_grads
-from .core.scores import entropy_score, get_score, grad_bound_score, margin_score
+from .core.first_batch import separable_losses
+from .core.item_loss import weigh_grads
+from .core.scores import ReducibleLoss, entropy_score, get_score, grad_bound_score, margin_score
 from selback.core.policies import (Chosen, History, at_least_two, avoid_singleton_batch, balanced, balanced_chances,
     cdf_power, importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch,
     priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion, top_and_bottom, top_k,
@@ -17,8 +18,9 @@ from selback.core.policies import (Chosen, History, at_least_two, avoid_singleto
 from .core.schedules import Window, value_at
 from .core.memory import ItemMemory
 from .core.untouched import fixed_random, untouched
-from .core.scoring import ModelCopy, ReducibleLoss, ScoringPass, batch_scores
+from .core.scoring import ScoringPass, batch_scores
 from .core.method import BatchMethod, EpochMethod, Inclusion, Method, Now, PolicyMethod
+from .core.ahead import Ahead
 from .core.loop import MemorySampler, chosen, inputs_and_targets, select_batch
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import BatchLossFilter
@@ -35,12 +37,3 @@ from .methods.top_loss import RandomSubset, TopLoss
 
 # %% ../nbs/01_functional.ipynb #bcaa9716
 __all__ = [name for name in globals() if not name.startswith('_')]
-
-# %% ../nbs/01_functional.ipynb #330f410e
-_objects = dict(selective_backprop='SelectiveBackprop', top_loss='TopLoss', batch_loss_filter='BatchLossFilter',
-    random_subset='RandomSubset', importance_sampling='ImportanceSampling', favor_hard='FavorHard',
-    drop_easy='DropEasy', info_batch='InfoBatch', prioritized_sampling='PrioritizedSampling')
-
-def __getattr__(name):
-    if name in _objects: raise ImportError(f'{name}(...) is {_objects[name]}(...) now, with the same options.')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -20,9 +20,9 @@ from fastcore.meta import delegates
 from fastcore.script import anno_parser
 
 from ..core.checks import error_text
-from ..callback.clock import seconds_now
 from ..callback.attach import known_methods
 from ..views.folders import UnreadableImage, check_outside, find_images, make_writable
+from .compute import seconds_now
 from .findings import brief, in_words, own_options, plot_runs, show_table, summarize, to_markdown, verdict
 from .compare import check_study, compare, describe, split_methods
 from .race import best_rate, check_race, check_rates, field_of, race, rounds_of

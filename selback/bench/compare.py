@@ -30,9 +30,10 @@ from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text, one_of, unknown_option
 from ..core.scoring import counting
-from ..all import Selection, known_methods, n_items
-from ..callback.clock import seconds_now
-from .compute import Compute, Unit, counted_steps, unit_of
+from ..all import known_methods, n_items
+from ..callback.attach import Attached
+from ..callback.loaders import known_of
+from .compute import Compute, Unit, counted_steps, seconds_now, unit_of
 from .findings import brief, check_epochs, equal_of, is_control, is_random, last_round, measure_of
 from .findings import never_selected, own_options, parse_method, word_of
 from .findings import plot_runs, show_table, summarize, to_markdown, verdict
@@ -107,7 +108,7 @@ class CostLog(Callback):
 
     def after_backward(self):
         self._trained += n_items(self.yb)
-        self._selected += bool(self.learn.selection and self.learn.selection.is_selecting)
+        self._selected += known_of(self.learn.dl).is_chosen or getattr(self.learn.dl, 'is_part', False)
 
     def after_cancel_train(self): self.recorder.cancel_train = False # a budget's last epoch is a short one, but counts
 
@@ -133,12 +134,12 @@ class CostLog(Callback):
     def _looks_and_kept(self):
         "How many items were forwarded besides those that trained, and the share of all items that was kept"
         selection = self.learn.selection
-        if not selection: return 0,1.
-        rows = selection.report.rows
-        if not len(rows['seen']): return 0,1.
+        if not hasattr(selection, 'stats'): return 0,1. # all items train
+        stats = selection.stats
+        if not len(stats): return 0,1.
         is_one_pass = getattr(selection, 'passes', 2)==1 # it chooses by the pass that trains all
-        looks = 0 if is_one_pass else rows['seen'][rows['scored']>0].sum()
-        return looks,rows['kept'].sum()/rows['seen'].sum()
+        looks = 0 if is_one_pass else stats.seen[stats.scored].sum()
+        return looks,stats.kept.sum()/stats.seen.sum()
 
     def _watched(self):
         "The columns of `watch`"
@@ -150,7 +151,7 @@ class CostLog(Callback):
 # %% ../../nbs/bench/03_compare.ipynb #a0d19d08
 class Budget(Callback):
     "Ends a fit once it has cost so much"
-    order = Selection.order-.5 # a batch that comes too late is not chosen from
+    order = Attached.order-.5 # of a batch that comes too late nothing is noted
 
     def __init__(self,
         unit:str, # 'seconds' of training, 'items' back-propagated, or 'compute', in items
@@ -301,7 +302,7 @@ def _checked_path(path):
 
 def _maker(name, method):
     "A function that makes a callback; what is written is made once, which checks its numbers"
-    is_function = callable(method) and not isinstance(method, Selection)
+    is_function = callable(method) and not isinstance(method, Attached)
     if not isinstance(name, str) or not (isinstance(method, str) or is_function):
         raise TypeError(error_text('methods', f'{name!r}: {method!r}',
             'a name with what get_method takes, or with a function that returns a new callback'))
@@ -456,11 +457,10 @@ def _selection(make, learn):
 def _add_selection(learn, make, log):
     "A run's selection, whose preparation is counted"
     with counting(log.compute),counted_steps(): selection = _selection(make, learn)
-    if not isinstance(selection, Selection|None):
+    if not isinstance(selection, Attached|None):
         raise TypeError(error_text(log.method, repr(selection), 'a selection, or None for plain training'))
     if selection is None: return
-    if selection.clock.auto is not True: selection.clock.is_on = False # runs are timed here, and it would only tell
-    selection.notices.mute('outlook') # said once for all runs
+    selection.mute('cost', 'outlook') # runs are timed here, and the outlook is said once for all
     learn.add_cb(selection)
 
 # %% ../../nbs/bench/03_compare.ipynb #c3d87f25
@@ -475,7 +475,7 @@ def _train(learn, study, lr, log, *cbs):
 
 def _tell_outlook(learn, method):
     "Say what the losses told a quarter into a run, if they did; whether it was said"
-    text = getattr(learn.selection, 'outlook', '')
+    text = getattr(learn.selection, 'told', {}).get('outlook')
     if text: print(f'{method}: {text}')
     return bool(text)
 

@@ -121,46 +121,34 @@ class ClassesOfItems:
     "The class of each item, read anew for each epoch if that is quick, and held against what a loader hands out"
     def __init__(self):
         self.classes = None # int64, shape (items,)
-        self._read_of = None # a dataset, and how many items it had
-        self._noted = [] # dataset indices of some batches, and targets of the same items
+        self._dataset = None # that they were read of
         self._n = 0 # batches of this epoch
-        self._is_unsure = True # is the next batch to be compared at once?
+        self._pairs = set() # of classes that were read, and targets of the same items
 
     def read(self,
         ds, # A dataset
         n_inp:int|None=None, # As for `item_classes`
     )->Tensor: # int64, shape (items,); raises a `ValueError` if they can't be read
         "The classes of an epoch that begins"
-        self._noted,self._n = [],0
+        self._n = 0
+        self._pairs = set()
         targets = _targets(ds, n_inp)
-        last,n_last = self._read_of or (None,0)
-        is_known = targets is not None and last is ds and n_last==len(targets) and not _are_at_hand(targets)
-        if is_known: self._is_unsure = True
-        else: self.classes,self._read_of = item_classes(ds, n_inp),(ds,len(targets))
+        is_known = self._dataset is ds and targets is not None and len(targets)==len(self.classes)
+        if not is_known or _are_at_hand(targets): self.classes = item_classes(ds, n_inp)
+        self._dataset = ds
         return self.classes
 
     def check(self,
         idx:Tensor, # Dataset indices of a batch, int64, shape (n,)
         yb:tuple, # Its targets
-    ): # Raises a `ValueError` if those of a fit's first batch part or put together what was read
-        "Note the targets of an epoch's first batches, and of ever fewer; those of a fit's first are compared at once"
+    ): # Raises a `ValueError` if targets of this epoch part or put together what was read
+        "Hold the classes against the targets of an epoch's first batches, and of ever fewer"
         self._n += 1
         handed = _one_each(yb, len(idx)) if is_due(self._n) else None
-        if handed is None: return
-        self._noted.append((idx, handed))
-        if self._is_unsure: self.compare() # it waits for the device
-
-    def compare(self): # Raises a `ValueError` if targets part or put together what was read
-        "Hold the classes that were read against the targets that were noted"
-        self._is_unsure = False
-        pairs = set()
-        for idx,handed in self._noted:
-            if bool((handed==handed.round()).all()): # it is no number of another kind
-                pairs |= set(zip(self.classes[idx.cpu()].tolist(), handed.tolist()))
-        self._check_pairs(pairs)
-
-    def _check_pairs(self, pairs):
-        parted,joined = _parted(pairs),_parted({(b, a) for a,b in pairs})
+        if handed is None or bool((handed!=handed.round()).any()): return # they are numbers of another kind
+        self._pairs |= set(zip(self.classes[idx.cpu()].tolist(), handed.tolist()))
+        parted = _parted(self._pairs)
+        joined = _parted({(b, a) for a,b in self._pairs})
         if parted: got = 'items of class {} that come as {} and {}'.format(*parted)
         elif joined: got = 'items that come as {}, of classes {} and {}'.format(*joined)
         else: return

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FavorHardCallback', 'DropEasyCallback', 'InfoBatchCallback', 'PrioritizedSamplingCallback', 'SeTaCallback',
            'SelectiveBackpropCallback', 'BatchLossFilterCallback', 'TopLossCallback', 'RandomSubsetCallback',
-           'ImportanceSamplingCallback', 'StaleLossCallback', 'BalancedSamplingCallback']
+           'ImportanceSamplingCallback', 'StaleLossCallback', 'BalancedSamplingCallback', 'EarlyLossSamplingCallback']
 
 # %% ../../nbs/callback/14_methods.ipynb #a32c4ab1
 import math
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.checks import error_text
 from ..methods.balanced_sampling import BalancedSampling
+from ..methods.early_loss_sampling import EarlyLossSampling
 from ..methods.batch_loss_filter import BatchLossFilter
 from ..methods.drop_easy import DropEasy
 from ..methods.favor_hard import FavorHard
@@ -28,8 +29,9 @@ from ..methods.top_loss import RandomSubset, TopLoss
 from .attach import with_one_liner
 from .batch import BatchSelection
 from .classes import ClassesOfItems, n_inputs
-from .epoch import EpochSelection
 from .loaders import own_loader
+from .notes import ItemNotes
+from .selection import EpochSelection
 
 # %% ../../nbs/callback/14_methods.ipynb #daaafd4b
 @with_one_liner("Load each item with a probability that rises with the rank of its last loss")
@@ -84,7 +86,7 @@ class TopLossCallback(BatchSelection):
 @with_one_liner("Train on random items")
 class RandomSubsetCallback(BatchSelection):
     of = RandomSubset
-    without = dict.fromkeys(('score','scorer','scale_factor','precision','ahead'), 'random_subset scores nothing')
+    without = dict.fromkeys(('score','scorer','scale_factor','precision'), 'random_subset scores nothing')
     keeps_all = dict(keep=1.),dict(keep=1., before_loading=True)
 
 # %% ../../nbs/callback/14_methods.ipynb #37b41663
@@ -92,8 +94,7 @@ class RandomSubsetCallback(BatchSelection):
     "unbiased")
 class ImportanceSamplingCallback(BatchSelection):
     of = ImportanceSampling
-    without = dict(gather='importance sampling always gathers what it draws; leave it out',
-        passes='importance sampling draws from several batches, which no training pass has seen; leave it out')
+    without = dict(gather='importance sampling always gathers what it draws; leave it out')
     keeps_all = dict(tau=1e9),
 
 # %% ../../nbs/callback/14_methods.ipynb #cc5d969f
@@ -107,12 +108,9 @@ class StaleLossCallback(BatchSelection):
 class BalancedSamplingCallback(EpochSelection):
     of,defaults = BalancedSampling,dict(warmup=0)
     keeps_all = dict(power=0.),
-    classes = None # `ClassesOfItems`, in a fit
 
-    def __getstate__(self): return super().__getstate__() | dict(classes=None)
-
-    def begin_fit(self):
-        super().begin_fit()
+    def before_fit(self):
+        super().before_fit()
         self.classes = ClassesOfItems()
 
     @property
@@ -121,33 +119,70 @@ class BalancedSamplingCallback(EpochSelection):
         method = self.method
         return bool(method.power or method.alpha or method.n)
 
-    def draw_items(self):
-        idxs = super().draw_items()
-        if self.draws and len(idxs): self.method.take_groups(self.read_groups())
-        return idxs
+    def plan(self):
+        self.notes.loader.begin()
+        if self.draws and len(self.notes.drawn): self.method.take_groups(self.read_groups())
+        return super().plan()
 
     def read_groups(self)->Tensor: # int64, shape (items,); raises a `ValueError` if they are unknown
         "The group of each item: as it was passed, or its class"
-        loader,own = own_loader(self.dl),self.method.groups
-        groups = self.classes.read(loader.dataset, n_inputs(self.dls))[:loader.n] if own is None else own
+        loader,groups = own_loader(self.learn.dl),self.method.groups
+        if groups is None: groups = self.classes.read(loader.dataset, n_inputs(self.learn.dls))[:loader.n]
         if len(groups)==loader.n: return groups
         raise ValueError(error_text('groups', f'{len(groups)} groups', f'{loader.n}, one for each item of the '
             'training set'))
 
+    def losses_of(self, idxs):
+        losses = super().losses_of(idxs)
+        return losses if self.method.alpha else torch.full_like(losses, math.nan)
+
+    @property
+    def reads_classes(self): return self.draws and self.method.groups is None
+
     def before_batch(self):
         super().before_batch()
-        is_known = self.item_idx is not None and self.method.groups is None
-        if self.draws and is_known: self.classes.check(self.item_idx, self.learn.yb)
+        if self.reads_classes: self.classes.check(self.current.idx, self.learn.yb)
+
+    def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, **kwargs)
+
+# %% ../../nbs/callback/14_methods.ipynb #c8e496d9
+def _too_early(early):
+    "What to tell of losses that were kept after few steps"
+    n = early.steps
+    return (f'the losses of epoch {early.epochs} are kept, by the end of which {n} steps were made: in so few the loss '
+        'still falls fast, and tells when an item came rather than what it is. A later epoch is better, such as the '
+        f'first that ends after 40 steps (after={-(-40*early.epochs//n)}).')
+
+def _why_no_early(early, after, is_done, why):
+    "Why a fit that should draw by early losses trained on all items; `why` is what any method would say"
+    if early.loss is not None:
+        return f'the losses of epoch {early.epochs} are kept: show_early() shows them, the next fit draws by them.'
+    if not is_done: return (f'{why} The losses of a whole epoch are kept, and a callback ended the last one before its '
+        'loader did.')
+    if after is not None or not early.steps: return why
+    return (f'this fit trained on all items. In its {early.steps} steps losses told little of what items are; longer '
+        'fits do. after=1 keeps those of the first epoch all the same.')
+
+# %% ../../nbs/callback/14_methods.ipynb #da7b3da7
+@with_one_liner("Train on items drawn by the loss that they had early")
+class EarlyLossSamplingCallback(EpochSelection):
+    of,defaults = EarlyLossSampling,dict(warmup=0)
+    without = dict(warmup='after= says how many epochs train on all items')
+    keeps_all = dict(uniform=1.),
+    tells = *EpochSelection.tells,'early_items','show_early'
+
+    def make_notes(self, track_items):
+        return ItemNotes(self.losses, labels_too=track_items, only_early=not track_items, early_after=self.method.after)
+
+    def is_time(self, n): return self.early.loss is not None and super().is_time(n)
+
+    def losses_of(self, idxs): return self.early.filled.to(idxs.device)[idxs]
 
     def after_train(self):
         super().after_train()
-        if self.draws and self.method.groups is None: self.classes.compare()
+        is_kept_now = self.early.loss is not None and not self.chose_in_fit
+        if is_kept_now and self.method.after is not None and self.early.steps<40:
+            self.tell_once('early', _too_early(self.early))
 
-    def chosen_by(self, idxs):
-        losses = self.losses_of(idxs)
-        return losses if self.method.alpha else torch.full_like(losses, math.nan)
-
-    def tell_outlook(self):
-        if self.method.alpha: super().tell_outlook() # else it is not chosen by losses
-
-    def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, **kwargs)
+    @property
+    def why_idle(self): return _why_no_early(self.early, self.method.after, self.loader.is_done, super().why_idle)

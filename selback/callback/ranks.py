@@ -19,8 +19,8 @@ class Ranks:
         n:int=1, # How many
         device='cpu', # Where the process group exchanges tensors: 'cuda' with NCCL, 'cpu' with gloo
     ):
-        self.n,self.device = n,torch.device(device)
-        self.before = [] # tables, and their states at the beginning of an epoch, where there are others
+        self.n = n
+        self.device = torch.device(device)
 
     def lowest(self,
         value:int, # Of this rank
@@ -49,16 +49,11 @@ class Ranks:
         "The sum over all ranks"
         return t if self.n==1 else _reduce(t.to(self.device, copy=True), dist.ReduceOp.SUM).to(t.device)
 
-    def remember(self,
-        table:ItemTable, # Of this rank, with what all have noted before
+    def merge(self,
+        table:ItemTable, # Of this rank, which has begun an epoch
     ):
-        "Have what is noted from now on put together by `merge`"
-        if self.n>1: self.before.append((table, table.state_dict()))
-
-    def merge(self):
-        "Put together, in place, what the ranks have noted since `remember`"
-        tables,self.before = self.before,[]
-        for table,before in tables: _merge(table, before)
+        "Put together, in place, what the ranks have noted in the epoch"
+        if self.n>1: _merge(table)
 
 # %% ../../nbs/callback/01_ranks.ipynb #9bd1984e
 def _reduce(t, op):
@@ -66,9 +61,10 @@ def _reduce(t, op):
     dist.all_reduce(t, op)
     return t
 
-def _merge(table, before):
-    "Put together what the ranks have noted since `before`"
+def _merge(table):
+    "Put together what the ranks have noted in the epoch"
     rank,nobody = dist.get_rank(),dist.get_world_size()
+    before = table.before
     noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
     mine = torch.stack([noted[name]!=0 for name in table.counts]).any(0)
     owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
@@ -77,7 +73,8 @@ def _merge(table, before):
 
     for name,delta in noted.items(): put(name, before[name]+_reduce(delta, dist.ReduceOp.SUM))
     for name in table.lasts:
-        theirs = _reduce(torch.where(owner==rank, getattr(table, name), 0), dist.ReduceOp.SUM)
-        put(name, torch.where(owner<nobody, theirs, before[name]))
-    for now,was in table.totals(before): now.copy_(was+_reduce(now-was, dist.ReduceOp.SUM))
+        column = getattr(table, name)
+        theirs = _reduce(torch.where(owner==rank, column, 0), dist.ReduceOp.SUM)
+        put(name, torch.where(owner<nobody, theirs, column))
+    for now,was in table.totals(): now.copy_(was+_reduce(now-was, dist.ReduceOp.SUM))
     for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))

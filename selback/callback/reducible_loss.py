@@ -14,10 +14,12 @@ from torch.utils.data import Subset
 
 from ..core.batches import as_tensors
 from ..core.checks import error_text
-from ..core.item_loss import ItemLoss, separable_losses
-from ..core.scoring import ReducibleLoss, ScoringPass
+from ..core.first_batch import separable_losses
+from ..core.item_loss import ItemLoss
+from ..core.scores import ReducibleLoss
+from ..core.scoring import ScoringPass
 from .loaders import loader_of, unaugmented
-from .learner import base_loss, true_output
+from .learner import base_loss, split_batch, true_output
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #1846ce08
 def _identity(ds):
@@ -43,13 +45,12 @@ def _check_apart(holdout, scored):
 # %% ../../nbs/methods/10_reducible_loss.ipynb #85c9d799
 def _losses_of_all(learn, dls, loss_func):
     "A learner's loss on each item of the training set of `dls`, as it is without augmentation"
-    losses,look = [],ScoringPass()
+    scoring = ScoringPass()
+    losses = []
     with unaugmented(dls.train_ds):
         for batch in loader_of(dls.train, list(range(len(dls.train_ds)))):
-            n_inp = getattr(dls, 'n_inp', len(batch)-1)
-            batch = as_tensors(learn._set_device(batch))
-            xb,yb = batch[:n_inp],batch[n_inp:]
-            pred = true_output(learn, look(learn.model, xb))
+            xb,yb = split_batch(learn, as_tensors(learn._set_device(batch)))
+            pred = true_output(learn, scoring(learn.model, xb))
             losses.append(separable_losses(loss_func, pred, *yb))
     return torch.cat(losses)
 

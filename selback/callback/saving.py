@@ -13,7 +13,7 @@ from fastai.torch_core import distrib_barrier, rank_distrib
 from fastcore.basics import patch
 
 from ..core.checks import error_text
-from .report import TrainingOnly
+from .learner import TrainingOnly
 import selback.callback.attach # which gives learners their selection
 
 # %% ../../nbs/callback/13_saving.ipynb #ade882fe
@@ -24,7 +24,8 @@ def save_selection(self:Learner,
     file, # Its name, as for `learn.save`
 ): # The path of the file, which the first process writes; all have the same state
     "Save the state of the selection, beside what `learn.save` writes of that name"
-    path,state = _file_of(self, file),self.selection.state_dict()
+    path = _file_of(self, file)
+    state = self.selection.state_dict() # all processes take part
     if rank_distrib(): return path
     half = path.with_suffix('.half')
     torch.save(state, half)
@@ -43,7 +44,8 @@ def load_selection(self:Learner,
 # %% ../../nbs/callback/13_saving.ipynb #3e48a4cf
 class SaveSelection(TrainingOnly):
     "Beside each model that a `SaveModelCallback` saves, save the state of the selection"
-    order,remove_on_fetch = SaveModelCallback.order+1,True
+    order = SaveModelCallback.order+1
+    remove_on_fetch = True
     name = 'selection_saver' # that of its class would hide `learn.save_selection`
 
     def __init__(self): self.seen = [] # what was saved before
@@ -71,7 +73,8 @@ class SaveSelection(TrainingOnly):
             'such as learn.favor_hard().fit(5, cbs=[SaveModelCallback(every_epoch=True), SaveSelection()])'))
 
     def after_epoch(self):
-        seen,self.seen = self.seen,self.saved
+        seen = self.seen
+        self.seen = self.saved
         for path in self.seen:
             is_new = path is not None and not any(path is o for o in seen) # its name may be the same as before
             if is_new: self.learn.save_selection(path.with_suffix('').absolute())

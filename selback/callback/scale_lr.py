@@ -10,7 +10,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 
 from ..core.batches import n_items
 from .loaders import size_of_batch
-from .report import TrainingOnly, callback_of
+from .learner import TrainingOnly, callback_of
 
 # %% ../../nbs/methods/13_scale_lr.ipynb #e4834977
 class ScaleLR(TrainingOnly):

@@ -179,7 +179,7 @@ class Batch:
     ):
         self.xb,self.yb,self.idx,self.weight = xb,yb,idx,weight
         self.i,self.form,self.is_chosen,self.rows = i,form,is_chosen,rows
-        self.predicted = None # what a pass ahead predicts of it; None: there is none
+        self.predicted = None # of all its items, before it was its turn; None: nothing
 
     @classmethod
     def of(cls,
@@ -193,7 +193,8 @@ class Batch:
     @property
     def raw(self):
         "In the form in which the loader hands it out"
-        return self.xb[0] if self.form is None else self.form(self.xb)
+        parts = *self.xb,*self.yb
+        return parts[0] if self.form is None else self.form(parts)
 
     @cached_property
     def n(self): return n_items(self.xb)
@@ -247,7 +248,16 @@ class Batch:
         idx,weight = None,None
         if self.idx is not None and other.idx is not None: idx = torch.cat([self.idx, other.idx])
         if self.weight is not None or other.weight is not None: weight = torch.cat([self.weights, other.weights])
-        return other.like(xb, yb, idx, weight)
+        both = other.like(xb, yb, idx, weight)
+        is_predicted = self.predicted is not None and other.predicted is not None
+        if is_predicted: both.predicted = join(self.predicted, other.predicted)
+        return both
+
+    def predicted_by(self,
+        predict, # A function without arguments
+    ): # Predictions of all items
+        "What was predicted before, else what `predict` returns"
+        return predict() if self.predicted is None else self.predicted
 
     def known(self):
         "What is known of it, without its tensors, which may be large"
@@ -302,6 +312,8 @@ def hardest_others(
 
 class AtOnce:
     "Makes a step of the chosen items of each batch"
+    gathers = False # do chosen items wait for others?
+
     def __init__(self,
         bs:int|None=None, # Items in a full batch; None: not known yet
         n_ranks:int=1, # Processes that train together
@@ -363,6 +375,8 @@ class AtOnce:
 # %% ../../nbs/core/01_batches.ipynb #0bf0c9a5
 class UntilFull(AtOnce):
     "Lets chosen items wait until a batch is full"
+    gathers = True
+
     def is_ready(self): return self.lowest(len(self))>=self.bs
 
     def must_step(self, exhausted):

@@ -482,12 +482,6 @@ _columns = dict(
     votes=torch.int16) # by which it leads
 
 # %% ../../nbs/core/10_labels.ipynb #7de7a8a9
-def _with_weights(state):
-    "A state that was saved by an earlier version, in which all looks weighed the same"
-    if 'weights' in state: return state
-    none_now = {name: torch.zeros_like(state['looks']) for name in LabelMemory.of_epoch}
-    return state | dict(weights=state['looks'].float()) | none_now
-
 class LabelMemory(ItemTable):
     "What training has told of each label: margins, probabilities, and which other classes were predicted"
     counts = ('looks',)
@@ -585,10 +579,11 @@ class LabelMemory(ItemTable):
         self.weights.copy_(weights)
         for name in self.of_epoch: getattr(self, name).zero_()
 
-    def totals(self, before):
+    def totals(self):
         if self.transitions is None: return []
-        given = torch.zeros_like(self.given) if before['given'] is None else before['given']
-        return [(self.given, given), *((getattr(self.transitions, name), 0) for name in Transitions.now)]
+        given = self.before['given']
+        of_epoch = [(getattr(self.transitions, name), 0) for name in Transitions.now]
+        return [(self.given, torch.zeros_like(self.given) if given is None else given), *of_epoch]
 
     @property
     def accuracy(self)->Tensor|None: # None: not known
@@ -596,14 +591,13 @@ class LabelMemory(ItemTable):
         return None if self.transitions is None else self.transitions.accuracy
 
     def renew(self,
-        idx:Tensor, # Dataset indices of items whose labels are others since, int64, shape (n,)
-        before, # A state of this memory
+        idx:Tensor, # Dataset indices of items whose labels are others now, int64, shape (n,)
     ):
-        "Of the labels of some items, forget what a state knew"
         rows = self.rows_of(idx).flatten()
-        for name in (*self.counts,*self.sums): getattr(self, name)[rows] -= before[name][rows]
+        super().renew(rows)
         other = self.last_other[rows]
-        self.most_other[rows],self.votes[rows] = other,(other>=0).to(self.votes)
+        self.most_other[rows] = other
+        self.votes[rows] = (other>=0).to(self.votes)
 
     def vote(self, rows, other, counts):
         "Boyer and Moore 1991: who is voted for leads by one more, others take one away"
@@ -673,39 +667,37 @@ class LabelMemory(ItemTable):
         numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
         n_classes:int, # How many there are then
     ):
-        "Classes have other numbers, as another vocabulary gives them"
+        "Classes have other numbers, as another vocabulary gives them, where items have one label"
+        if self.given is None: return # nothing was noted
         self.end_epoch() # by the classes that it had
+        n_unnamed = self.given.shape[-1]-len(numbers) # a model may have more outputs than there are classes
+        numbers = F.pad(numbers.to(self.looks.device), (0, n_unnamed), value=-1)
         for others in self.last_other,self.most_other:
             is_other = others>=0
             others[is_other] = numbers[others[is_other].long()].to(others)
         self.votes[self.most_other<0] = 0
-        is_there,given = numbers>=0,self.given
-        if given is None or len(numbers)!=given.shape[-1]: return
-        self.given = given.new_zeros(*given.shape[:-1], n_classes)
-        self.given[...,numbers[is_there]] = given[...,is_there]
+        if n_unnamed: # nor is it known how many the model has now
+            self.given = self.transitions = None
+            return
+        is_there = numbers>=0
+        given = self.given.new_zeros(*self.given.shape[:-1], n_classes)
+        given[...,numbers[is_there]] = self.given[...,is_there]
+        self.given = given
         if self.transitions is not None: self.transitions = self.transitions.renumbered(numbers, n_classes)
-
-    def find(self, state, rows):
-        of_labels = rows[:,None]*self.n_labels+torch.arange(self.n_labels, device=rows.device)
-        super().find(_with_weights(state), torch.where(rows[:,None]<0, -1, of_labels).flatten())
-        self._find_classes(state)
-
-    def _find_classes(self, state):
-        "Know of classes what a state knows"
-        given,transitions = state.get('given'),state.get('transitions')
-        self.given = None if given is None else given.to(self.looks.device)
-        self.transitions = None
-        if transitions is None: return
-        self.expect(given.shape)
-        self.transitions.load_state_dict(transitions)
 
     def state_dict(self):
         transitions = None if self.transitions is None else self.transitions.state_dict()
         return super().state_dict() | dict(given=self.given, transitions=transitions)
 
     def load_state_dict(self,
-        state, # As `state_dict` returned it, of as many labels
+        state, # As `state_dict` returned it
+        rows:Tensor|None=None, # Where each item is in it, int64, shape (items,); -1: nowhere; None: in their order
     ):
-        "Remember what was saved"
-        super().load_state_dict(_with_weights(state))
-        self._find_classes(state)
+        "Take over what was saved of each item that it has, and of the classes"
+        if rows is not None: rows = torch.where(rows[:,None]<0, -1, self.rows_of(rows)).flatten()
+        super().load_state_dict(state, rows)
+        self.given = None if state['given'] is None else state['given'].to(self.looks.device)
+        self.transitions = None
+        if state['transitions'] is None: return
+        self.expect(self.given.shape)
+        self.transitions.load_state_dict(state['transitions'])

@@ -58,8 +58,6 @@ class BalancedSampling(EpochMethod):
         self.alpha = check_schedule('alpha', alpha, 0)
         self.n = None if n is None else check_range('n', n, 1, whole=True)
 
-    fixed = 'ema','alpha','groups'
-
     def __getstate__(self): return super().__getstate__() | dict(items=None)
 
     def take_groups(self,

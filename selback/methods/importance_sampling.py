@@ -14,7 +14,8 @@ from ..core.schedules import check_schedule
 # %% ../../nbs/methods/09_importance_sampling.ipynb #8d850f86
 class ImportanceSampling(BatchMethod):
     "Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
-    score,weighs,must_gather = 'grad_bound',True,True
+    score = 'grad_bound'
+    weighs = True
     saved = 'tau_now',
 
     def __init__(self,

@@ -28,9 +28,6 @@ class StaleLoss(SelectiveBackprop):
         self.epochs_since_scored = None # None: never were
 
     @property
-    def period(self): return self.n
-
-    @property
     def before_loading(self): return self.epochs_since_scored is not None and self.epochs_since_scored<self.n
 
     def begin_epoch(self):

@@ -8,6 +8,7 @@ __all__ = ['TopLoss', 'RandomSubset']
 # %% ../../nbs/methods/08_top_loss.ipynb #fcefcf83
 import torch
 
+from ..core.checks import error_text
 from ..core.method import BatchMethod
 from ..core.policies import random_k, top_and_bottom
 from ..core.schedules import check_schedule, schedule_points, value_at
@@ -43,8 +44,8 @@ class RandomSubset(BatchMethod):
         self.keep = check_schedule('keep', keep, 0, 1, above=True)
         self.before_loading = before_loading
         if before_loading and self.gather:
-            raise ValueError('before_loading: got True with gather=True, but items that are chosen before loading '
-                'fill their batches by themselves; leave gather out.')
+            wanted = 'one of them: what is chosen before loading fills its batches by itself'
+            raise ValueError(error_text('before_loading', 'True with gather=True', wanted))
 
     @property
     def needs_items(self): return self.before_loading

@@ -16,7 +16,7 @@ from fastcore.all import defaults, patch
 
 from ..core.checks import check_range, error_text
 from ..callback.items import keys_of
-from ..callback.selection import Selection
+from ..callback.attach import Attached
 from .answers import ItemLabels, KeyFinder, KnownLabels, OwnTable, check_answers, found_at, read_table
 from .answers import with_own_index
 from .suspects import listed_suspects
@@ -178,7 +178,7 @@ def _table_of(found, finder):
     return table if has_head else read_table(found, header=None, **texts)
 
 @patch
-def corrected(self:Selection,
+def corrected(self:Attached,
     found, # A table with keys and labels, such as `suspects()`, its CSV file, or what `clean_suspects` returned
     table=None, # Your own, or its file, whose labels change; None: the one that the loaders were made of
     key=None, # The column of keys; None: it is found
@@ -209,7 +209,7 @@ def _check_pictures(labels, keys):
         raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files', remedy))
 
 @patch
-def clean_suspects(self:Selection,
+def clean_suspects(self:Attached,
     n:int=30, # How many
     **kwargs # For `ImagesCleaner`: height and width of a picture
 ): # An `ImagesCleaner`, for `corrected`

@@ -10,7 +10,7 @@ from fastcore.basics import listify, patch
 from torch import Tensor
 
 from ..core.checks import check_range, error_text
-from ..callback.early import EarlyLossSamplingCallback
+from ..callback.methods import EarlyLossSamplingCallback
 from ..callback.loaders import check_loader
 from ..callback.items import labels_of
 from .pictures import show_items
@@ -20,7 +20,7 @@ def _known(selection, asked):
     "Dataset indices of items with an early loss, the highest first, and the losses"
     loss,learn = selection.early.loss,selection.learn
     if loss is None:
-        raise ValueError(error_text(asked, 'no early losses yet', f'{selection.window}', 'call fit first'))
+        raise ValueError(error_text(asked, 'no early losses yet', 'those of an early epoch', 'call fit first'))
     if learn is None:
         raise ValueError(f'{asked}: it was taken off its learner, and has no items without; attach it again.')
 

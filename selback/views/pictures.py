@@ -15,13 +15,12 @@ from fastcore.all import L, noop, patch
 
 from ..core.checks import check_range, error_text
 from ..core.batches import as_tensors
-from ..core.losses import item_losses
 from ..core.untouched import fixed_random
 from ..core.scoring import ScoringPass
 from ..callback.items import ItemKeys, label_of, labels_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
 from ..callback.learner import base_loss, true_output
-from ..callback.selection import Selection
+from ..callback.attach import Attached
 from .views import width
 
 # %% ../../nbs/views/01_pictures.ipynb #d504f1a3
@@ -41,7 +40,8 @@ def check_remembered(
 ):
     "Raise a `ValueError` if nothing is remembered of the items"
     name = type(selection).__name__
-    if not selection.tracker.notes:
+    notes = selection.notes
+    if notes is None or notes.only_early or not notes.needs_losses:
         got = f'a {name} that remembers no losses of single items'
         raise ValueError(error_text(asked, got, 'one that does', 'pass track_items=True'))
     if selection.memory is None:
@@ -50,23 +50,22 @@ def check_remembered(
         raise ValueError(f'{asked}: {name} was taken off its learner, and has no items without; attach it again.')
 
     loader,remembered = check_loader(selection.learn.dls.train),len(selection.memory)
-    wanted = f'the one with {remembered}'
-    if selection.tracker.is_other(loader.n, id(loader.dataset)): wanted = 'the one that trained'
-    elif loader.n==remembered: return
+    if not selection.notes.train.is_other(loader.n, id(loader.dataset)): return
     got = f'a training set of {loader.n} items, of which nothing is remembered'
-    raise ValueError(error_text(asked, got, wanted, 'call fit first'))
+    raise ValueError(error_text(asked, got, f'the one with {remembered} that trained', 'call fit first'))
 
 def _items_and_index(selection, asked):
     "What is remembered of each training item, by position, and the keys of items"
     check_remembered(selection, asked)
     dls = selection.learn.dls
-    keys,df = ItemKeys(check_loader(dls.train).dataset, getattr(dls, 'path', '.')),selection.memory.frame()
+    keys = ItemKeys(check_loader(dls.train).dataset, getattr(dls, 'path', '.'))
+    df = selection.memory.frame().drop(columns='target') # a number that stands for it
     labels = labels_of(keys.ds)
     if labels is not None: df['label'] = labels
     return beside(df, keys.columns()),keys.index
 
 @patch
-def items(self:Selection)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered of them
+def items(self:Attached)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered of them
     "What is remembered of each training item, with its label, by its row's own index, its file, or its position"
     df,index = _items_and_index(self, 'items')
     return df.set_index(index)
@@ -106,10 +105,10 @@ def _as_labels(learn, dl, pred, b, n_inp):
 
 def _losses_now(selection, pred, yb):
     "The losses of predictions, where the loss function is the one that trained, and goes by predictions as they are"
-    loss,is_held = selection.losses.last,selection.losses.is_held
-    if not is_held or loss.takes_derivatives or loss.loss_func is not base_loss(selection.learn): return []
-    try: return item_losses(loss.function, pred, *yb).tolist()
-    except (ValueError,TypeError): return [] # a callback unpacks what the model returns
+    losses,loss_func = selection.losses,base_loss(selection.learn)
+    if losses.loss_func is not loss_func: return []
+    try: return losses(loss_func, pred, yb).tolist()
+    except (ValueError,TypeError,RuntimeError): return [] # it takes derivatives, or what a callback unpacks
 
 def _of_now(selection, dl, b, n_inp):
     "What the network predicts for the items of a batch, and its losses; nothing of either where there is none"
@@ -212,7 +211,7 @@ def _show_by_loss(selection, asked, n, ascending, **kwargs):
 
 # %% ../../nbs/views/01_pictures.ipynb #ae0cb2bf
 @patch
-def show_hardest(self:Selection,
+def show_hardest(self:Attached,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
@@ -220,7 +219,7 @@ def show_hardest(self:Selection,
     _show_by_loss(self, 'show_hardest', n, ascending=False, **kwargs)
 
 @patch
-def show_easiest(self:Selection,
+def show_easiest(self:Attached,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered of the items
@@ -229,7 +228,7 @@ def show_easiest(self:Selection,
 
 # %% ../../nbs/views/01_pictures.ipynb #f3d07af9
 @patch
-def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if there are none, or no memory
+def picks_by_class(self:Attached)->pd.DataFrame: # Raises a `ValueError` if there are none, or no memory
     "Of each class: items, mean loss, share of times seen that were `picked`, mean `picks`; an item can be in several"
     check_remembered(self, 'picks_by_class')
     df = self.items()
@@ -244,7 +243,7 @@ def picks_by_class(self:Selection)->pd.DataFrame: # Raises a `ValueError` if the
 
 # %% ../../nbs/views/01_pictures.ipynb #6439848e
 @patch
-def show_picked(self:Selection,
+def show_picked(self:Attached,
     n:int=2, # How many items of each class, of the most picked and of the least
     classes=None, # Labels; None: all, ten at most
     **kwargs # For `show_batch`: figsize

@@ -67,8 +67,8 @@ class HeadRefit:
         head:nn.Module|None=None, # Its linear layer that makes the predictions; None: it is found
         n_items:int=50_000, # On so many training items at most, drawn at random
     ):
-        self.learn,self.device = learn,learn.selection.device
-        self.loss = learn.selection.losses.by(base_loss(learn))
+        self.learn,self.device = learn,next(learn.model.parameters()).device
+        self.loss_func = base_loss(learn)
         n = check_loader(learn.dls.train).n
         drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:n_items].sort().values
         self.items,self.head = self._look(learn.dls.train, drawn, head)
@@ -84,6 +84,13 @@ class HeadRefit:
         "What goes into the layer for all items of a loader"
         return self._look(dl, torch.arange(check_loader(dl).n), self.head)[0]
 
+    def losses(self,
+        pred, # What the loss function gets
+        *yb, # Targets
+    )->Tensor: # Shape (n,)
+        "The loss of each item"
+        return self.learn.selection.losses(self.loss_func, pred, yb)
+
     def check(self): # Raises a `ValueError` if other things enter the layer now that its weights are others
         "Look again at what goes into the layer for some items"
         again,_ = self._look(self.learn.dls.train, self.items.idx[:64], self.head)
@@ -98,7 +105,7 @@ class HeadRefit:
     )->nn.Linear:
         "A copy of the layer that has the least weighted loss on the training items"
         seen = self.items
-        def losses_of(out): return self.loss.losses(out.view(-1, *seen.shape), *seen.yb)
+        def losses_of(out): return self.losses(out.view(-1, *seen.shape), *seen.yb)
         weight = weight.to(self.device)[seen.idx.to(self.device)]
         return fitted_head(start or self.head, seen.x, losses_of, weight, ticks=_bar(self.learn, 'last layer'))
 
@@ -108,7 +115,7 @@ class HeadRefit:
     )->Tensor: # Shape (n,) or (n, labels), NaN of a label that does not count
         "By how much the logit of each label is above the largest other one"
         pred,y = seen.predicted(head),seen.yb[0] if len(seen.yb)==1 else None
-        told = LabelReader().read(self.loss.loss_func, pred, seen.yb, self.loss.losses)
+        told = LabelReader().read(self.loss_func, pred, seen.yb, self.losses)
         if told is None:
             raise ValueError(error_text('refit_head', 'targets that are no labels, as in a regression', 'classes'))
         counts = told.margin.isfinite()
@@ -148,7 +155,7 @@ def _early_of(learn):
     if not selection: raise ValueError(error_text('refit_head', 'no selection', 'one that watches', remedy))
     if selection.memory is None: raise ValueError('refit_head: nothing is remembered of the items yet; call fit first.')
     own,known = check_loader(learn.dls.train),len(selection.memory)
-    if own.n!=known or selection.tracker.is_other(own.n, id(own.dataset)):
+    if own.n!=known or selection.notes.train.is_other(own.n, id(own.dataset)):
         got = f'a training set of {own.n} items, of which nothing is remembered'
         raise ValueError(error_text('refit_head', got, f'the one with {known} that trained', 'call fit first'))
     early = selection.early
@@ -163,15 +170,16 @@ def _early_of(learn):
 def _weights(selection, seen, strength):
     "What each item weighs; nothing where its early loss is not known, or is that of another label"
     loss = selection.early.loss.nan_to_num(0, 0, 0).clamp(min=0)
-    weight,targets,marks = loss**strength*(loss>0),selection.tracker.targets,fingerprints(seen.yb)
-    if targets is None or marks is None: return weight
+    weight = loss**strength*(loss>0)
+    targets = fingerprints(seen.yb)
+    if targets is None: return weight
     idx = seen.idx.to(weight.device)
-    is_other = (targets.looks[idx]>0) & (targets.target[idx]!=marks.to(weight.device))
+    is_other = selection.memory.has_other(idx, targets.to(weight.device))
     return weight.index_fill(0, idx[is_other], 0.)
 
 def _hardest(learn, seen):
     "Rows of the tenth of the validation items that was hardest early; None where validation was not watched"
-    tracker,_ = learn.selection.remembered.get('validation', (None,None))
+    tracker = learn.selection.validation
     if tracker is None or tracker.early.loss is None: return None
     dataset = own_loader(learn.dls.loaders[1]).dataset
     if len(dataset)!=len(tracker.early.loss) or tracker.is_other(len(dataset), id(dataset)): return None
@@ -212,8 +220,9 @@ def _of_errors(before, after, hardest, is_taken):
 
 def _refitted(learn):
     "The layer that was refitted and its state before; None if it has changed since, or is not the model's"
-    layer,before,after = learn.selection.refitted if learn.selection and learn.selection.refitted else (None,)*3
-    if layer is None or all(m is not layer for m in learn.model.modules()): return None
+    if not (learn.selection and learn.selection.refitted): return None
+    layer,before,after = learn.selection.refitted
+    if all(m is not layer for m in learn.model.modules()): return None
     now = layer.state_dict()
     return (layer,before) if all(torch.equal(now[name], o) for name,o in after.items()) else None
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
 from fastcore.all import listify, patch
-from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
 from ..core.item_loss import detached
@@ -20,7 +19,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, numbers_of_classes, parent_of
 from ..callback.learner import base_loss
 from ..callback.looking import look_at
-from ..callback.selection import Selection
+from ..callback.attach import Attached
 from .pictures import beside, check_remembered, shortened, show_items
 from .views import tidy, width
 
@@ -34,7 +33,7 @@ def _check_watched(selection, asked):
 
 def _check_labels(selection, asked):
     "The memory of labels; raises a `ValueError` if there is none"
-    labels = selection.tracker.labels
+    labels = selection.labels
     if labels is not None: return labels
     got = 'predictions and targets that do not tell of classes'
     raise ValueError(error_text(asked, got, 'logits or probabilities of labels', 'suspects() goes by losses'))
@@ -92,9 +91,10 @@ def _watched_items(
 def _looked_at(selection, labels):
     "What is known of the training labels, with one look more by the network as it is now"
     learn,reader,seen = selection.learn,LabelReader(),[]
-    loss = selection.losses.by(base_loss(learn))
+    loss_func = base_loss(learn)
+    def losses_of(pred, *yb): return selection.losses(loss_func, pred, yb)
     def note(look):
-        told = reader.read(loss.loss_func, detached(look.pred), look.yb, loss.losses, labels.given)
+        told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
         if told is None: return
         if told.given.shape!=labels.given.shape:
             got = f'a model of {told.given.shape[-1]} classes'
@@ -112,17 +112,17 @@ def _looked_at(selection, labels):
 def _parts_of(selection, look=False):
     "What is known of the items of each part that was watched"
     dls,names = selection.learn.dls,('train','valid')
-    known = [(tracker, part) for tracker,part in selection.remembered.values() if tracker.memory is not None]
+    known = [(tracker, part) for part,tracker in enumerate(selection.notes.parts) if tracker.memory is not None]
     keys = keys_of(dls)
     for tracker,part in known:
         is_other = tracker.is_other(len(keys[part]), id(keys[part].ds)) or len(keys[part])!=len(tracker.memory)
         if part<len(keys) and not is_other: continue
         raise ValueError(error_text('suspects', f'another {names[part]} part than the one that was watched', 'that one',
             'call fit first'))
-    def told_of(tracker):
-        is_looked_at = look and tracker is selection.tracker # validation's last look is of today
+    def told_of(tracker, part):
+        is_looked_at = look and part==0 # validation's last look is of today
         return _looked_at(selection, tracker.labels) if is_looked_at else tracker.labels
-    return [_watched_items(tracker, keys[part], dls.loaders[part], names[part], told_of(tracker))
+    return [_watched_items(tracker, keys[part], dls.loaders[part], names[part], told_of(tracker, part))
         for tracker,part in known]
 
 # %% ../../nbs/views/04_suspects.ipynb #dd03c480
@@ -175,7 +175,7 @@ def _worth(selection, rows):
     if not (rows.margin<0).any():
         return ('no other class was likelier than a label on the average: the labels are right, or the network has '
             'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
-    loss,guess = selection.valid_loss,_loss_of_a_guess(selection.tracker.labels.given)
+    loss,guess = selection.valid_loss,_loss_of_a_guess(selection.labels.given)
     if None in (loss,guess) or loss<=guess+.005: return None
     if np.isnan(loss): return 'the last validation loss is NaN: the fit has diverged, and the list says little.'
     return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has '
@@ -224,7 +224,7 @@ def listed_suspects(
     return rows,hidden
 
 @patch
-def suspects(self:Selection,
+def suspects(self:Attached,
     look:bool=False, # Also by what is predicted of training items now, as they are, in a pass over them?
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered
     "All labels that were looked at, those first that are most likely wrong; all items by mean loss, where none has one"
@@ -280,7 +280,7 @@ def _renumbered(items, names):
     told = LabelMemory(len(items.index), items.told.n_labels)
     told.load_state_dict(items.told.state_dict())
     numbers = numbers_of_classes(names, items.names)
-    if numbers is not None: told.renumber(F.pad(numbers, (0, 1000), value=-1), len(names)) # there may be more outputs
+    if numbers is not None: told.renumber(numbers, len(names))
     return told
 
 def suspects_of_folds(
@@ -309,14 +309,14 @@ def suspects_of_folds(
 
 # %% ../../nbs/views/04_suspects.ipynb #42d188ee
 @patch
-def estimated_errors(self:Selection)->int: # Raises a `ValueError` if nothing is remembered of labels
+def estimated_errors(self:Attached)->int: # Raises a `ValueError` if nothing is remembered of labels
     "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
     _check_watched(self, 'estimated_errors')
     return _check_labels(self, 'estimated_errors').estimated_errors()
 
 # %% ../../nbs/views/04_suspects.ipynb #4334fee0
 @patch
-def show_suspects(self:Selection,
+def show_suspects(self:Attached,
     n:int=9, # How many items
     **kwargs # For `show_batch`: figsize, nrows
 ): # Raises a `ValueError` if nothing is remembered
@@ -327,7 +327,7 @@ def show_suspects(self:Selection,
     rows,known = rows[is_first][:n],known[is_first][:n]
     if not len(rows): raise ValueError('show_suspects: nothing is known of any item yet; train an epoch first.')
     columns = [c for c in ('likely','margin','mean_loss') if c in rows]
-    if self.tracker.labels is not None and self.tracker.labels.n_labels>1: columns = ['label',*columns]
+    if self.labels is not None and self.labels.n_labels>1: columns = ['label',*columns]
     for i,part in enumerate(('train','valid')): # a figure for each
         own = (known.part==part).to_numpy()
         idxs,facts = known.position[own].tolist(),rows[columns][own].to_dict('records')
@@ -342,7 +342,7 @@ def _plot_map(ax, rows, title):
     return dots
 
 @patch
-def plot_items(self:Selection,
+def plot_items(self:Attached,
     by_class:bool=False, # One map for each class?
 )->list: # Axes; raises a `ValueError` if nothing is remembered of labels
     "A map of the dataset: the mean probability of each label against its deviation over the epochs"

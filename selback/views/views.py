@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from ..core.checks import check_range, error_text
+from ..callback.attach import Attached
 from ..callback.selection import Selection
 
 # %% ../../nbs/views/00_views.ipynb #33159c63
@@ -148,12 +149,13 @@ def _option(o):
 def _said_options(cb):
     "The options of a selection by name: those of its method, and others that differ from what they are by default"
     params = inspect.signature(type(cb)).parameters
+    options = {name: cb.options[name] for name in params if name in cb.options}
     own = [name for name,p in params.items() if p.kind==p.POSITIONAL_OR_KEYWORD]
     defaults = {name: _option(p.default) for name,p in params.items()}
-    return {name: o for name,o in cb.options.items() if name in own or _option(o)!=defaults[name]}
+    return {name: o for name,o in options.items() if name in own or _option(o)!=defaults[name]}
 
 @patch
-def __repr__(self:Selection):
+def __repr__(self:Attached):
     options = ', '.join(f'{name}={_option(o)}' for name,o in _said_options(self).items())
     return f'{type(self).__name__}({options})'
 
@@ -170,24 +172,17 @@ def _kept_in_words(cb):
     return f'{stats.kept.sum()} of {stats.seen.sum()} items in {cb.epochs_done} epoch(s), those of the warm-up included'
 
 @patch(as_prop=True)
-def card(self:Selection):
-    "A summary of the selection: its options, the share of items that it kept, and the time that it took"
-    window,losses = self.window,self.losses
-    score = _option(self.scorer.score).strip("'") if self.scored else 'none; it chooses before loading'
-    part = f'from {window.start:.0%} to {window.end:.0%}'
-    aside = ' It stands aside now.' if self.clock.is_aside else ''
-    passes = ' It chooses by the training pass.' if vars(self).get('passes')==1 else ''
-    name,loss = f'{self!r}{_counters_in_words(self)}',losses.way
-    watches = type(self).why_idle is None # it never selects
-    lines = [name, 'chooses nothing: all items train', f'loss of an item: {loss}'] if watches else [
-        name,
+def card(self:Attached):
+    "A summary of the selection: its options, what it goes by, and the share of items that it kept"
+    if self.is_watching: return f'{self!r}\nchooses nothing: all items train'
+    window,scorer = self.window,getattr(self, 'scorer', None)
+    score = _option(scorer.score).strip("'") if scorer and self.is_scored else 'none'
+    when = f'after {window.warmup} epoch(s) of warm-up, from {window.start:.0%} to {window.end:.0%} of a fit'
+    lines = [
+        f'{self!r}{_counters_in_words(self)}',
         f'score: {score}',
-        f'loss of an item: {loss}',
         f'kept: {_kept_in_words(self)}',
-        f'selects: after {window.warmup} epoch(s) of warm-up, {part} of a fit{window.also}',
-        f'time: {self.clock.in_words}.{aside}{passes}']
-    n_ahead = vars(self).get('ahead')
-    if n_ahead: lines.insert(2, f'ahead: {n_ahead} batches, which a copy of the model predicts and memory holds')
+        f"selects: {', '.join(filter(None, [when, self.method.also]))}"]
     if self.report.advice: lines.append(f'note: {self.report.advice}')
     return '\n'.join(lines)
 
@@ -207,7 +202,9 @@ def plot(self:Selection, **kwargs)->list: # Up to three axes; raises a `ValueErr
 @delegates(selection_figure)
 def plot_selection(self:Recorder, **kwargs)->list: # As `selection.plot`
     "Plot the share that the learner's selection keeps, the losses at a few epochs, and which are chosen"
-    if self.learn.selection: return self.learn.selection.plot(**kwargs)
+    selection = self.learn.selection
+    if hasattr(selection, 'plot'): return selection.plot(**kwargs)
 
-    remedy = 'attach it with learn.favor_hard() or another method. After full_batches() it is gone'
-    raise ValueError(error_text('plot_selection', 'a learner without a selection', 'one with', remedy))
+    got = 'a learner that watches its items and chooses none' if selection else 'a learner without a selection'
+    remedy = 'attach one with learn.favor_hard() or another method. After full_batches() it is gone'
+    raise ValueError(error_text('plot_selection', got, 'one with a selection', remedy))
