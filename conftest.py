@@ -2,9 +2,9 @@
 import pytest
 
 @pytest.fixture(autouse=True)
-def unmeasured(request, monkeypatch):
-    from selback.callback.clock import Clock
-    if not request.node.get_closest_marker('measured'): monkeypatch.setattr(Clock, 'is_on', False)
+def untimed(request, monkeypatch):
+    from selback.callback.report import SelectionReport
+    if not request.node.get_closest_marker('measured'): monkeypatch.setattr(SelectionReport, 'cost', '')
 
 @pytest.fixture(autouse=True, scope='session')
 def on_cpu():

@@ -105,7 +105,7 @@ class C:
 
 # Each attribute is written by the class that owns it. What fastai and fastprogress give others to write:
 GIVEN = dict(
-    learn={'xb','yb','dl','pred','iter','pct_train'}, # set anew for each batch or epoch
+    learn={'xb','yb','dl','pred','iter','n_iter','pct_train'}, # set anew for each batch or epoch
     recorder={'metric_names','log','cancel_train'}, # set anew for each fit or epoch
     bar={'comment','prefix'})
 KINDS = dict(Learner='learn', Recorder='recorder')

@@ -45,7 +45,6 @@ class Witness(Callback):
         self.steps = []
         self.loaders,self.lengths = set(),[]
         self.orders,self.memories = [],[]
-        self.n_cancelled = 0 # items of the step that was cancelled
 
     def before_epoch(self):
         self.n += 1
@@ -71,7 +70,7 @@ class Witness(Callback):
 
     @property
     def notes(self):
-        names = 'steps','loaders','lengths','orders','memories','n_cancelled'
+        names = 'steps','loaders','lengths','orders','memories'
         return {name: getattr(self, name) for name in names}
 
 # who trains
@@ -93,7 +92,6 @@ class CancelEpoch(Callback):
 
     def before_batch(self):
         if self.learn.witness.n!=2 or self.learn.iter<3: return
-        self.learn.witness.n_cancelled = len(self.y)
         raise CancelEpochException
 
 class LeaveThirds(EpochMethod):
@@ -180,7 +178,7 @@ def train(name):
 
 def notes_of(cb):
     early = cb.early.loss if isinstance(cb, EarlyLossSamplingCallback) else None
-    return dict(memory=state_of(cb.memory), stats=cb.stats, left=cb.report.left, waiting=n_waiting(cb), early=early)
+    return dict(memory=state_of(cb.memory), stats=cb.stats, early=early)
 
 def train_all(out, rank):
     for name in CASES: torch.save(train(name), out/f'{name}_{rank}.pt')

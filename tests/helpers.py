@@ -75,29 +75,22 @@ def chosen_before_loading(cb, idxs):
 
 def scores_of(cb, xb, yb):
     "The scores of a batch by a selection's scoring pass"
-    learn = cb.learn
-    return cb.scorer(learn.model, base_loss(learn), Batch(xb, yb), autocast_of(learn), partial(true_output, learn))
+    return cb.score(Batch(xb, yb))
 
 def watch_choices(cb, note):
     "Have `note(batch, scores, losses, chosen)` called whenever a selection chooses from batches"
-    loader_of_epoch = cb.loader_of_epoch
-    def watched():
-        loader,engine = loader_of_epoch(),cb.engine
-        if engine is None: return loader
-        score,choose,seen = engine.score,engine.choose,[]
-        def score_and_keep(batch, reads=()):
-            seen[:] = batch,*score(batch, reads)
-            return seen[1:]
-        def choose_and_note(scores, idx=None):
-            chosen = choose(scores, idx)
-            note(*seen, chosen)
-            return chosen
-        engine.score,engine.choose = score_and_keep,choose_and_note
-        return loader
-    cb.loader_of_epoch = watched
+    score,choose,seen = cb.score,cb.choose,[]
+    def score_and_keep(batch):
+        seen[:] = batch,*score(batch)
+        return seen[1:]
+    def choose_and_note(scores, batch):
+        chosen = choose(scores, batch)
+        note(*seen, chosen)
+        return chosen
+    cb.score,cb.choose = score_and_keep,choose_and_note
     return cb
 
-OWN_MODULES = 'selback.callback.methods','selback.callback.early'
+OWN_MODULES = 'selback.callback.methods',
 
 def needs_nothing(cls):
     "Has each parameter of a class a default?"
@@ -160,28 +153,14 @@ class LoaderBatches(Callback):
     def before_train(self):
         cb = self.learn.selection
         if not isinstance(cb, BatchSelection) or cb is getattr(self, 'watched', None): return
-        self.watched = cb
-        cb.loader_of_epoch = partial(self.loader_of_epoch, cb, cb.loader_of_epoch)
-    def loader_of_epoch(self, cb, make):
-        loader = make()
-        if cb.engine: self.watch(cb.engine)
-        return loader
-    def watch(self, engine):
-        trainer = engine.trainer
-        turn = trainer.turn
-        def noted(read):
-            read.xb = self.learn._set_device(read.xb)
-            self.note(read.i, *split_batch(self.learn, read.raw))
-            return turn(read)
-        trainer.turn = noted
+        self.watched,turn = cb,cb.turn
+        def noted(batch):
+            self.note(batch.i, batch.xb, batch.yb)
+            return turn(batch)
+        cb.turn = noted
     def before_batch(self):
-        if type(self.learn.selection.loader) is not ChosenWithin: self.note(self.iter, self.xb, self.yb)
+        if type(self.learn.dl) is not ChosenWithin: self.note(self.iter, self.xb, self.yb)
     def note(self, i, xb, yb): raise NotImplementedError
-
-def n_waiting(selection):
-    "How many chosen items wait until there are enough for a batch"
-    engine = getattr(selection, 'engine', None) if isinstance(selection, BatchSelection) else None
-    return len(engine.waiting) if engine else 0
 
 def gathers(selection): return isinstance(selection, BatchSelection) and selection.gathers
 

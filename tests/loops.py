@@ -55,7 +55,7 @@ CASES = dict(
     random=Case(RandomSubsetCallback, plain.RandomSubset, dict(keep=.4, seed=0)),
     # the smoothed gain of sampling begins at 0: a first batch trains whole
     importance=Case(ImportanceSamplingCallback, plain.ImportanceSampling, dict(presample=2, seed=0), n_whole=1),
-    ahead=Case(SelectiveBackpropCallback, plain.SelectiveBackprop, dict(beta=2, seed=0), dict(ahead=2)))
+    ahead=Case(SelectiveBackpropCallback, plain.SelectiveBackprop, dict(beta=2, seed=0), dict(scorer=plain.Ahead(2))))
 
 class Noted(Callback):
     "Notes what trains, behind the selection"

@@ -1,5 +1,5 @@
 "Bad losses, odd batches, too little memory: training goes on and it is told, or an error says what to do"
-import contextlib, itertools, math, re
+import contextlib, math, re
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import cycle
@@ -8,7 +8,8 @@ import pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
 from selback.core.batches import take
-from selback.core.item_loss import ItemLoss, check_separable, separable_losses
+from selback.core.first_batch import separable_losses
+from selback.core.item_loss import ItemLoss
 from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
@@ -90,7 +91,7 @@ def test_any_loss_trains_on_and_is_told_of(cls, kind):
     assert (stats.groupby('epoch').trained.sum()>0).all()
     assert all(torch.isfinite(p).all() for p in learn.model.parameters())
     said = [str(w.message) for w in seen if 'losses were' in str(w.message)]
-    check_warnings(said, kind, stats.scored.any(), learn.selection.wants_losses)
+    check_warnings(said, kind, stats.scored.any(), learn.selection.memory is not None)
     if cls is TopLossCallback: assert (stats.kept==8).all()
     if cls is BatchLossFilterCallback and kind!='some_negative': assert (stats.kept==kept_by_loss_share(kind)).all()
 
@@ -163,33 +164,6 @@ class Small(nn.Module):
 
 def count_told(warned, words): return sum(words in str(w.message) for w in warned)
 
-def scored_by(most):
-    "The scores of a fit, and the sizes of the parts in which they were computed"
-    learn = skip_validation(short_learner(cbs=TopLossCallback(.5, warmup=0))) # which has no smaller parts
-    learn.model,seen = Small(most),[]
-    learn.model.net.load_state_dict(short_learner().model.state_dict())
-    watch_choices(learn.selection, lambda batch, scores, losses, chosen: seen.append(scores))
-
-    set_seed(3)
-    quiet_fit(learn, 2)
-    return torch.cat(seen),learn.model.sizes.seen
-
-def test_a_scoring_pass_without_memory_takes_smaller_parts_once():
-    at_once,_ = scored_by(99)
-    with pytest.warns(UserWarning, match='ran out of memory with 16 items at a time') as warned:
-        in_parts,sizes = scored_by(5)
-    assert count_told(warned, 'out of memory')==1
-    torch.testing.assert_close(at_once, in_parts)
-    assert sizes[:3]==[16,8,4]
-    assert set(sizes[3:])=={4} # never tried with more again
-
-def test_a_proxy_without_memory_takes_smaller_parts_once():
-    proxy = Small(5)
-    learn = short_learner(cbs=TopLossCallback(.5, warmup=0, score=ReducibleLoss(proxy)))
-    with pytest.warns(UserWarning, match='ran out of memory') as warned: quiet_fit(learn, 2)
-    assert count_told(warned, 'out of memory')==1
-    assert set(proxy.sizes.seen[3:])=={4}
-
 def test_a_loss_without_memory_says_so():
     def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
     learn = short_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0))
@@ -198,8 +172,7 @@ def test_a_loss_without_memory_says_so():
 def test_no_memory_for_one_item_is_an_error():
     learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
     learn.model = Small(0)
-    is_told = pytest.warns(UserWarning, match='ran out of memory')
-    with pytest.raises(torch.cuda.OutOfMemoryError),is_told: quiet_fit(learn, 1)
+    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
 
 class Elsewhere(nn.Module):
     "On the device 'meta', whose tensors have no values; it predicts zeros, which are on the CPU or stay there"
@@ -213,25 +186,21 @@ class Elsewhere(nn.Module):
         return x.new_zeros(len(x), 3) if self.stay else torch.zeros(len(x), 3)
 
 def test_a_model_on_another_device_scores_there():
-    x,y = torch.randn(8, 4),torch.randint(0, 3, (8,))
-    proxy = Elsewhere(stay=False)
-    scores = ReducibleLoss(proxy).of_batch(torch.ones(8), None, F.cross_entropy, (x,), (y,))
+    x,proxy = torch.randn(8, 4),Elsewhere(stay=False)
+    pred = ScoringPass(scorer=proxy)(nn.Linear(4, 3), (x,))
     assert proxy.devices.seen==['meta'] # the batch went to the proxy,
     assert x.device.type=='cpu' # not the proxy to the batch
-    torch.testing.assert_close(scores, torch.full((8,), 1-math.log(3)))
-    with pytest.raises(NotImplementedError, match='meta'): # predictions are brought back
-        ScoringPass()(Elsewhere(stay=True), (x,), (y,))
+    torch.testing.assert_close(pred, torch.zeros(8, 3))
+    with pytest.raises(ValueError, match='meta'): # predictions are brought back
+        ScoringPass(scorer=Elsewhere(stay=True))(nn.Linear(4, 3), (x,))
 
 # Two selections, and batches that cannot be taken apart
-def test_two_selections_are_told_of_once(capsys):
-    first,last = TopLossCallback(.5, warmup=0),BatchLossFilterCallback(warmup=0)
-    learn = short_learner(cbs=[first, last])
-    quiet_fit(learn, 1)
-    quiet_fit(learn, 1)
-    told = capsys.readouterr().out
-    assert told.count('BatchLossFilterCallback: it was attached last and selects; TopLossCallback rests.')==1
-    assert learn.selection is last
-    assert len(first.stats)==0
+def test_a_second_selection_is_refused_and_a_one_liner_replaces_it():
+    learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
+    with pytest.raises(ValueError, match='got BatchLossFilterCallback beside TopLossCallback, wanted one selection'):
+        learn.add_cb(BatchLossFilterCallback(warmup=0))
+    quiet_fit(learn.batch_loss_filter(warmup=0), 1)
+    assert type(learn.selection) is BatchLossFilterCallback
 
 BOXES = dict(
     ragged=lambda n: [torch.zeros(i%3+1, 4) for i in range(n)],
@@ -279,16 +248,6 @@ def normalised(pred, y): return F.cross_entropy(pred, y)/pred.var()
 
 def by_item(pred, y): return F.cross_entropy(pred, y, reduction='none')
 
-@pytest.mark.parametrize('loss,way', [(one_number, 'vmap'), (in_a_loop, 'loop'), (CrossEntropyLossFlat(), 'reduction')])
-def test_the_card_says_how_each_items_loss_was_found(loss, way, capsys):
-    learn = quiet_fit(short_learner(loss_func=loss).top_loss(warmup=0), 2)
-    told = capsys.readouterr().out
-    words = dict(vmap='(vmap)', loop='(a loop)', reduction='unreduced losses')[way]
-    assert words in learn.selection.card
-    assert learn.selection.losses.last.how==way
-    assert told.count('has no unreduced losses')==(way!='reduction')
-    if way!='reduction': assert words in told
-
 @every_method
 def test_losses_that_mix_items_are_refused_before_training(cls):
     learn = short_learner(loss_func=normalised, cbs=cls())
@@ -303,7 +262,6 @@ def test_losses_that_mix_items_are_refused_before_training(cls):
 def test_item_loss_says_what_each_item_is_worth(cls):
     learn = quiet_fit(short_learner(loss_func=normalised, cbs=cls(warmup=0, item_loss=by_item, seed=0)), 3)
     assert learn.selection.stats.trained.sum()>0
-    if goes_by_losses(cls): assert 'your item_loss' in learn.selection.card
 
     def scores(loss, **kwargs):
         learn = short_learner(loss_func=loss, cbs=cls(**kwargs))
@@ -349,21 +307,10 @@ def test_a_mixing_sum_of_fastai_losses_is_refused_with_the_reason():
 
 def test_a_first_batch_that_tells_nothing_is_no_proof():
     pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
-    pred[0,0] = math.nan
-    assert not check_separable(normalised, item_losses(normalised, pred, y), pred, y)
-
-    looks = itertools.count(1)
-    class NaNFirst(nn.Linear):
-        "Its first look predicts NaN for the first item"
-        def forward(self, x):
-            out = super().forward(x)
-            if self.training: return out
-            first = math.nan if next(looks)==1 else 1.
-            return out*torch.where(torch.arange(len(x))>0, 1., first)[:,None]
-
-    learn = short_learner(loss_func=normalised, cbs=TopLossCallback(.5, warmup=0))
-    learn.model = NaNFirst(4, 3)
-    with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
+    broken = pred.clone()
+    broken[0,0] = math.nan
+    separable_losses(normalised, broken, y) # it tells nothing
+    with pytest.raises(ValueError, match='It mixes items'): separable_losses(normalised, pred, y)
 
 class PerClass(nn.Module):
     "Unreduced, one loss for each class"
@@ -383,8 +330,8 @@ class Relative(nn.Module):
         losses = losses/losses.mean().detach()*p.var()
         return losses.mean() if self.reduction=='mean' else losses
 
-@pytest.mark.parametrize('loss,why', [(PerClass(), 'wanted 8 items along the first dimension. Pass item_loss='),
-    (Relative(), 'in a batch of their own. It mixes items')], ids=name_of)
+@pytest.mark.parametrize('loss,why', [(PerClass(), 'It mixes items.*Pass item_loss='),
+    (Relative(), 'It mixes items.*Pass item_loss=')], ids=name_of)
 def test_unreduced_losses_that_mix_items_are_refused(loss, why):
     dls = dls_of(torch.randn(160, 4), torch.randint(0, 16, (160,)), drop_last=True)
     learn = Learner(dls, mlp(16), loss_func=loss, cbs=TopLossCallback(.5, warmup=0))
@@ -487,21 +434,6 @@ def test_losses_that_draw_are_remembered_without_a_trace(cls):
     quiet_fit(short_learner(loss_func=noisy, cbs=[Before(), cls(warmup=0, track_items=True), After()]), 3)
     assert not states
 
-def test_a_fit_in_a_fit_wakes_no_resting_selection():
-    class Peek(Callback):
-        order,run_valid = 70,False
-        busy = False
-        def after_epoch(self):
-            if self.busy: return
-            self.busy = True
-            self.learn.get_preds(dl=self.dls.valid)
-            self.busy = False
-
-    resting,selecting = TopLossCallback(.5, warmup=0),RandomSubsetCallback(.5, warmup=0)
-    quiet_fit(table_learner(cbs=[resting, selecting, Peek()]), 3)
-    assert not len(resting.stats)
-    assert set(selecting.stats.groupby('epoch').trained.sum())=={50}
-
 @pytest.mark.parametrize('cls', [TopLossCallback,FavorHardCallback], ids=name_of)
 @pytest.mark.parametrize('look', [slow('get_preds'),'validate'])
 @pytest.mark.parametrize('when', ['before_fit','before_epoch','after_epoch'])
@@ -568,36 +500,21 @@ def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls):
     warm_up = learn.selection.stats.query('epoch==1')
     assert set(warm_up.trained-warm_up.seen)=={0}
 
-def test_a_selection_that_is_taken_off_in_a_batch_lets_it_pass():
+def test_a_selection_that_is_taken_off_in_a_batch_is_refused():
     class Off(Callback):
         order,run_valid = BatchSelection.order-10,False
         def before_batch(self):
             if self.iter==1: self.learn.full_batches()
 
-    learn = quiet_fit(short_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
-    assert not learn.selection
-    assert len(learn.recorder.values)==2
-
-@every_method
-def test_another_learner_starts_anew(cls):
-    cb,fresh = cls(seed=0),cls(seed=0)
-    quiet_fit(short_learner(seed=3, cbs=cb), 3)
-    ours = quiet_fit(short_learner(cbs=cb), 3)
-    wanted = quiet_fit(short_learner(cbs=fresh), 3)
-    assert same(weights(ours), weights(wanted))
-
-    for learn in ours,wanted: # and goes on there
-        set_seed(1)
-        quiet_fit(learn, 1)
-    assert same(weights(ours), weights(wanted))
-    assert cb.epochs_done==4
+    with pytest.raises(ValueError, match='came or went within an epoch'):
+        quiet_fit(short_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
 
 def test_another_training_set_of_as_many_items_is_told_of(capsys):
     learn = quiet_fit(table_learner(cbs=StaleLossCallback(warmup=0, seed=0)), 2)
     assert 'another one' not in capsys.readouterr().out
     learn.dls = dls_of(*class_data(132))
     quiet_fit(learn, 2)
-    assert capsys.readouterr().out.count('the training set is another one of as many items')==1
+    assert capsys.readouterr().out.count('the training set is another one')==1
 
 def test_a_model_may_have_layers_named_like_callbacks():
     class Net(Wrapped):
@@ -641,7 +558,7 @@ def test_padded_sequences_do_not_wait_for_each_other(capsys):
     import matrix
     learn = quiet_fit(matrix.text(cbs=SelectiveBackpropCallback(warmup=0)), 2)
     assert capsys.readouterr().out.count('gather=True stands aside')==1
-    assert learn.selection.report.left==0
+    assert learn.selection.stats.trained.sum()==learn.selection.stats.kept.sum()
     assert learn.selection.gather
     quiet_fit(learn, 1)
     assert 'stands aside' not in capsys.readouterr().out
@@ -806,14 +723,6 @@ def test_a_loader_keeps_its_own_options(cls):
     assert seen
     assert min(seen)>90
 
-def test_callbacks_may_all_be_taken_off():
-    learn = short_learner().selective_backprop()
-    with learn.removed_cbs(list(learn.cbs)): pass
-    learn.remove_cb(learn.selection_columns)
-    quiet_fit(learn, 2)
-    learn.remove_cbs(list(learn.cbs))
-    assert not learn.selection
-
 def test_an_epoch_cancelled_before_ours_began_is_not_counted():
     class Cancels(Callback):
         order = -20
@@ -837,7 +746,7 @@ def test_a_state_that_is_refused_changes_nothing():
     before = learn.selection.memory.loss.clone()
     with pytest.raises(ValueError, match='hist_size'): learn.selection.load_state_dict(state)
     assert torch.equal(learn.selection.memory.loss, before)
-    assert not torch.equal(before, state['parts']['tracker']['memory']['loss'])
+    assert not torch.equal(before, trained.selection.memory.loss)
 
 def test_draws_of_another_kind_of_device_begin_anew():
     "A generator on a GPU has a state of 16 bytes"
@@ -876,7 +785,8 @@ def test_a_score_without_labels_needs_a_tensor():
     def loss(pred, y, reduction='mean'): return F.cross_entropy(pred['out'], y, reduction=reduction)
 
     learn = Learner(dls_of(*class_data()), Named(), loss, cbs=TopLossCallback(score='entropy'))
-    with pytest.raises(ValueError, match="it is a dict, no tensor; use the score 'loss'"): quiet_fit(learn, 1)
+    refused = "score='entropy': got predictions that are a dict, wanted a tensor; use score='loss'"
+    with pytest.raises(ValueError, match=refused): quiet_fit(learn, 1)
 
 def test_losses_of_trained_items_are_computed_once_a_batch():
     calls,with_grad = Trail(),[]
@@ -993,19 +903,14 @@ def test_a_callback_may_read_the_loader_within_an_epoch(method):
     assert along.selection.stats.kept.sum()>0
     assert seen(along)==seen(alone)
 
-def test_a_callback_belongs_to_one_learner():
-    cb = TopLossCallback()
+@pytest.mark.parametrize('cls', PATHS.values(), ids=PATHS)
+def test_a_callback_belongs_to_one_learner(cls):
+    cb = cls()
     first = table_learner(cbs=cb)
-    second = table_learner(cbs=cb)
-    assert second.selection is cb
-    quiet_fit(second, 1)
-
-    got = 'TopLossCallback: got a callback that was attached to another learner since'
-    with pytest.raises(ValueError, match=f'{got}, wanted one for each learner'): quiet_fit(first, 1)
-    assert len(first.get_preds()[0])==32
-    assert second.selection is cb
-    quiet_fit(first.full_batches(), 1)
-    quiet_fit(second, 1)
+    with pytest.raises(ValueError, match='of another learner, wanted one for each learner; make another one'):
+        table_learner(cbs=cb)
+    quiet_fit(first, 1)
+    assert first.selection is cb
 
 class Solution(nn.Module):
     "A function of time, whose inputs its equation asks for"
@@ -1102,23 +1007,6 @@ def test_inputs_of_any_size_are_named():
         learn = Learner(DataLoaders(*loaders), Means(), CrossEntropyLossFlat(), cbs=cb)
         with pytest.raises(ValueError, match=got): quiet_fit(learn, 1)
 
-def test_numbers_that_differ_are_told_apart():
-    "A loss that is a little larger in a batch"
-    def mixing(pred, y): return cross_entropy(pred, y)*(1+3e-4*(len(y)>1))
-    learn = short_learner(loss_func=mixing, cbs=TopLossCallback(warmup=0))
-    with pytest.raises(ValueError, match='gives no loss per item') as error: quiet_fit(learn, 1)
-    one,other = re.findall(r'(?:mean of|wanted) (\d+\.\d+)', str(error.value))
-    assert one!=other
-
-def test_a_callback_that_comes_back_selects_again():
-    cb = TopLossCallback(warmup=0)
-    first,second = short_learner(cbs=cb),short_learner(cbs=cb)
-    quiet_fit(first.add_cb(cb), 1)
-    assert first.selection is cb
-    assert '_Elsewhere' not in [type(cb).__name__ for cb in first.cbs]
-    quiet_fit(first.full_batches(), 1)
-    with pytest.raises(ValueError, match='another learner since'): quiet_fit(second, 1)
-
 class Frozen:
     "A loss whose reduction can be set once"
     def __init__(self): object.__setattr__(self, 'reduction', 'mean')
@@ -1156,31 +1044,19 @@ def test_who_remembers_nothing_does_not_say_that_it_goes_on(options, said, capsy
 
 def test_early_losses_that_are_kept_are_remembered(capsys):
     learn = quiet_fit(table_learner(cbs=EarlyLossSamplingCallback(1)), 2)
-    assert not learn.selection.wants_losses
     learn.dls = dls_of(*class_data(132))
     quiet_fit(learn, 2)
-    assert capsys.readouterr().out.count('the training set is another one of as many items')==1
+    assert capsys.readouterr().out.count('the training set is another one')==1
 
-@pytest.mark.parametrize('cls', PATHS.values(), ids=PATHS)
-def test_a_batch_by_hand_before_the_first_one_moves_nothing(cls):
-    "In each epoch, and after a fit that was interrupted before its first batch"
+SELECTING = [cls for cls in PATHS.values() if cls is not WatchItemsCallback]
+
+@pytest.mark.parametrize('cls', SELECTING, ids=lambda cls: cls.__name__)
+def test_a_batch_by_hand_before_the_first_one_is_refused(cls):
     class ByHand(Callback):
         order,run_valid = 61,False
         def before_train(self):
             x,y = self.dls.train.dataset.tensors
             self.learn.xb,self.learn.yb = (x[:8],),(y[:8],)
             self.learn('before_batch')
-    def fitted(*cbs): return quiet_fit(table_learner(cbs=[cls(), *cbs]), 3)
-    plain,ours = fitted(),fitted(ByHand())
-    assert same(weights(plain), weights(ours))
-    for name in ('seen','kept','trained'):
-        assert plain.selection.stats[name].tolist()==ours.selection.stats[name].tolist()
-
-    class Stops(Callback):
-        order,run_valid = 61,False
-        def before_train(self): raise KeyboardInterrupt
-    learn = table_learner(cbs=[cls(), Stops()])
-    with pytest.raises(KeyboardInterrupt): quiet_fit(learn, 1)
-    batch = learn.dls.one_batch()
-    learn.xb,learn.yb = batch[:1],batch[1:]
-    learn('before_batch')
+    learn = table_learner(cbs=[cls(), ByHand()])
+    with pytest.raises(ValueError, match='fires before_batch by itself'): quiet_fit(learn, 3)

@@ -31,7 +31,8 @@ class Steps(Spy):
 
     def after_loss(self):
         self.epochs[-1].append(numbers(self.x))
-        if self.learn.selection: self.sizes.append(self.learn.selection.now().bs)
+        selection = self.learn.selection
+        if selection: self.sizes.append(self.learn.dl.size if selection.is_watching else selection.now().bs)
 
 def grown(cbs=(), when='last', n_epoch=3, **kwargs):
     learn = numbered_learner(cbs=[*cbs, Grows(when), Steps()], **kwargs)
@@ -112,11 +113,12 @@ def test_an_epoch_that_is_cancelled_after_its_last_batch_is_a_whole_one():
         order,run_valid = 10,False
         def after_batch(self):
             if self.iter==self.n_iter-1: raise CancelTrainException
+        def after_cancel_train(self): self.is_whole = self.learn.selection.loader.is_done
     learn = numbered_learner(cbs=[TopLossCallback(warmup=0), Grows('last', bs=8), Ends()])
-    assert trained_only(learn, 1).selection.loader.is_done
+    assert trained_only(learn, 1).ends.is_whole
     learn = numbered_learner(cbs=[TopLossCallback(warmup=0), Grows('middle', bs=64), Ends()])
     learn.ends.after_batch = lambda: stop_at(learn, 3)
-    assert not trained_only(learn, 1).selection.loader.is_done
+    assert not trained_only(learn, 1).ends.is_whole
 
 def stop_at(learn, i):
     if learn.iter==i: raise CancelTrainException

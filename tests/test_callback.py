@@ -11,7 +11,9 @@ from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner, load_learner
 from helpers import *
-from selback.callback.report import SelectionColumns
+from selback.callback.first_batch import FirstBatch
+from selback.callback.report import SelectionReport
+from selback.core.batches import tensors_in
 from torch.nn import functional as F
 
 def steps(learn, **where):
@@ -76,19 +78,18 @@ def test_a_method_after_watching_goes_on_watching(capsys):
     learn = quiet_fit(table_learner().watch_items(), 2)
     before = learn.selection.suspects()
     learn.favor_hard()
-    assert 'and goes on remembering what was predicted' in capsys.readouterr().out
+    assert 'and goes on noting what was predicted' in capsys.readouterr().out
     pd.testing.assert_frame_equal(learn.selection.suspects(), before)
     assert quiet_fit(learn, 1).selection.suspects().looks.tolist()==[3]*len(before)
 
-    remedy = 'With track_items=True it remembers what was predicted, too.'
     learn.top_loss()
-    assert remedy in capsys.readouterr().out and learn.selection.memory is None
+    assert 'what it remembered of items is gone' in capsys.readouterr().out and learn.selection.memory is None
     learn.favor_hard(track_items=True)
     learn.watch_items()
-    assert remedy not in capsys.readouterr().out and learn.selection.memory is None
+    assert 'is gone' not in capsys.readouterr().out and learn.selection.memory is None
 
 # One-liners
-def is_ours(cb): return isinstance(cb, (Selection,SelectionColumns))
+def ours(learn): return [type(cb) for cb in learn.cbs if type(cb).__module__.startswith('selback.')]
 
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_one_liners_return_the_learner_and_replace(cls, capsys):
@@ -103,24 +104,40 @@ def test_one_liners_return_the_learner_and_replace(cls, capsys):
     said = capsys.readouterr().out
     assert said.startswith('TopLossCallback(keep=0.25') and told in said and said.count('\n')==1
     assert first not in learn.cbs
-    assert len(learn.cbs.filter(is_ours))==2 # a selection, and what writes its columns
+    assert {*ours(learn)}=={TopLossCallback,FirstBatch,SelectionReport} and len(ours(learn))==3
 
     assert learn.full_batches() is learn
     assert not learn.selection
-    assert not learn.cbs.filter(is_ours)
+    assert not ours(learn)
 
-def test_selection_in_fit_suspends_the_other():
-    learn = table_learner().top_loss(keep=.25, warmup=0)
-    usual,guest = learn.selection,RandomSubsetCallback(keep=.5, warmup=0)
-    quiet_fit(learn, 1, cbs=guest)
-    assert learn.selection is usual
-    assert usual.stats.empty
+def test_a_second_selection_is_refused():
+    "A learner has one, also in a fit of its own, and is as it was before"
+    learn = quiet_fit(table_learner().top_loss(keep=.25, warmup=0), 1)
+    usual,guest,before = learn.selection,RandomSubsetCallback(keep=.5, warmup=0),ours(learn)
+    match = r'got RandomSubsetCallback beside TopLossCallback, wanted one selection; .* learn.full_batches\(\), or .* '\
+        'one-liner'
+    with pytest.raises(ValueError, match=match): quiet_fit(learn, 1, cbs=guest)
+    with pytest.raises(ValueError, match=match): learn.add_cb(guest)
+    with pytest.raises(ValueError, match='beside'): table_learner(cbs=[TopLossCallback(), guest])
+    assert ours(learn)==before and learn.selection is usual
+    quiet_fit(learn, 1)
+    assert (usual.stats.query('seen==16').kept==4).all() and usual.stats.fit.max()==2
+
+    other = table_learner()
+    with pytest.raises(ValueError, match='got a TopLossCallback of another learner, wanted one for each learner'):
+        other.add_cb(usual)
+    assert not other.selection and usual.learn is learn
+
+def test_a_selection_of_one_fit():
+    guest = RandomSubsetCallback(keep=.5, warmup=0)
+    learn = quiet_fit(table_learner(), 1, cbs=guest)
+    assert not learn.selection and not ours(learn)
     assert (guest.stats.kept[:6]==8).all()
     assert list(learn.recorder.metric_names).count('samp_perc')==1
-
     quiet_fit(learn, 1)
-    assert (usual.stats.kept[:6]==4).all()
+    assert 'samp_perc' not in learn.recorder.metric_names
     assert len(guest.stats)==7
+    assert quiet_fit(learn.add_cb(guest), 1).selection.stats.fit.max()==2
 
 def test_selection_among_the_learners_callbacks():
     learn = quiet_fit(table_learner(cbs=[SelectiveBackpropCallback]), 2)
@@ -216,7 +233,7 @@ def test_full_loss_without_scores_is_the_training_loss():
         def after_loss(self): losses.append((self.loss.item(), len(self.y)))
 
     learn = quiet_fit(table_learner(cbs=Watch()).random_subset(keep=.5, warmup=0), 1)
-    *_,loss_perc,full_loss,_ = learn.recorder.values[0]
+    *_,loss_perc,full_loss = learn.recorder.values[0]
     mean = sum(loss*n for loss,n in losses)/sum(n for _,n in losses)
     assert full_loss==pytest.approx(mean, rel=1e-5)
     assert not is_known(loss_perc)
@@ -256,7 +273,7 @@ def test_neighbours_that_read_the_table(tmp_path, monkeypatch):
     assert list(log.columns)==list(learn.recorder.metric_names)
     assert log.samp_perc.round(2).tolist()==[1,.5,.5]
     assert bar.graphs[-1][1]==[valid_loss for _,valid_loss,*_ in learn.recorder.values]
-    assert learn.save_model.best==min(full_loss for *_,full_loss,_ in learn.recorder.values)
+    assert learn.save_model.best==min(full_loss for *_,full_loss in learn.recorder.values)
 
 def test_early_stopping_on_a_column(capsys):
     stopping = EarlyStoppingCallback(monitor='samp_perc', comp=np.less, patience=1)
@@ -337,14 +354,14 @@ def test_mixed_precision_rounds_to_eight_and_leaves_no_autocast(cls):
         def after_pred(self): within.append(torch.is_autocast_enabled('cpu'))
         def after_batch(self): after.append(torch.is_autocast_enabled('cpu'))
 
-    cb = cls(warmup=0, seed=0, **SELECTS_SOON.get(cls, {}))
+    cb = cls(**full_epochs(cls, 0), seed=0, **SELECTS_SOON.get(cls, {}))
     learn = quiet_fit(table_learner(bs=32, cbs=[CPUMixedPrecision(), Spy(), cb]), 4)
     stats = learn.selection.stats.query('trained>0')
     assert within==[True]*len(stats)
     assert after==[False]*len(stats)
     assert (stats.trained.sum()<4*100)==leaves_out(cls)
 
-    is_by_memory = cb.tracker.is_on
+    is_by_memory = cb.memory is not None
     for _,epoch in stats.groupby('epoch'):
         if gathers(cb): assert (epoch.trained.iloc[:-1]==32).all() # an epoch's last may be of any size
         elif not is_by_memory:
@@ -355,7 +372,7 @@ def test_scores_have_the_precision_of_training():
     class Spy(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net,self.seen = mlp(),[]
+            self.net,self.seen = mlp(),Trail()
 
         def forward(self, x):
             out = self.net(x)
@@ -364,15 +381,13 @@ def test_scores_have_the_precision_of_training():
 
     learn = Learner(dls_of(*class_data()), Spy(), loss_func=CrossEntropyLossFlat(), cbs=CPUMixedPrecision())
     quiet_fit(learn.top_loss(warmup=0), 1)
-    assert set(learn.model.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
+    assert set(learn.model.seen.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
 
 def test_counts_are_rounded_in_mixed_precision_alone():
     learn = table_learner().batch_loss_filter(.01)
     assert learn.selection.round_to==1
     learn.add_cb(CPUMixedPrecision())
     assert learn.selection.round_to=='auto'
-    with pytest.raises(ValueError, match='in mixed precision counts are multiples of 8 by themselves'):
-        table_learner().batch_loss_filter(.01, multiple_of=8)
 
 # Resolution and scores
 class AnySize(nn.Module):
@@ -396,12 +411,12 @@ def sized_learner(n_out=3, dense=False):
 
 @pytest.mark.parametrize('dense', [False, True])
 def test_scale_factor(dense):
+    class Clear(Callback):
+        def before_epoch(self): self.model.sizes.clear()
     learn = sized_learner(dense=dense)
-    quiet_fit(learn.top_loss(keep=.5, scale_factor=.5, warmup=0), 2)
-    sizes = learn.model.sizes.seen
-    assert sizes[0]==(False, (8,8))
-    assert {size for training,size in sizes if training}=={(16,16)}
-    assert sum(size==(8,8) for _,size in sizes)==1+2*len(learn.dls.train)
+    quiet_fit(learn.top_loss(keep=.5, scale_factor=.5, warmup=0).add_cb(Clear()), 2)
+    validated = [(False, (16,16))]*len(learn.dls.valid)
+    assert learn.model.sizes.seen==[(False, (8,8)), (True, (16,16))]*len(learn.dls.train)+validated
 
 def test_scale_factor_look_ahead_does_not_disturb():
     def trained(scale): return weights(quiet_fit(sized_learner().top_loss(keep=1., scale_factor=scale, warmup=0), 2))
@@ -431,7 +446,7 @@ def test_entropy_selects_without_labels():
     model = mlp()
     model.load_state_dict(state)
     torch.testing.assert_close(scores, torch.distributions.Categorical(logits=model.eval()(x)).entropy())
-    *_,loss_perc,_,_ = learn.recorder.values[0]
+    *_,loss_perc,_ = learn.recorder.values[0]
     assert 0<loss_perc<1
 
 def test_a_score_of_ones_own():
@@ -485,7 +500,7 @@ def test_losses_that_are_not_finite(make, kept, bad):
     with pytest.warns(UserWarning, match=match) as warned: quiet_fit(learn, 2)
     assert len([w for w in warned if 'NaN' in str(w.message)])==2
     assert steps(learn, scored=True).kept.eq(kept).all()
-    *_,samp_perc,loss_perc,full_loss,_ = learn.recorder.values[-1]
+    *_,samp_perc,loss_perc,full_loss = learn.recorder.values[-1]
     assert is_known(samp_perc)
     assert is_known(loss_perc)
     assert is_known(full_loss)
@@ -566,12 +581,6 @@ def test_gathered_items_wait_while_the_window_is_closed():
         assert epoch.seen.tolist()==[16]*10+[0]
         assert epoch.kept.tolist()==[3,3,3,3,16]*2+[0]
         assert epoch.trained.tolist()==[0,0,0,0,16,0,16,0,0,16,8]
-    assert learn.selection.report.left==0
-
-def test_random_controls_and_top_loss_are_told_apart():
-    learn = table_learner().random_subset(warmup=0)
-    quiet_fit(learn, 1, cbs=TopLossCallback(warmup=0))
-    assert type(learn.selection) is RandomSubsetCallback
 
 NO_CHOICES = [
     lambda scores: scores.argsort()[:5],
@@ -682,9 +691,9 @@ def saved_learner(path, cb):
 def test_pickle_and_export(cls, tmp_path, capsys):
     learn = quiet_fit(saved_learner(tmp_path, cls(**full_epochs(cls, 0))), 3)
     copy = pickle.loads(pickle.dumps(learn))
-    assert copy.selection.loader is None # no pixels in an exported model
-    assert copy.selection.item_idx is None
-    assert not isinstance(copy.selection, BatchSelection) or copy.selection.engine is None
+    assert copy.selection.loader is None # no pixels but the dataset's
+    assert copy.selection.item_idx is None and copy.selection.is_selecting in (False,True)
+    assert not tensors_in([copy.selection.current.xb, copy.selection.door.handed])
     quiet_fit(copy, 3)
     assert type(copy.selection) is cls
     assert copy.selection is not learn.selection
@@ -722,7 +731,7 @@ def test_an_exported_learner_needs_no_selback(tmp_path):
     for cls in methods():
         name = one_liner(cls)
         learn = Learner(items.dataloaders(bs=16, num_workers=0), mlp(), CrossEntropyLossFlat(), path=tmp_path)
-        quiet_fit(learn.add_cbs([cls(warmup=0), ScaleLR()]), 2)
+        quiet_fit(learn.add_cbs([cls(**full_epochs(cls, 0)), ScaleLR()]), 2)
         before = learn.add_cb(SaveSelection()).selection
         learn.export(f'{name}.pkl')
         assert learn.selection is before
@@ -803,7 +812,7 @@ def test_events_by_hand(cls, kwargs, n, mixup):
 def test_keeping_everything_makes_as_many_steps(cls, kwargs, amp):
     "A lone last item trains, and in mixed precision a last batch that is no multiple of 8"
     wanted = steps_of(amp)
-    assert steps_of(amp, cls(**kwargs, warmup=0))==wanted
+    assert steps_of(amp, cls(**kwargs, **full_epochs(cls, 0)))==wanted
     assert len(wanted)==(14 if amp else 10)
 
 def lone_item_learner(cbs):
@@ -823,7 +832,7 @@ def steps_of(amp, *cbs):
 # Taken off, and what was saved
 def test_columns_stay_until_the_fit_ends():
     "Of a selection that is taken off in a callback's `before_epoch`"
-    names = ['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','saved_secs','time']
+    names = ['epoch','train_loss','valid_loss','samp_perc','loss_perc','full_loss','time']
     class Off(Callback):
         def before_epoch(self):
             if self.epoch==1: self.learn.full_batches()
@@ -832,35 +841,21 @@ def test_columns_stay_until_the_fit_ends():
         def after_epoch(self): assert list(self.recorder.metric_names)==names
 
     learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0), Off(), Names()]), 3)
-    assert [len(row) for row in learn.recorder.values]==[6,6,6]
+    assert [len(row) for row in learn.recorder.values]==[5,2,2]
     assert not learn.selection
-    assert not learn.cbs.filter(is_ours)
-    for epoch,row in enumerate(learn.recorder.values):
-        assert [is_known(v) for v in row]==[True,True]+[epoch==0]*3+[False]
+    assert not ours(learn)
 
     quiet_fit(learn.remove_cb(learn.names), 1)
     assert list(learn.recorder.metric_names)==names[:3]+names[-1:]
     assert len(learn.recorder.values[-1])==2
 
-@pytest.mark.measured
-@pytest.mark.parametrize('auto,known', [('warn', True), (True, True), (False, False)])
-def test_saved_seconds_are_known_in_a_fit_with_a_plain_epoch(auto, known):
-    "A frozen epoch says nothing of those after it"
-    learn = table_learner(splitter=head_and_rest).top_loss(auto=auto)
-    quiet_fit(learn, 2)
-    assert [is_known(saved_secs) for *_,saved_secs in learn.recorder.values]==[known]*2
-    quiet_fit(learn, 2, 'fine_tune')
-    assert not any(is_known(saved_secs) for *_,saved_secs in learn.recorder.values)
-
 # What is told
 class Tells(TopLossCallback):
-    def begin_fit(self):
+    def before_fit(self):
+        super().before_fit()
         self.tell_once('begins', 'told as the fit begins.')
-        super().begin_fit()
 
-    def after_batch(self):
-        self.tell_once('batch', 'told within an epoch.')
-        super().after_batch()
+    def after_batch(self): self.tell_once('batch', 'told within an epoch.')
 
 class Interrupts(Callback):
     order,run_valid = 60,False
@@ -876,7 +871,7 @@ def test_nothing_is_told_into_the_training_table(capsys):
         said = capsys.readouterr().out.splitlines()
         assert [line.startswith('[') for line in said]==[True]*n_rows+[False]*2
         assert said[n_rows:]==['Tells: told as the fit begins.','Tells: told within an epoch.']
-        assert not learn.selection.notices.untold
+        assert not learn.selection.untold
 
     learn.selection.tell_once('more', 'told at rest.')
     assert capsys.readouterr().out=='Tells: told at rest.\n'
@@ -887,14 +882,13 @@ def test_what_an_error_kept_from_being_told_is_told_before_the_next_fit(capsys):
         def before_batch(self): raise ZeroDivisionError("no")
     class Looks(Callback):
         def before_epoch(self): self.told = capsys.readouterr().out
-    def mean_only(pred, y): return F.cross_entropy(pred, y)
 
-    learn = table_learner(loss_func=mean_only, cbs=[TopLossCallback(.5, warmup=0), Fails()])
+    learn = table_learner(cbs=[Tells(.5, warmup=0), Fails()])
     with pytest.raises(ZeroDivisionError): quiet_fit(learn, 1)
-    assert 'unreduced' not in capsys.readouterr().out
+    assert not capsys.readouterr().out
 
     learn.remove_cb(Fails)
     looks = Looks()
     quiet_fit(learn, 1, cbs=looks)
-    assert looks.told.startswith('TopLossCallback: ')
-    assert 'no unreduced losses' in looks.told
+    assert looks.told=='Tells: told as the fit begins.\n'
+    assert capsys.readouterr().out=='Tells: told within an epoch.\n'

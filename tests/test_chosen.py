@@ -6,8 +6,9 @@ from itertools import islice
 import pytest, torch
 from helpers import mlp, on_two_ranks, same
 from loops import *
-from selback.functional import (PolicyMethod, Chosen, ItemMemory, MemorySampler, BatchLossFilter, chosen, FavorHard,
-    ImportanceSampling, inputs_and_targets, item_losses, RandomSubset, SelectiveBackprop, TopLoss, weigh_grads)
+from selback.functional import (Ahead, BatchLossFilter, Chosen, FavorHard, ImportanceSampling, ItemMemory,
+    MemorySampler, PolicyMethod, RandomSubset, SelectiveBackprop, TopLoss, chosen, inputs_and_targets, item_losses,
+    weigh_grads)
 from torch.nn import functional as F
 
 @pytest.mark.parametrize('name', CASES)
@@ -53,10 +54,11 @@ ALL = dict(
     share=partial(BatchLossFilter, 1.),
     random=partial(RandomSubset, 1., seed=0))
 
-@pytest.mark.parametrize('name,ahead', [*((name,0) for name in ALL), *((name,2) for name in ALL if name!='random')])
-def test_choosing_everything_is_plain_training(name, ahead):
+@pytest.mark.parametrize('scorer', [None, Ahead(2)], ids=['in_time','ahead'])
+@pytest.mark.parametrize('name', ALL)
+def test_choosing_everything_is_plain_training(name, scorer):
     "To the last bit, dropout and the random numbers that follow included"
-    (plainly,after),(ours,later) = fit_of_all(),fit(choosing(ALL[name](), ahead=ahead))
+    (plainly,after),(ours,later) = fit_of_all(),fit(choosing(ALL[name](), scorer=scorer))
     assert same(ours, plainly)
     assert torch.equal(after, later)
 
@@ -117,11 +119,11 @@ class OwnLoss(nn.Module):
 
     def forward(self, x, y): return F.cross_entropy(self.net(x), y)
 
-@pytest.mark.parametrize('ahead', [0,1])
-def test_a_model_that_returns_its_loss_is_refused(ahead):
+@pytest.mark.parametrize('scorer', [None, Ahead()], ids=['in_time','ahead'])
+def test_a_model_that_returns_its_loss_is_refused(scorer):
     "Each item would have the same, and any of them would be chosen"
     def split(batch): return batch,batch[1:]
-    steps = chosen(loader(), OwnLoss(), lambda loss, y: loss, TopLoss(), split=split, ahead=ahead)
+    steps = chosen(loader(), OwnLoss(), lambda loss, y: loss, TopLoss(), split=split, scorer=scorer)
     with pytest.raises(ValueError, match='a single number from the model'): next(steps)
 
 # Saved and gone on with
@@ -206,7 +208,7 @@ def test_each_chosen_item_trains_in_its_own_epoch(keep):
     assert set(trained)-set(wanted)<={*range(N-N%BS, N)} # the hardest of the last batch fill the last step up
 
 # Nothing is left behind
-def threads(): return [t for t in threading.enumerate() if t.name=='selback']
+def threads(): return [t for t in threading.enumerate() if t.name.startswith('selback')]
 
 class Slow(nn.Module):
     "Takes its time, so that its pass is not over when nobody wants it any more"
@@ -221,7 +223,7 @@ class Slow(nn.Module):
 @pytest.mark.parametrize('end', ['closed','deleted','interrupted'])
 def test_an_epoch_that_ends_early_leaves_no_thread(end):
     net = Slow()
-    batches = chosen(loader(), net, F.cross_entropy, TopLoss(), ahead=3)
+    batches = chosen(loader(), net, F.cross_entropy, TopLoss(), scorer=Ahead(3))
     next(batches)
     assert threads()
     if end=='closed': batches.close()

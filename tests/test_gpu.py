@@ -105,7 +105,7 @@ def test_a_plain_loop_and_a_sampler():
     assert 120<len(drawn)<160 # of 160, of which 40 have a loss; the others are loaded
 
 def test_scoring_ahead_trains_the_hardest():
-    learn = on_gpu(table_learner(cbs=TopLossCallback(.5, ahead=2, warmup=0)))
+    learn = on_gpu(table_learner(cbs=TopLossCallback(.5, scorer=Ahead(2), warmup=0)))
     chosen_from = quiet_fit(learn, 4).selection.stats.query('scored')
     assert (chosen_from.kept==(chosen_from.seen+1)//2).all()
     assert (chosen_from.loss_share>.5).all()

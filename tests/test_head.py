@@ -87,7 +87,7 @@ def test_the_users_word_is_taken_against_the_rule():
 def test_what_it_says_is_so(capsys):
     learn,_ = misled()
     early = learn.selection.early.loss
-    valid = learn.selection.validation.tracker.early.loss
+    valid = learn.selection.validation.early.loss
     x,y = learn.dls.valid.dataset.tensors
     hardest = valid.topk(len(valid)//10).indices
     def errors():
@@ -475,7 +475,7 @@ def test_watching_keeps_the_losses_of_the_first_epoch_that_tells(bs, lr, first):
 
 def test_validation_keeps_those_of_the_same_epoch():
     learn,_ = misled()
-    tracker = learn.selection.validation.tracker
+    tracker = learn.selection.validation
     assert tracker.early.loss.isfinite().all()
     assert learn.selection.early.epochs==1
     assert not tracker.early.loss.equal(tracker.memory.loss)
@@ -498,14 +498,3 @@ def test_early_losses_are_saved_and_go_on_with_a_method():
     assert other.selection.early.loss.equal(learn.selection.early.loss)
     learn.favor_hard()
     assert learn.selection.early.loss.equal(other.selection.early.loss)
-
-def test_a_state_of_an_earlier_version_has_its_early_losses():
-    "They were a part of their own"
-    learn = numbered_learner(cbs=[EarlyLossSamplingCallback(1)])
-    trained_only(learn, 2)
-    state = copy.deepcopy(learn.selection.state_dict())
-    state['parts']['early'] = state['parts']['tracker'].pop('early')
-    other = numbered_learner(cbs=[EarlyLossSamplingCallback(1)])
-    other.selection.load_state_dict(state)
-    assert other.selection.early.loss.equal(learn.selection.early.loss)
-    assert other.selection.early.epochs==1

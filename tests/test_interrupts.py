@@ -33,17 +33,16 @@ KINDS = {one_liner(cls): (lambda cls=cls: lively(cls)) for cls in methods()} | d
     gathered=lambda: TopLossCallback(.5, warmup=0, gather=True),
     one_pass=lambda: TopLossCallback(.5, warmup=0, passes=1),
     smoothed=lambda: DropEasyCallback(warmup=0, ema=.5, max_rest=1),
-    ahead=lambda: SelectiveBackpropCallback(warmup=0, ahead=2),
+    ahead=lambda: SelectiveBackpropCallback(warmup=0, scorer=Ahead(2)),
     watches=WatchItemsCallback,
-    remembers=lambda: SelectiveBackpropCallback(warmup=0, scorer=ModelCopy(2), track_items=True))
+    remembers=lambda: SelectiveBackpropCallback(warmup=0, track_items=True))
 LIVELY = {SelectiveBackpropCallback: dict(beta=.5), StaleLossCallback: dict(beta=.5), InfoBatchCallback: dict(delta=1.),
     ImportanceSamplingCallback: dict(tau=0, presample=2)}
 def lively(cls): return cls(warmup=0, seed=0, **LIVELY.get(cls, {})) # selects in its first epoch
 
 def lines_of(make):
-    "How many lines of the package a fit of two epochs runs, once its costs are measured"
-    learn = learner().add_cb(make())
-    for _ in range(2): quiet_fit(learn, 2)
+    "How many lines of the package a fit of two epochs runs"
+    learn = quiet_fit(learner().add_cb(make()), 2)
     with AtLine() as counted: quiet_fit(learn, 2)
     return counted.seen
 
@@ -67,7 +66,8 @@ def check_one_mode(learn, where):
     assert len({m.training for m in learn.model.modules()})==1, where
 
 def check_whole(learn, where):
-    "A fit goes through, and what the report says of it is whole"
+    "A fit goes through, and what the report or the memory says of it is whole"
+    if learn.selection.is_watching: return check_watched(learn, where)
     stats = learn.selection.stats
     assert len(quiet_fit(learn, 2).recorder.values)==2, where
     now = learn.selection.stats
@@ -75,12 +75,15 @@ def check_whole(learn, where):
     own = now.iloc[len(stats):]
     assert own.fit.nunique()==1 and own.epoch.tolist()==sorted(own.epoch) and set(own.epoch)=={0,1}, where
     assert (own.trained>0).sum()==len(learn.recorder.losses), where
-    assert not n_waiting(learn.selection), where
+
+def check_watched(learn, where):
+    seen = learn.selection.memory.seen.clone()
+    assert len(quiet_fit(learn, 2).recorder.values)==2, where
+    assert (learn.selection.memory.seen-seen==2).all(), where
 
 ON_PATHS = [name for name in KINDS if known_methods().get(name) in PATHS.values()]
 
 @pytest.mark.law(6)
-@pytest.mark.measured
 @pytest.mark.parametrize('kind', mostly_slow(KINDS, *ON_PATHS, 'ahead', 'watches'))
 def test_an_interrupt_never_breaks_the_next_fit(kind):
     make,found = KINDS[kind],[]

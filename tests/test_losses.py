@@ -6,7 +6,7 @@ from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from helpers import Trail
 from selback.core.batches import n_items
-from selback.core.item_loss import separable_losses
+from selback.core.first_batch import separable_losses
 from selback.core.losses import item_losses, item_losses_how, unreduced
 from selback.core.scores import entropy_score, get_score
 from torch import nn

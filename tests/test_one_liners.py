@@ -1,5 +1,5 @@
 "Methods of `Learner` that are made from classes: what they take, what is said of them, and who counts as a method"
-import inspect, re
+import inspect
 
 import pytest
 from fastai.metrics import error_rate
@@ -7,7 +7,7 @@ from fastcore.docments import docments
 from fastcore.meta import delegates
 from helpers import *
 from selback.bench.compare import compare, get_method
-from selback.callback.attach import AttachedCallback
+from selback.callback.attach import Attached
 
 OURS = {name: cls for name,cls in known_methods().items() if cls.__module__ in OWN_MODULES}
 each_method = pytest.mark.parametrize('name,cls', OURS.items(), ids=list(OURS))
@@ -81,7 +81,8 @@ def test_options_that_are_misspelt_are_named():
     learn = table_learner()
     with pytest.raises(TypeError, match="got an unknown option 'bta', wanted 'beta'"): learn.favor_hard(bta=1)
     with pytest.raises(TypeError, match="got an unknown option 'gather'"): learn.favor_hard(gather=True)
-    with pytest.raises(ValueError, match="got the option 'auto', wanted none"): learn.favor_hard(auto=False)
+    refused = "got an unknown option 'auto', wanted one of beta, "
+    with pytest.raises(TypeError, match=refused): learn.favor_hard(auto=False)
     with pytest.raises(TypeError, match='takes from 1 to 2 positional arguments but 3'): learn.favor_hard(1, 2)
 
 @pytest.mark.parametrize('name', sorted(OURS))
@@ -92,10 +93,16 @@ def test_a_signature_shows_options_only(name):
         getattr(table_learner(), name)(no_such=1)
 
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
-def test_the_noise_guard_is_gone(cls):
-    said = f"{cls.__name__}: got the option 'noise_quantile', wanted none; it is gone: learn.selection.suspects() lists"
-    for value in .9,None:
-        with pytest.raises(ValueError, match=re.escape(said)): cls(noise_quantile=value)
+def test_options_are_read_and_not_set(cls):
+    "Those of the method, and when it selects"
+    selection = getattr(table_learner(), one_liner(cls))().selection
+    # `window` is SeTa's, and when all select
+    parts = {name: selection.method for name in selection.method.options if name!='window'}
+    parts |= dict.fromkeys(('start','end','warmup','interrupt'), selection.window)
+    for name,part in parts.items():
+        assert getattr(selection, name)==getattr(part, name)
+        match = f'{name} of {cls.__name__}: got another value, wanted the one that it was made with; attach it anew'
+        with pytest.raises(AttributeError, match=match): setattr(selection, name, 1)
 
 def test_what_is_written_by_hand_takes_part(make, monkeypatch):
     "As one wrote it before there was a decorator"
@@ -110,7 +117,7 @@ def test_what_is_written_by_hand_takes_part(make, monkeypatch):
 def test_only_methods_are_known():
     assert 'selection' not in known_methods()
     for name,cls in known_methods().items():
-        assert issubclass(cls, AttachedCallback)
+        assert issubclass(cls, Attached)
         assert inspect.isfunction(getattr(Learner, name))
 
 def test_what_fastai_has_under_a_name_is_no_one_liner():

@@ -43,7 +43,7 @@ def test_a_label_that_was_corrected_begins_anew(make, n_after):
     ds.y.copy_(right)
     quiet_fit(learn, n_after)
 
-    labels,is_corrected = learn.selection.tracker.labels,torch.zeros(N, dtype=bool).index_fill(0, WRONG, True)
+    labels,is_corrected = learn.selection.labels,torch.zeros(N, dtype=bool).index_fill(0, WRONG, True)
     assert labels.looks.tolist()==torch.where(is_corrected, n_after, 2+n_after).tolist()
     torch.testing.assert_close(labels.probabilities/labels.looks, probabilities(learn.model, ds))
     losses = F.cross_entropy(learn.model(ds.x), ds.y, reduction='none').detach()
@@ -161,18 +161,28 @@ def test_another_loss_within_a_fit_is_told_of(capsys):
         order = -7
         def before_train(self):
             if self.epoch==1: self.learn.loss_func = nn.CrossEntropyLoss(label_smoothing=.2)
-    for cb in FavorHardCallback(),SelectiveBackpropCallback(warmup=0):
-        quiet_fit(learner(cb, cbs=[Swaps()]), 3)
-        assert capsys.readouterr().out.count('the loss function is another one')==1
+    quiet_fit(learner(FavorHardCallback(), cbs=[Swaps()]), 3)
+    assert capsys.readouterr().out.count('the loss function is another one')==1
 
-def test_targets_are_saved_and_old_states_lack_them():
-    learn = quiet_fit(learner(WatchItemsCallback()), 2)
-    state = learn.selection.state_dict()
+def test_a_label_that_was_corrected_since_a_state_was_saved_begins_anew():
+    "Where a dataset does not say its labels without loading an item, the state does"
+    learn = learner(WatchItemsCallback())
+    ds = learn.dls.train.dataset
+    ds.y[WRONG] = (ds.y[WRONG]+1)%3
+    state = quiet_fit(learn, 2).selection.state_dict()
     other = learner(WatchItemsCallback())
     other.selection.load_state_dict(state)
-    assert torch.equal(other.selection.tracker.targets.target, learn.selection.tracker.targets.target)
-    del state['parts']['tracker']['targets']
-    third = learner(WatchItemsCallback())
-    third.selection.load_state_dict(state)
-    quiet_fit(third, 1)
-    assert third.selection.tracker.labels.looks.tolist()==[3]*N
+    assert other.selection.memory.seen.tolist()==[2]*N
+    quiet_fit(other, 1)
+    wanted = torch.full((N,), 3).index_fill(0, WRONG, 1).tolist()
+    assert other.selection.labels.looks.tolist()==other.selection.memory.seen.tolist()==wanted
+
+def test_early_losses_of_corrected_items_are_forgotten():
+    learn = quiet_fit(learner(EarlyLossSamplingCallback(after=1, track_items=True)), 1)
+    ds = learn.dls.train.dataset
+    before = learn.selection.early.loss.clone()
+    ds.y[WRONG] = (ds.y[WRONG]+1)%3
+    quiet_fit(learn, 3)
+    is_same = torch.ones(N, dtype=bool).index_fill(0, WRONG, False)
+    early = learn.selection.early.loss
+    assert early[WRONG].isnan().any() and torch.equal(early[is_same], before[is_same])

@@ -28,7 +28,7 @@ def test_a_fit_without_an_epoch_that_ends_at_a_quarter_says_nothing(capsys):
     assert fitted(capsys, 'favor_hard', 5)==[0] # a fifth, two fifths
 
 @pytest.mark.parametrize('method,kwargs', [
-    ('watch_items',{}), ('favor_hard',dict(start=.5)), ('selective_backprop',dict(auto=False)),
+    ('watch_items',{}), ('favor_hard',dict(start=.5)), ('selective_backprop',{}),
     ('random_subset',dict(before_loading=True))])
 def test_who_chose_nothing_or_remembers_nothing_says_nothing(method, kwargs, capsys):
     assert fitted(capsys, method, 8, **kwargs)==[0]

@@ -1,5 +1,6 @@
 "Methods of one's own: what is refused, what two drivers share, and what a question leaves alone"
 import copy
+from contextlib import nullcontext
 
 import pytest, torch
 from helpers import *
@@ -21,7 +22,7 @@ def known(n=40):
     return memory
 
 # Names
-@pytest.mark.parametrize('name', ['draws','parts','options','choose','scored','period','learn','score'])
+@pytest.mark.parametrize('name', ['draws','parts','options','choose','scored','saved','learn','score'])
 def test_an_option_is_not_called_like_what_every_method_has(name):
     init = eval(f'lambda self, {name}=1, **kwargs: None')
     with pytest.raises(TypeError, match=f'options called {name}, as what every method has'):
@@ -34,7 +35,7 @@ def test_an_option_is_not_called_like_one_of_every_selection(name):
     with pytest.raises(TypeError, match=f'OwnCallback: got options of Own called {name}, as every selection has'):
         with_one_liner(type('OwnCallback', (BatchSelection,), dict(of=own)))
 
-@pytest.mark.parametrize('name', ['step','losses','loader','clock','tracker','progress','engine','noted_of','window'])
+@pytest.mark.parametrize('name', ['losses','loader','window','report','notes','current','told','epochs_done'])
 def test_a_part_of_the_selection_does_not_get_into_an_option_of_its_name(name, monkeypatch):
     namespace = dict(BatchMethod=BatchMethod)
     exec(f"""class Own(BatchMethod):
@@ -97,29 +98,26 @@ def test_a_memory_knows_how_many_epochs_it_has_seen():
     assert other.epochs==3
 
 # Options
-def test_an_option_that_would_be_read_by_nobody_is_not_set():
-    learn = table_learner().selective_backprop()
-    learn.selection.beta = 5. # which is read at each choice
-    assert learn.selection.method.beta==5
-    for name in ('start','warmup','keep'):
-        with pytest.raises(AttributeError, match=f'{name}.* wanted one that is said when'):
-            setattr(learn.selection, name, .5)
-    with pytest.raises(AttributeError, match='ema of FavorHard: got another value'):
-        table_learner().favor_hard().selection.ema = .5
-    own = table_learner(cbs=BatchSelection(TopLoss())).selection
-    with pytest.raises(AttributeError, match='wanted learn.selection.method.keep to be set'): own.keep = .25
+@pytest.mark.parametrize('name', ['beta','gather','seed','hist_size','start','end','warmup','interrupt'])
+def test_options_are_read_of_a_selection_and_not_set(name):
+    cb = SelectiveBackpropCallback(3., start=.1, end=.9, seed=5)
+    options = dict(beta=3., gather=True, seed=5, hist_size=1024, start=.1, end=.9, warmup=1, interrupt=0)
+    assert getattr(cb, name)==options[name]
+    refused = f'{name} of {type(cb).__name__}: got another value, wanted the one that it was made with; attach it anew'
+    with pytest.raises(AttributeError, match=refused): setattr(cb, name, .5)
 
-def test_a_limit_of_rests_that_is_set_later_holds():
+def test_what_is_set_of_a_method_holds_from_then_on():
     learn = table_learner().favor_hard(beta=9, seed=0)
-    learn.selection.max_rest = 1
+    learn.selection.method.max_rest = 1
     quiet_fit(learn, 6)
+    assert learn.selection.max_rest==1
     assert learn.selection.memory.rested.max()<=2 # and one more for the epoch that is over
 
 def test_a_state_is_of_the_method_that_it_was_saved_of():
     saved = quiet_fit(table_learner(cbs=BatchSelection(TopLoss(.5)))).selection.state_dict()
     with pytest.warns(UserWarning, match='was saved with keep=0.5, wanted keep=0.1'):
         table_learner(cbs=BatchSelection(TopLoss(.1))).selection.load_state_dict(saved)
-    with pytest.raises(ValueError, match='the state of TopLoss, wanted SelectiveBackprop'):
+    with pytest.raises(ValueError, match='the state of TopLoss with method, wanted one of SelectiveBackprop'):
         table_learner(cbs=BatchSelection(SelectiveBackprop())).selection.load_state_dict(saved)
 
 # Weights
@@ -183,12 +181,14 @@ def test_two_names_of_a_device_have_one_stream_of_draws(monkeypatch):
 
 @pytest.mark.parametrize('other', [None,FavorHardCallback])
 def test_a_selection_may_be_taken_off_as_an_epoch_begins(other):
-    "By a callback behind it: the epoch trains on all items, or the other one's next"
+    "By a callback behind it: the epoch trains on all items; another one comes too late for it"
     class TakesOff(Callback):
         order,run_valid = 70,False
         def before_train(self):
             if self.epoch!=1: return
             self.learn.full_batches()
             if other: self.learn.add_cb(other())
-    learn = quiet_fit(table_learner(cbs=[TopLossCallback(.5, warmup=0), TakesOff()]), 3)
-    assert len(learn.recorder.losses)==3*7
+    learn = table_learner(cbs=[TopLossCallback(.5, warmup=0), TakesOff()])
+    too_late = pytest.raises(ValueError, match='came or went within an epoch')
+    with too_late if other else nullcontext(): quiet_fit(learn, 3)
+    assert len(learn.recorder.losses)==(7 if other else 3*7)

@@ -1,10 +1,9 @@
 "What is remembered of an item is the loss that trained it, or there is an error before the first step"
 import warnings
-from collections import Counter
 from functools import partial
 
 import pytest, torch
-from fastai.callback.core import Callback, CancelTrainException
+from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from fastai.callback.rnn import ModelResetter, RNNCallback, RNNRegularizer
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
@@ -15,6 +14,8 @@ from torch.nn import functional as F
 N = 64
 ASKING = [*filter(goes_by_losses, methods())] # new ones as well
 by_losses = pytest.mark.parametrize('make', ASKING, ids=one_liner)
+
+def at_once(make): return make(**full_epochs(make, 0))
 
 def net(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -47,6 +48,18 @@ def refused(learn, match='item_loss', n_epoch=3):
     assert learn.steps.n==0
     return str(error.value)
 
+class WeighedSteps(Callback):
+    "Counts steps of weighted items"
+    order,run_valid = 90,False
+    def __init__(self): self.n = 0
+    def before_step(self): self.n += self.learn.selection.item_weight is not None
+
+def refused_once_weighed(learn, match):
+    "The fit ends with an error before the first step of weighted items"
+    learn.add_cb(WeighedSteps())
+    with pytest.raises((ValueError,TypeError), match=match): fit(learn)
+    assert learn.weighed_steps.n==0
+
 # A loss that a callback sets
 class StandIn:
     "A loss function that says nothing"
@@ -66,7 +79,7 @@ class SetsLoss(Callback):
 @pytest.mark.parametrize('both', [True, False])
 @pytest.mark.parametrize('stand_in', [StandIn(), lambda pred, y: pred.new_zeros(())], ids=['unreduced','number'])
 def test_a_loss_that_a_callback_sets_is_refused(make, both, stand_in):
-    refused(learner(make(warmup=0), stand_in, cbs=[SetsLoss(both)]))
+    refused(learner(at_once(make), stand_in, cbs=[SetsLoss(both)]))
 
 @pytest.mark.parametrize('make', [FavorHardCallback, StaleLossCallback])
 def test_with_item_loss_it_is_remembered(make):
@@ -91,7 +104,7 @@ def test_a_loss_that_mixes_items_is_refused_wherever_its_inputs_come_from(make):
     for order in (0, -8):
         views = Views()
         views.order = order
-        refused(learner(make(warmup=0), info_nce, Pair(), cbs=[views]), 'item_loss|batch transform')
+        refused(learner(at_once(make), info_nce, Pair(), cbs=[views]), 'item_loss|batch transform')
 
 class Weighted(nn.Module):
     "Cross-entropy with a weight for each item of the batch, which a callback gives it"
@@ -106,7 +119,7 @@ class GivesWeights(Callback):
 
 @by_losses
 def test_a_loss_with_a_state_for_each_batch_is_refused(make):
-    refused(learner(make(warmup=0), Weighted(), cbs=[GivesWeights()]))
+    refused(learner(at_once(make), Weighted(), cbs=[GivesWeights()]))
 
 def normalised(pred, y): return F.cross_entropy(pred, y)/pred.std()
 
@@ -116,7 +129,7 @@ def test_another_loss_within_a_fit_is_checked_as_well(make):
         run_valid = False
         def before_epoch(self):
             if self.epoch==1: self.learn.loss_func = normalised
-    learn = learner(make(warmup=0), cbs=[Swaps(),Steps()])
+    learn = learner(at_once(make), cbs=[Swaps(),Steps()])
     with pytest.raises(ValueError, match='item_loss'): fit(learn)
     assert learn.epoch==1
     assert learn.steps.n<=4
@@ -188,16 +201,16 @@ def test_the_check_costs_nothing_after_the_first_batch():
 
 # Outputs that are no predictions
 class Several(nn.Module):
-    "Also returns a number that is added to the loss, and attention that isn't"
-    def __init__(self, heads=2, loss_by_attention=False):
+    "Also returns a number that is added to the loss, and, for some heads, attention that isn't"
+    def __init__(self, heads=0):
         super().__init__()
         self.features,self.head = nn.Linear(4, 8),nn.Linear(8, 3)
         self.heads = heads
 
     def forward(self, x):
         h = self.features(x)
-        attention = (h@h.T).expand(self.heads, -1, -1).softmax(-1)
-        return dict(logits=self.head(h), attention=attention, balance=h.pow(2).mean())
+        attention = dict(attention=(h@h.T).expand(self.heads, -1, -1).softmax(-1)) if self.heads else {}
+        return dict(logits=self.head(h), balance=h.pow(2).mean(), **attention)
 
 def with_balance(pred, y): return F.cross_entropy(pred['logits'], y)+.1*pred['balance']
 
@@ -205,9 +218,8 @@ def logits_loss(pred, y): return F.cross_entropy(pred['logits'], y, reduction='n
 
 def weighted(**kwargs): return [FavorHardCallback(correct=1., seed=0, **kwargs), InfoBatchCallback(seed=0, **kwargs)]
 
-@pytest.mark.parametrize('heads', [2, 16])
 @pytest.mark.parametrize('i', [0, 1])
-def test_only_what_losses_go_by_row_by_row_is_weighed(i, heads):
+def test_a_number_among_the_outputs_is_not_weighed(i):
     "A step by hand: weighted losses of items, and the number as it is"
     got = []
     class ByHand(Callback):
@@ -221,47 +233,21 @@ def test_only_what_losses_go_by_row_by_row_is_weighed(i, heads):
             for p,g in zip(self.model.parameters(), wanted): torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-6)
             got.append(cb.item_weight is not None)
     cb = weighted(item_loss=logits_loss)[i]
-    fit(learner(cb, with_balance, Several(heads), lr=1e-2, cbs=[ByHand()]))
+    fit(learner(cb, with_balance, Several(), lr=1e-2, cbs=[ByHand()]))
     assert any(got)
 
 @pytest.mark.parametrize('i', [0, 1])
-def test_what_cannot_be_told_apart_is_refused_in_the_first_batch(i):
-    def by_attention(pred, y): return logits_loss(pred, y)+pred['attention'].mean((0,1))
-    for heads in (2, 16):
-        cb = weighted(item_loss=by_attention, warmup=3)[i]
-        refused(learner(cb, with_balance, Several(heads)), 'weights: got an output of shape')
+def test_outputs_that_are_no_items_are_refused_before_they_are_weighed(i):
+    cb = weighted(item_loss=logits_loss)[i]
+    refused_once_weighed(learner(cb, with_balance, Several(2)), r'weights: got an output of shape \(2, 16, 16\)')
 
-def mean_of_attention(pred, y): return F.cross_entropy(pred['logits'], y)+.1*pred['attention'].square().mean()
+def by_attention(pred, y): return logits_loss(pred, y)+pred['attention'].mean((0,1))
 
-@pytest.mark.parametrize('make', [InfoBatchCallback, partial(FavorHardCallback, correct=1.),
-    partial(PrioritizedSamplingCallback, correct=1.), partial(TopLossCallback, passes=1)],
-    ids=['info_batch','favor_hard','prioritized','one_pass'])
-def test_heads_that_are_as_many_as_items_are_not_taken_for_items(make):
-    "Each head's share of the loss is one row's, as an item's would be; in a part of the batch heads stay as many"
-    text = refused(learner(make(warmup=1), mean_of_attention, Several(16)), 'weights: got an output of shape')
-    assert '(16, 8, 8) for 8 items' in text
-
-def test_outputs_are_counted_in_a_part_of_the_batch_once_a_fit_and_leave_no_trace():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(.5))
-            self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
-        def forward(self, x):
-            sizes.append((len(x), self.training))
-            x = self.body(x)
-            return [head(x) for head in self.heads]
-    def both(pred, y): return F.cross_entropy(pred[0], y)+F.cross_entropy(pred[1], y)
-    def trained(cb):
-        sizes.clear()
-        set_seed(0)
-        learn = fit(learner(cb, both, Two(), lr=1e-2))
-        return weights(learn),Counter(sizes.seen)
-    sizes = Trail()
-    plain,of_plain = trained(WatchItemsCallback())
-    ours,of_ours = trained(InfoBatchCallback(warmup=9))
-    assert same(plain, ours)
-    assert of_ours-of_plain==Counter({(8, False): 1})
+@pytest.mark.parametrize('heads', [2, 16])
+@pytest.mark.parametrize('i', [0, 1])
+def test_losses_that_go_by_other_rows_are_refused_before_they_are_weighed(i, heads):
+    cb = weighted(item_loss=by_attention)[i]
+    refused_once_weighed(learner(cb, with_balance, Several(heads)), 'weights: got an output of ')
 
 def test_a_model_that_takes_no_part_of_a_batch_is_trained():
     class Whole(Several):
@@ -271,7 +257,7 @@ def test_a_model_that_takes_no_part_of_a_batch_is_trained():
     def both(pred, y): return F.cross_entropy(pred['logits'], y)
     fit(learner(InfoBatchCallback(warmup=9), both, Whole(2)))
 
-def test_predictions_that_cannot_be_weighed_are_refused_in_the_first_batch():
+def test_predictions_that_cannot_be_weighed_are_refused():
     class Object(nn.Module):
         def __init__(self):
             super().__init__()
@@ -280,13 +266,15 @@ def test_predictions_that_cannot_be_weighed_are_refused_in_the_first_batch():
     class types:
         def __init__(self, logits): self.logits = logits
     def loss(pred, y, reduction='mean'): return F.cross_entropy(pred.logits, y, reduction=reduction)
-    for cb in (*weighted(warmup=3), TopLossCallback(passes=1, warmup=3)):
-        refused(learner(cb, loss, Object()), 'weigh_grads: got predictions that are a types')
+    for cb in (*weighted(), TopLossCallback(passes=1, warmup=1)):
+        refused_once_weighed(learner(cb, loss, Object()), 'weigh_grads: got predictions that are a types')
 
 # Steps of one's own
 class OwnStep(Learner):
     "Fires no events within a step"
+    n_own = 0
     def _do_one_batch(self):
+        self.n_own += self.training
         self.pred = self.model(*self.xb)
         self.loss_grad = self.loss_func(self.pred, *self.yb)
         self.loss = self.loss_grad.clone()
@@ -295,17 +283,11 @@ class OwnStep(Learner):
         self.opt.step()
         self.opt.zero_grad()
 
-@pytest.mark.parametrize('make', [FavorHardCallback, PrioritizedSamplingCallback, EarlyLossSamplingCallback,
-    SeTaCallback, DropEasyCallback], ids=one_liner)
-def test_a_step_without_events_is_told_of_and_nothing_is_chosen(make, capsys):
-    learn = learner(make(), lr=1e-3, kind=OwnStep)
-    fit(learn, 4)
-    said = capsys.readouterr().out
-    assert said.count('no step of this epoch told the losses of its items')==1
-    assert 'this fit trained on all items' not in said # which is why
-    stats = learn.selection.stats
-    assert (stats.kept==stats.seen).all()
-    assert (stats.trained==stats.seen).all()
+@by_losses
+def test_a_step_without_events_is_refused(make):
+    learn = learner(at_once(make), lr=1e-3, kind=OwnStep)
+    with pytest.raises(ValueError, match='none of the events after_pred, after_loss and after_backward'): fit(learn)
+    assert learn.n_own==1
 
 def test_weights_that_no_step_takes_are_refused():
     class Weighs(BatchMethod):
@@ -313,8 +295,21 @@ def test_weights_that_no_step_takes_are_refused():
         def choose(self, scores, now): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
     for cb in BatchSelection(Weighs(), warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
         learn = learner(cb, lr=1e-3, kind=OwnStep)
-        with pytest.raises(ValueError, match='a step without the event after_pred'): fit(learn, 2)
+        with pytest.raises(ValueError, match='none of the events after_pred'): fit(learn, 2)
         assert learn.iter==0
+
+def test_what_goes_by_no_losses_is_trained_in_a_step_without_events():
+    learn = fit(learner(RandomSubsetCallback(.5, warmup=0), lr=1e-3, kind=OwnStep), 1)
+    assert learn.selection.stats.kept.tolist()==[8]*4
+
+def test_a_first_batch_that_a_callback_cancels_is_passed_over():
+    class Cancels(Callback):
+        order,run_valid = 5,False
+        def before_batch(self):
+            if not self.iter: raise CancelBatchException
+    learn = learner(FavorHardCallback(), cbs=[Cancels(),Steps()])
+    fit(learn, 1)
+    assert learn.steps.n==3
 
 # What the check leaves alone
 class Boxes(nn.Module):
@@ -410,14 +405,14 @@ class Shrinks(Callback):
 @by_losses
 @pytest.mark.parametrize('loss,cbs', [(Warming, []), (CrossEntropyLossFlat, [Shrinks])], ids=['warming','penalty'])
 def test_a_scale_and_a_penalty_are_no_other_loss(make, loss, cbs):
-    fit(learner(make(warmup=0), loss(), lr=1e-2, cbs=[cb() for cb in cbs]), 2)
+    fit(learner(at_once(make), loss(), lr=1e-2, cbs=[cb() for cb in cbs]), 2)
 
 @by_losses
 def test_a_loss_that_is_set_before_the_backward_pass_is_refused(make):
     class Sets(Callback):
         run_valid = False
         def before_backward(self): self.learn.loss_grad = F.mse_loss(self.pred, torch.ones_like(self.pred))
-    refused(learner(make(warmup=0), cbs=[Sets()]))
+    refused(learner(at_once(make), cbs=[Sets()]))
 
 def test_a_first_batch_that_tells_nothing_is_followed_by_one_that_does():
     class Sets(Callback):
@@ -505,8 +500,8 @@ def test_rows_that_are_time_steps_are_refused_before_they_are_weighed():
         def forward(self, x): return self.net(x).expand(len(x), -1, -1) # (time, items, classes)
     def losses(pred, y): return F.cross_entropy(pred.mean(0), y, reduction='none')
     def loss(pred, y): return losses(pred, y).mean()
-    for cb in (*weighted(item_loss=losses, warmup=3), TopLossCallback(passes=1, warmup=3, item_loss=losses)):
-        refused(learner(cb, loss, TimeFirst()), 'whose rows are no items')
+    for cb in (*weighted(item_loss=losses), TopLossCallback(passes=1, warmup=1, item_loss=losses)):
+        refused_once_weighed(learner(cb, loss, TimeFirst()), 'whose rows are no items')
 
 def test_a_fit_without_a_whole_epoch_says_why_no_early_losses_are_kept(capsys):
     class Short(Callback):
@@ -574,7 +569,7 @@ def test_shapes_that_are_broadcast_are_named(make):
         return learn
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of PyTorch, of the same
-        said = refused(regression(make(warmup=0)), 'broadcast')
+        said = refused(regression(at_once(make)), 'broadcast')
     assert '(16, 1)' in said and '(16, 16)' in said
     assert 'item_loss' in said
 

@@ -1,5 +1,5 @@
 "The report by itself, and its columns in fastai's training table"
-import math, warnings
+import math, re, warnings
 
 import pandas as pd, pytest, torch
 from fastai.callback.core import Callback
@@ -7,91 +7,89 @@ from fastai.callback.core import CancelBatchException, CancelEpochException, Can
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from helpers import *
-from selback.callback.report import SelectionReport, rising_loss
+from selback.callback.report import rising_loss
 
-COLUMNS = ['samp_perc','loss_perc','full_loss','saved_secs']
+COLUMNS = ['samp_perc','loss_perc','full_loss']
 nan = float('nan')
 
-# A row for each batch and step
-def begun():
-    report = SelectionReport()
-    report.begin_fit()
-    report.begin_epoch(3, 9)
+# A row for each batch and step, by hand
+def begun(n_batches=9):
+    "A report that is told by hand, in epoch 3 of its learner's fit"
+    learn = table_learner(loss_func=nn.L1Loss()).top_loss()
+    learn.remove_cb(learn.recorder)
+    learn.epoch,learn.n_iter,learn.dl = 3,n_batches,learn.dls.train
+    report = learn.selection.report
+    report.before_fit()
+    report.begin_epoch()
     return report
+
+def step(report, trained, loss=torch.tensor(nan)):
+    "A step of so many items, each of that loss, is made"
+    learn = report.learn
+    report.before_batch()
+    learn.xb,learn.yb = (torch.zeros(trained, 4),),(torch.zeros(trained),)
+    learn.pred,learn.loss = loss.expand(trained),loss
+    report.after_loss()
 
 def rows_of(report, *names):
     "Columns of the stats as lists, None where unknown"
     return [[None if v!=v else v for v in report.stats[name].tolist()] for name in names]
 
-def test_a_row_is_written_once_its_step_is_known():
+def test_a_row_for_each_batch_and_each_step():
     report = begun()
-    assert report.read(0, 4, 2, torch.tensor([1.,2,3,4]), torch.tensor([2,3]))
-    (row,) = report.unwritten
-    assert (row.i,row.seen,row.kept,row.sums.tolist())==(0,4,2,[10,7,4,0,0])
-    assert report.stats.empty
-    assert not report.lacks_mean # it was scored
-
-    report.write(2)
-    report.write(9) # nothing was read for it
+    report.read(0, 4, 2, torch.tensor([1.,2,3,4]), torch.tensor([2,3]))
+    step(report, 2)
+    report.after_loss() # a learner may go through a batch twice
     report.read(1, 4, 1, torch.tensor([1.,2,3,4]), torch.tensor([0])) # it waits
     report.read(2, 4, 4) # a whole batch
-    assert report.lacks_mean
-    report.write(4, torch.tensor(2., requires_grad=True)) # both
+    step(report, 4, torch.tensor(2., requires_grad=True)) # both
     report.read(3, 4, 4) # one that was cancelled
-    report.write(4)
     report.read(4, 4, 1) # chosen without scores
-    report.write(1, torch.tensor(8.))
-    report.add_step(1)
+    step(report, 1, torch.tensor(8.))
+    step(report, 1) # of items that waited
     assert rows_of(report, 'fit', 'epoch')==[[1]*6,[3]*6]
     assert rows_of(report, 'step', 'seen', 'kept')==[[0,1,2,3,4,5],[4,4,4,4,4,0],[2,1,4,4,1,0]]
-    assert rows_of(report, 'trained', 'scored')==[[2,0,4,4,1,1],[True,True,False,False,False,False]]
+    assert rows_of(report, 'trained', 'scored')==[[2,0,4,0,1,1],[True,True,False,False,False,False]]
     assert rows_of(report, 'loss_share', 'full_loss')==[[.7,.1,1,None,None,None],[2.5,2.5,2,None,8,None]]
-    assert not report.rows['bad'][[0,1,2,4,5]].any() # of the cancelled one it is not known
 
-    report.end_epoch(1.5)
-    samp_perc,loss_perc,full_loss,saved_secs = report.log
-    assert (samp_perc,full_loss,saved_secs)==(12/20,2.5,1.5)
+    report.after_train()
+    samp_perc,loss_perc,full_loss = report.log
+    assert (samp_perc,full_loss)==(12/20,2.5)
     assert math.isnan(loss_perc) # a share is not known of all
 
 def test_a_row_does_not_hold_the_graph_of_its_loss():
     report = begun()
     x = torch.ones(3, requires_grad=True)
-    loss = (x*x).mean().as_subclass(TensorCategory)
     report.read(0, 3, 3)
-    report.write(3, loss)
-    report.end_epoch()
-    assert report.log[:3]==[1,1,1]
-    x.sum().backward()
-
-@pytest.mark.parametrize('scored,kept,is_chosen', [(False,4,False), (False,3,True), (True,4,True)])
-def test_what_counts_as_chosen(scored, kept, is_chosen):
-    report = begun()
-    losses = dict(losses=torch.ones(4), rows=torch.arange(kept)) if scored else {}
-    assert report.read(0, 4, kept, **losses)==is_chosen
+    step(report, 3, (x*x).mean().as_subclass(TensorCategory))
+    assert not report.steps[0].loss.requires_grad and type(report.steps[0].loss) is torch.Tensor
+    report.after_train()
+    assert report.log==[1,1,1]
 
 def test_what_an_epoch_leaves_out():
     report = begun()
     report.left_out(torch.tensor([1.,2,3,nan]), torch.tensor([1,2]))
     report.read(0, 2, 2)
-    report.write(2, torch.tensor(9.))
+    step(report, 2, torch.tensor(9.))
     assert rows_of(report, 'step', 'seen', 'kept', 'trained')==[[-1,0],[2,2],[0,2],[0,2]]
-    report.end_epoch()
-    assert report.log[:3]==pytest.approx([.5,5/6,2])
+    report.after_train()
+    assert report.log==pytest.approx([.5,5/6,2])
 
 def test_an_epoch_that_was_interrupted_keeps_its_rows():
     report = begun()
     report.read(0, 4, 4)
-    report.write(4)
-    report.begin_fit()
-    report.begin_epoch(0)
+    step(report, 4)
+    report.before_fit()
+    report.learn.epoch = 0
+    report.begin_epoch()
     report.read(0, 4, 4)
-    report.write(4)
+    step(report, 4)
     assert rows_of(report, 'fit', 'epoch')==[[1,2],[3,0]]
     assert report.log is None
 
 def test_an_epoch_without_rows_has_no_line():
     report = begun()
-    report.end_epoch()
+    report.after_train()
     assert report.log is None
     assert report.stats.empty
     assert report.samples.empty
@@ -102,10 +100,9 @@ def warned(report, *batches):
     for i,losses in enumerate(batches):
         rows = torch.arange(1 if len(losses)>1 else 0)
         report.read(i, len(losses), len(rows), torch.tensor(losses), rows)
-        report.write()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
-        report.end_epoch()
+        report.after_train()
     return [str(w.message) for w in said]
 
 def test_negative_losses_are_told_of_once():
@@ -122,34 +119,51 @@ def test_each_epoch_tells_of_broken_losses_and_of_none_chosen():
     assert warned(report, [1.])==['Epoch 3: no item was chosen.']
 
     report.read(0, 4, 4)
-    report.write(4, torch.tensor(math.inf))
+    step(report, 4, torch.tensor(math.inf))
     assert warned(report)==['Epoch 3: the training losses were NaN or infinite in 1 batches.']
 
 # The sample of losses
-def told(n_iter, bs, choose=lambda losses: torch.arange(3)):
+def told(n_batches, bs, choose=lambda losses: torch.arange(3)):
     "A report that was told of an epoch whose losses are the items' numbers"
-    report = SelectionReport()
-    report.begin_fit()
-    report.begin_epoch(0, n_iter)
-    for i in range(n_iter):
+    report = begun(n_batches)
+    for i in range(n_batches):
         losses = i*bs+torch.arange(float(bs))
         report.read(i, bs, 3, losses, choose(losses))
-        report.write(3)
     return report
 
 EVERY = [(200, 64, 7), (50, 63, 2), (3000, 4, 6), (5000, 3, 8), (32, 64, 1), (33, 64, 2)]
 
-@pytest.mark.parametrize('n_iter,bs,every', EVERY)
-def test_a_sample_of_many_items_is_small_and_even(n_iter, bs, every):
-    samples = told(n_iter, bs).samples
+@pytest.mark.parametrize('n_batches,bs,every', EVERY)
+def test_a_sample_of_many_items_is_small_and_even(n_batches, bs, every):
+    samples = told(n_batches, bs).samples
     assert 1024<=len(samples)<=2048
-    assert samples.loss.tolist()==[float(i*bs+row) for i in range(0, n_iter, every) for row in range(bs)]
+    assert samples.loss.tolist()==[float(i*bs+row) for i in range(0, n_batches, every) for row in range(bs)]
     assert (samples.chosen==(samples.loss%bs<3)).all()
 
 def test_a_sample_of_a_batch_that_is_larger():
     samples = told(2, 5000).samples
     assert samples.loss.tolist()==list(range(0, 5000, 3))
     assert samples.chosen.sum()==1
+
+# What a selecting epoch costs
+@pytest.mark.measured
+@pytest.mark.parametrize('method,kwargs', [
+    ('top_loss', dict(keep=1.)), # all is kept, and scored
+    ('favor_hard', dict(beta=1.)),
+    ('prioritized_sampling', dict(warmup=1))]) # others train in place of those that are left out
+def test_what_a_selecting_epoch_took_is_known_where_a_plain_one_was(method, kwargs):
+    def cost(fit, n, **more):
+        learn = table_learner(splitter=lambda model: [[*model[0].parameters()], [*model[1:].parameters()]])
+        return quiet_fit(getattr(learn, method)(**kwargs|more), n, fit).selection.report.cost
+    assert re.fullmatch(r'a selecting epoch took \d+\.\d\d of the plain one of \S+ s\.', cost('fit', 2))
+    assert cost('fit', 1)==''
+    assert cost('fine_tune', 1)=='' # a frozen epoch says nothing of those after it
+    if method=='top_loss': assert cost('fit', 2, warmup=0)==''
+
+@pytest.mark.measured
+def test_it_is_told_after_the_fit(capsys):
+    quiet_fit(table_learner().top_loss(), 2)
+    assert re.fullmatch(r'TopLossCallback: a selecting epoch took .* s\.\n', capsys.readouterr().out)
 
 # What a fit showed
 def test_what_counts_as_rising():
@@ -167,14 +181,17 @@ def test_what_counts_as_rising():
     assert said(falls, rises, kept=(1,)*7) is None # nothing was selected
     assert said(falls, rises, kept=(1,1,1,1,.3,.3,.3)) is None # little was
 
-def test_advice_is_given_once():
-    report = SelectionReport()
-    with pytest.warns(UserWarning, match='less'): report.advise('less')
+@pytest.mark.filterwarnings('ignore:enable_nested')
+def test_advice_is_given_once(monkeypatch):
+    told = iter(['less',None,'even less'])
+    monkeypatch.setattr('selback.callback.report.rising_loss', lambda epochs: next(told))
+    learn = table_learner().top_loss()
+    with pytest.warns(UserWarning, match='^less$'): quiet_fit(learn, 1)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        report.advise('even less')
-        report.advise(None)
-    assert report.advice=='even less'
+        quiet_fit(learn, 1)
+        quiet_fit(learn, 1)
+    assert learn.selection.report.advice=='even less'
 
 # Epochs that are cut short: the table is fastai's own, with our columns in their place or without them
 class Raises(Callback):
@@ -249,7 +266,7 @@ def test_a_row_that_is_cut_short_is_as_fastai_leaves_it(day, tmp_path):
     logs = [[epoch,*values] for epoch,values in enumerate(ours.recorder.values)]
     assert str(logs)==str(ours.reads_log.logs)
 
-    is_whole = [len(log)==8 for log in ours.reads_log.logs]
+    is_whole = [len(log)==7 for log in ours.reads_log.logs]
     assert is_whole==[day!='never_validated',day in ('usual','no_batch'),day!='never_validated']
     assert ours.selection.stats.groupby('epoch').seen.sum().to_dict()|{1: 48}=={0: 48, 1: 48, 2: 48}
 
@@ -315,7 +332,7 @@ def test_a_table_without_columns_of_a_validation_has_ours(validates, train_metri
     quiet_fit(learn, 2)
     assert list(learn.recorder.metric_names)==['epoch','train_loss',*COLUMNS,'time']
     for train_loss,*ours in learn.recorder.values:
-        assert len(ours)==4
+        assert len(ours)==3
         assert ours[0]==pytest.approx(.5, abs=.1)
 
 @pytest.mark.parametrize('when', ['before_train','after_batch','after_train'])
@@ -334,6 +351,26 @@ def test_a_validation_within_an_epoch_moves_nothing(when, tmp_path):
     assert [row[:2] for row in ours]==[row[:2] for row in plain]
     assert [len(row)-len(was) for row,was in zip(ours, plain)]
 
+@pytest.mark.parametrize('make', [FavorHardCallback, WatchItemsCallback, lambda: WatchItemsCallback(valid=True),
+    lambda: TopLossCallback(track_items=True)], ids=['epoch','watched','watched_valid','batch'])
+def test_a_validation_within_an_epoch_hides_no_items(make, capsys):
+    "Where its callback goes on training, as fastai by itself does not"
+    class Peek(Callback):
+        order,run_valid = 70,False
+        def after_batch(self):
+            self.learn.validate()
+            self.model.train()
+            self.learn.training = True
+
+    learn = quiet_fit(table_learner(n=64, n_valid=16, cbs=[make(), Peek()]), 3)
+    memory = learn.selection.memory
+    assert memory.epochs==3
+    if type(learn.selection) is FavorHardCallback:
+        assert memory.seen.sum()==learn.selection.stats.trained.sum() and memory.seen.min()<3
+    else: assert memory.seen.tolist()==[3]*48
+    if learn.selection.validation: assert learn.selection.validation.memory.seen.tolist()==[3]*16
+    assert 'another one' not in capsys.readouterr().out
+
 class WithoutTable(Callback):
     "Validates without fastai's table"
     order,run_valid = 70,False
@@ -344,7 +381,7 @@ class WithoutTable(Callback):
 def test_a_validation_within_an_epoch_needs_no_recorder(make):
     learn = quiet_fit(table_learner(cbs=[make(warmup=0), WithoutTable()]), 2)
     assert list(learn.recorder.metric_names).count('samp_perc')==1
-    assert [len(row) for row in learn.recorder.values]==[2+4]*2
+    assert [len(row) for row in learn.recorder.values]==[2+3]*2
 
 def test_a_recorder_may_be_taken_off_within_a_fit():
     class TakesOff(Callback):

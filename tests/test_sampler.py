@@ -1,5 +1,6 @@
 "The sampler for a plain PyTorch loop: which items are loaded, in which order, with which weights"
 import random
+from functools import partial
 
 import numpy as np, pytest, torch
 from helpers import chosen_before_loading, quiet_fit, slow, table_learner
@@ -29,40 +30,42 @@ def harder_half(loss): return top_k(loss, .5)
 def half_at_random(loss): return Chosen((torch.rand(len(loss))<.5).nonzero()[:,0])
 
 KEEP_ALL = [
-    dict(policy='include', inclusion=keeps_all_by_rank),
-    dict(policy='include', inclusion=keeps_all_by_step, correct=1.),
-    dict(policy='prune_easy', prune=0.),
-    dict(policy='prioritized_epoch', uniform=1.),
-    dict(policy='random_k', keep=1.),
-    dict(policy='top_k', keep=1.)]
+    partial(include, inclusion=keeps_all_by_rank),
+    partial(include, inclusion=keeps_all_by_step, correct=1.),
+    partial(prune_easy, prune=0.),
+    partial(prioritized_epoch, uniform=1.),
+    partial(random_k, keep=1.),
+    partial(top_k, keep=1.)]
 
-GLOBALLY_DRAWN = dict(policy=half_at_random) # whatever the generator of the sampler
+GLOBALLY_DRAWN = half_at_random # whatever the generator of the sampler
 CHOOSE = [
-    dict(policy='include', inclusion=rank_inclusion),
-    dict(policy=include, inclusion=mean_inclusion, correct=.5),
-    dict(policy='prune_easy'),
-    dict(policy='prioritized_epoch'),
-    dict(policy='prioritized', n=77),
-    dict(policy='random_k', keep=.3),
-    dict(policy='top_k', keep=.25),
-    dict(policy=harder_half),
+    partial(include, inclusion=rank_inclusion),
+    partial(include, inclusion=mean_inclusion, correct=.5),
+    prune_easy,
+    prioritized_epoch,
+    partial(prioritized, n=77),
+    partial(random_k, keep=.3),
+    partial(top_k, keep=.25),
+    harder_half,
     GLOBALLY_DRAWN]
 
-def name(kwargs): return '-'.join(str(getattr(v, '__name__', v)).strip('<>') for v in kwargs.values())
-keep_all = pytest.mark.parametrize('kwargs', KEEP_ALL, ids=name)
-choose = pytest.mark.parametrize('kwargs', CHOOSE, ids=name)
+def name(policy):
+    options = getattr(policy, 'keywords', {}).values()
+    return '-'.join(str(getattr(v, '__name__', v)).strip('<>') for v in (getattr(policy, 'func', policy), *options))
+keep_all = pytest.mark.parametrize('policy', KEEP_ALL, ids=name)
+choose = pytest.mark.parametrize('policy', CHOOSE, ids=name)
 given = pytest.mark.parametrize('given', [True, False], ids=['generator', 'global'])
 
 # the order
 @choose
 @given
-def test_without_losses_an_epoch_is_that_of_a_plain_loader(kwargs, given):
+def test_without_losses_an_epoch_is_that_of_a_plain_loader(policy, given):
     def generator(): return gen() if given else None
     def epochs(sampler):
         torch.manual_seed(3)
         return [list(sampler) for _ in range(3)]
 
-    sampler = MemorySampler(ItemMemory(N), generator=generator(), **kwargs)
+    sampler = MemorySampler(ItemMemory(N), policy, generator=generator())
     plain = RandomSampler(range(N), generator=generator())
     assert epochs(sampler)==epochs(plain)
     assert sampler.weight is None
@@ -100,16 +103,16 @@ class Loop:
 
 @keep_all
 @given
-def test_training_on_everything_is_bit_equal_to_plain_training(kwargs, given):
+def test_training_on_everything_is_bit_equal_to_plain_training(policy, given):
     def generator(): return gen() if given else None
-    ours = Loop(lambda memory: MemorySampler(memory, generator=generator(), **kwargs)).train()
+    ours = Loop(lambda memory: MemorySampler(memory, policy, generator=generator())).train()
     plain = Loop(lambda memory: RandomSampler(memory, generator=generator())).train()
     assert all(a.equal(b) for a,b in zip(ours, plain, strict=True))
 
 def test_chosen_items_are_in_the_order_of_the_whole_epoch():
     memory = known()
     whole = list(RandomSampler(range(N), generator=gen(5)))
-    idx = list(MemorySampler(memory, 'top_k', gen(5), keep=.5))
+    idx = list(MemorySampler(memory, partial(top_k, keep=.5), gen(5)))
     hardest = set(memory.loss.topk(N//2).indices.tolist())
     assert idx==[i for i in whole if i in hardest]
 
@@ -124,7 +127,7 @@ def test_inclusion_counts_and_frequencies(inclusion):
     prob = torch.ones(N)
     prob[is_known] = inclusion(memory.loss[is_known])
 
-    sampler = MemorySampler(memory, 'include', gen(), inclusion=inclusion)
+    sampler = MemorySampler(memory, partial(include, inclusion=inclusion), gen())
     n,times = 1000,torch.zeros(N)
     for _ in range(n):
         idx = list(sampler)
@@ -139,7 +142,7 @@ def test_inclusion_counts_and_frequencies(inclusion):
 @pytest.mark.parametrize('alpha,uniform', [(.5,.5), (1.,.2), (2.,0.), (0.,.5)])
 def test_prioritized_frequencies(alpha, uniform):
     memory,n,times = known(),500,torch.zeros(N)
-    sampler = MemorySampler(memory, 'prioritized_epoch', gen(), alpha=alpha, uniform=uniform)
+    sampler = MemorySampler(memory, partial(prioritized_epoch, alpha=alpha, uniform=uniform), gen())
     for _ in range(n):
         idx = torch.tensor(list(sampler))
         assert len(idx)==N==len(sampler)
@@ -152,7 +155,7 @@ def test_prioritized_frequencies(alpha, uniform):
 
 def test_losses_of_each_epoch_choose_anew():
     memory = known()
-    sampler = MemorySampler(memory, 'top_k', keep=.5)
+    sampler = MemorySampler(memory, partial(top_k, keep=.5))
     first = set(sampler)
     memory.note(torch.arange(N), -memory.loss)
     assert set(sampler)=={*range(N)}-first
@@ -163,20 +166,20 @@ def by_rank(loss): return rank_inclusion(loss, 2.)
 def by_step(loss): return step_inclusion(loss, .5, .8)
 
 CALLBACKS = dict(
-    favor_hard=(lambda learn: learn.favor_hard(2., correct=1.), dict(policy='include', inclusion=by_rank, correct=1.)),
-    drop_easy=(lambda learn: learn.drop_easy(.5, .8), dict(policy='include', inclusion=by_step)),
-    info_batch=(lambda learn: learn.info_batch(.4, delta=1.), dict(policy='prune_easy', prune=.4)),
+    favor_hard=(lambda learn: learn.favor_hard(2., correct=1.), partial(include, inclusion=by_rank, correct=1.)),
+    drop_easy=(lambda learn: learn.drop_easy(.5, .8), partial(include, inclusion=by_step)),
+    info_batch=(lambda learn: learn.info_batch(.4, delta=1.), partial(prune_easy, prune=.4)),
     prioritized=(lambda learn: learn.prioritized_sampling(1., .3, 1.),
-        dict(policy='prioritized_epoch', alpha=1., uniform=.3, correct=1.)))
+        partial(prioritized_epoch, alpha=1., uniform=.3, correct=1.)))
 
 @pytest.mark.parametrize('method', CALLBACKS)
 def test_a_callback_with_the_same_memory_loads_the_same_items(method):
-    attach,kwargs = CALLBACKS[method]
+    attach,policy = CALLBACKS[method]
     cb = quiet_fit(attach(table_learner()), 3).selection
     cb.learn.pct_train = .5 # of a fit that goes on
     cb.method.draws = Draws(5)
     order = torch.tensor(list(RandomSampler(cb.memory, generator=gen(5))))
-    sampler = MemorySampler(cb.memory, generator=gen(5), **kwargs)
+    sampler = MemorySampler(cb.memory, policy, generator=gen(5))
 
     rows,weight = chosen_before_loading(cb, order)
     chosen = order[rows]
@@ -189,7 +192,7 @@ def test_a_callback_with_the_same_memory_loads_the_same_items(method):
 @pytest.mark.parametrize('correct', [.5, 1.])
 def test_weights_by_dataset_index(correct):
     memory = known()
-    sampler = MemorySampler(memory, 'include', gen(), inclusion=rank_inclusion, correct=correct)
+    sampler = MemorySampler(memory, partial(include, inclusion=rank_inclusion, correct=correct), gen())
     idx = list(sampler)
     torch.testing.assert_close(sampler.weight[idx], rank_inclusion(memory.loss)[idx]**-correct)
 
@@ -198,14 +201,14 @@ def test_weights_by_dataset_index(correct):
     assert sampler.weight is None
 
 WEIGHTED = [
-    dict(policy='include', inclusion=lambda loss: rank_inclusion(loss, .5), correct=1.),
-    dict(policy='prune_easy', prune=.7),
-    dict(policy='prioritized_epoch', uniform=.3, correct=1.)]
+    partial(include, inclusion=lambda loss: rank_inclusion(loss, .5), correct=1.),
+    partial(prune_easy, prune=.7),
+    partial(prioritized_epoch, uniform=.3, correct=1.)]
 
-@pytest.mark.parametrize('kwargs', WEIGHTED, ids=name)
-def test_weighted_sums_are_unbiased(kwargs):
+@pytest.mark.parametrize('policy', WEIGHTED, ids=name)
+def test_weighted_sums_are_unbiased(policy):
     values = torch.randn(N, generator=gen(2))+1
-    sampler = MemorySampler(known(), generator=gen(), **kwargs)
+    sampler = MemorySampler(known(), policy, generator=gen())
     def weighted_sum():
         idx = list(sampler)
         return (values*sampler.weight)[idx].sum()
@@ -227,7 +230,7 @@ class Counted(Dataset):
 @pytest.mark.parametrize('num_workers', [0, slow(2)])
 def test_what_is_left_out_is_never_loaded(num_workers):
     memory,ds = ItemMemory(48),Counted(48)
-    sampler = MemorySampler(memory, 'include', gen(), inclusion=mean_inclusion, correct=1.)
+    sampler = MemorySampler(memory, partial(include, inclusion=mean_inclusion, correct=1.), gen())
     workers = dict(num_workers=num_workers, persistent_workers=num_workers>0)
     loader = DataLoader(ds, batch_size=8, sampler=sampler, **workers)
     def epoch():
@@ -249,17 +252,17 @@ def test_what_is_left_out_is_never_loaded(num_workers):
 
 @pytest.mark.parametrize('drop_last,n', [(True,2), (False,3)])
 def test_a_short_epoch_makes_few_batches(drop_last, n):
-    sampler = MemorySampler(known(), 'top_k', keep=.1)
+    sampler = MemorySampler(known(), partial(top_k, keep=.1))
     loader = DataLoader(range(N), batch_size=8, sampler=sampler, drop_last=drop_last)
     assert len(loader)==n
     assert len(list(loader))==n
 
 # the length
 @choose
-def test_the_length_is_that_of_the_coming_epoch_then_of_the_running_one(kwargs):
+def test_the_length_is_that_of_the_coming_epoch_then_of_the_running_one(policy):
     memory = ItemMemory(N)
-    sampler = MemorySampler(memory, generator=gen(), **kwargs)
-    can_be_told = kwargs is not GLOBALLY_DRAWN
+    sampler = MemorySampler(memory, policy, generator=gen())
+    can_be_told = policy is not GLOBALLY_DRAWN
     for epoch in range(4):
         coming,n = len(sampler),0
         if can_be_told: assert coming==len(list(fresh(sampler)))
@@ -274,12 +277,12 @@ def test_the_length_is_that_of_the_coming_epoch_then_of_the_running_one(kwargs):
 
 def fresh(sampler):
     "Another sampler in the same state"
-    other = MemorySampler(ItemMemory(len(sampler.memory)), sampler.policy, gen(1))
+    other = MemorySampler(ItemMemory(len(sampler.memory)), sampler.method, gen(1))
     other.load_state_dict(sampler.state_dict())
     return other
 
 @choose
-def test_questions_change_nothing(kwargs):
+def test_questions_change_nothing(policy):
     memory,generator = known(),gen()
     def states():
         of_torch = torch.get_rng_state().tolist(),generator.get_state().tolist()
@@ -289,8 +292,8 @@ def test_questions_change_nothing(kwargs):
         return list(sampler)
 
     before = states()
-    asked = MemorySampler(memory, generator=generator, **kwargs)
-    quiet = MemorySampler(memory, generator=gen(), **kwargs)
+    asked = MemorySampler(memory, policy, generator=generator)
+    quiet = MemorySampler(memory, policy, generator=gen())
     for _ in range(3): len(asked)
     assert states()==before
     for _ in range(3):
@@ -312,8 +315,8 @@ def noted_epochs(sampler, n):
 @choose
 @given
 @pytest.mark.parametrize('done', [0, 1, 3])
-def test_a_resumed_training_loads_what_it_would_have(kwargs, given, done):
-    def sampler(seed): return MemorySampler(ItemMemory(N), generator=gen(seed) if given else None, **kwargs)
+def test_a_resumed_training_loads_what_it_would_have(policy, given, done):
+    def sampler(seed): return MemorySampler(ItemMemory(N), policy, generator=gen(seed) if given else None)
     torch.manual_seed(0)
     one = sampler(0)
     noted_epochs(one, done)
@@ -326,33 +329,33 @@ def test_a_resumed_training_loads_what_it_would_have(kwargs, given, done):
     list(other) # an epoch that is broken off
     other.load_state_dict(state)
     torch.set_rng_state(random_state)
-    if kwargs is not GLOBALLY_DRAWN: assert len(other)==len(wanted[0])
+    if policy is not GLOBALLY_DRAWN: assert len(other)==len(wanted[0])
     assert noted_epochs(other, 3)==wanted
 
 def test_one_seed_one_training():
     def epochs(seed):
-        sampler = MemorySampler(known(), 'prune_easy', gen(seed))
+        sampler = MemorySampler(known(), prune_easy, gen(seed))
         return [list(sampler) for _ in range(3)]
 
     assert epochs(0)==epochs(0)
     assert epochs(0)!=epochs(1)
-    assert len(list(MemorySampler(known(), 'prune_easy', gen(-1)))) # a seed of 64 bits
+    assert len(list(MemorySampler(known(), prune_easy, gen(-1)))) # a seed of 64 bits
 
 # what can go wrong
 MISTAKES = [
-    (dict(memory=torch.zeros(4), policy='prune_easy'), TypeError,
+    (dict(memory=torch.zeros(4), method=prune_easy), TypeError,
         r'memory: got Tensor, wanted an ItemMemory\(len\(dataset\)\)'),
-    (dict(policy='rank_inclusion'), ValueError,
-        "policy: got 'rank_inclusion', wanted one of .*'include', 'prioritized', 'prioritized_epoch' or a function"),
-    (dict(policy=rank_inclusion), TypeError,
-        r"got a tensor of torch.float32.*wanted Chosen\(rows\).*policy='include', inclusion=..."),
-    (dict(policy='include'), TypeError, 'inclusion'),
-    (dict(policy='include', inclusion=rank_inclusion, corect=1.), TypeError,
+    (dict(method='rank_inclusion'), TypeError,
+        "MemorySampler: got 'rank_inclusion', wanted a method, of Method; write a class with choose"),
+    (dict(method=rank_inclusion), TypeError,
+        r"got a tensor of torch.float32.*wanted Chosen\(rows\).*partial\(include, inclusion=...\)"),
+    (dict(method=include), TypeError, 'inclusion'),
+    (dict(method=partial(include, inclusion=rank_inclusion, corect=1.)), TypeError,
         "unexpected keyword argument 'corect'"),
-    (dict(policy='include', inclusion=lambda loss: step_inclusion(loss, drop=3)), ValueError,
+    (dict(method=partial(include, inclusion=lambda loss: step_inclusion(loss, drop=3))), ValueError,
         'drop: got 3, wanted a number of at least 0 and at most 1'),
-    (dict(policy='prioritized_epoch', alpha=-1), ValueError, 'alpha: got -1'),
-    (dict(policy='include', inclusion=rank_inclusion, due=torch.ones(4).bool()), ValueError,
+    (dict(method=partial(prioritized_epoch, alpha=-1)), ValueError, 'alpha: got -1'),
+    (dict(method=partial(include, inclusion=rank_inclusion, due=torch.ones(4).bool())), ValueError,
         'due: got a tensor, wanted a number or a function')]
 
 @pytest.mark.parametrize('kwargs,error,message', MISTAKES)
@@ -360,7 +363,7 @@ def test_errors_when_it_is_made(kwargs, error, message):
     with pytest.raises(error, match=message): MemorySampler(**dict(memory=ItemMemory(4)) | kwargs)
 
 def test_states_that_do_not_fit():
-    def sampler(n, generator=None): return MemorySampler(ItemMemory(n), 'prune_easy', generator)
+    def sampler(n, generator=None): return MemorySampler(ItemMemory(n), prune_easy, generator)
     plain,seeded = sampler(4).state_dict(),sampler(4, gen()).state_dict()
     with pytest.raises(ValueError, match='made without a generator, wanted one made with a'):
         sampler(4, gen()).load_state_dict(plain)

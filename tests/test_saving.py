@@ -4,6 +4,8 @@ import random, warnings
 import numpy as np, pytest, torch
 from fastai.callback.schedule import lr_find # noqa: F401 which a learner has then
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.data.core import Datasets
+from fastai.data.transforms import MultiCategorize, OneHotEncode
 from helpers import *
 from selback.functional import MemorySampler, FavorHard, SelectiveBackprop, TopLoss
 
@@ -13,8 +15,7 @@ def files(path): return sorted(file.name for file in (path/'models').iterdir())
 
 def epochs_in(path, name):
     "How many epochs a saved selection has done"
-    state = torch.load(path/f'models/{name}.selection.pth', weights_only=True)
-    return state['parts']['progress']['epochs']
+    return learner(path).load_selection(name).selection.epochs_done
 
 class Ends(Callback):
     "Has a validation end with given losses"
@@ -126,7 +127,7 @@ def test_what_saves_nothing_is_refused(tmp_path):
             getattr(short_learner(path=tmp_path), name)('model')
 
 # Settings
-SAID = 'got a state that was saved with {}, wanted {}. It was loaded'
+SAID = 'got a state that was saved with {}, wanted {}; it was loaded'
 
 def loaded(first, then):
     "What is warned of when one loads the state of another"
@@ -143,37 +144,17 @@ def selection(**kwargs): return short_learner().favor_hard(**kwargs).selection
 
 def test_other_settings_are_told():
     assert one_warning(selection(beta=1), selection(beta=2), 'beta=1', 'beta=2')
-    assert one_warning(selection(end=.8), selection(seed=3), 'end=0.8', 'end=1.0')
-    def falling(pct): return 2-pct
-    assert one_warning(selection(beta=falling), selection(), "beta='falling'", 'beta=1.0')
-    assert one_warning(selection(beta=1, warmup=2), selection(beta=2), 'beta=1, warmup=2', 'beta=2, warmup=1')
 
 def test_the_same_settings_are_not_told():
     assert not loaded(selection(beta=1), selection(beta=1.))
     assert not loaded(selection(beta=np.float64(2)), selection(beta=2))
     assert not loaded(selection(seed=1), selection(seed=2)) # the state's draws go on
 
-def test_an_option_that_was_set_goes_to_another_learner_unsaid():
-    cb = selection(beta=1)
-    cb.beta = 2
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        short_learner().add_cb(cb)
-
-def test_names_that_are_numbers_or_texts_are_saved_as_their_kind():
+def test_names_that_are_numbers_or_texts_load_as_their_kind(tmp_path):
+    "A file is read without classes of one's own"
     class Twice(float): pass
-    learn = short_learner().favor_hard()
-    learn.selection.beta = Twice(2)
-    assert type(learn.selection.state_dict()['settings']['beta']) is str
-
-def test_a_state_with_picks_by_epoch_is_loaded():
-    "As the release before saved them"
-    state = quiet_fit(short_learner().top_loss(track_items=True), 1).selection.state_dict()
-    tracker = state['parts']['tracker']
-    tracker['picks_by_epoch'] = ((1, torch.ones(52, dtype=torch.int32)),)
-    selection = short_learner().top_loss(track_items=True).selection
-    selection.load_state_dict(state)
-    assert torch.equal(selection.memory.picked, tracker['memory']['picked'])
+    learner(tmp_path, beta=Twice(2)).save_selection('model')
+    assert learner(tmp_path, beta=2.).load_selection('model').selection.beta==2
 
 def test_a_state_with_other_settings_is_loaded():
     first = quiet_fit(short_learner().favor_hard(beta=1), 2).selection
@@ -182,16 +163,6 @@ def test_a_state_with_other_settings_is_loaded():
     assert then.epochs_done==2
     assert then.beta==2
     assert torch.equal(then.memory.loss, first.memory.loss)
-
-def test_states_without_settings_load():
-    "Older ones have none"
-    state = quiet_fit(short_learner().favor_hard(beta=1), 1).selection.state_dict()
-    del state['settings']
-    then = selection(beta=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        then.load_state_dict(state)
-    assert then.epochs_done==1
 
 def sampler(policy): return MemorySampler(ItemMemory(8), policy)
 
@@ -202,28 +173,49 @@ def test_a_plain_loop_is_told_too():
     assert not loaded(SelectiveBackprop(beta=1), SelectiveBackprop(beta=1, seed=3))
     assert not loaded(sampler(FavorHard()), sampler(FavorHard()))
 
-def as_saved_before(state):
-    "A state as an earlier version saved it: with numbers of its own, and the method's parts among the callback's"
-    method,progress,*_ = (dict(state['parts'][name]) for name in ('method','progress'))
-    own = {name: method.pop(name) for name in ('draws','history') if name in method}
-    parts = {name: part for name,part in state['parts'].items() if name not in ('method','progress')}
-    counters = dict(epochs_done=progress['epochs'], has_selected=progress['ever'], **method)
-    return state | dict(parts=parts | own, counters=counters)
-
 def flat(o):
-    "The values of nested dicts, by their path"
+    "The values of nested dicts and lists, by their path"
+    if isinstance(o, list): o = dict(enumerate(o))
     if not isinstance(o, dict): return {'': o}
     return {f'{k}.{path}': value for k,part in o.items() for path,value in flat(part).items()}
 
 @pytest.mark.parametrize('name', [
-    'favor_hard','selective_backprop','stale_loss','importance_sampling','early_loss_sampling'])
-def test_a_state_of_an_earlier_version_is_read(name):
-    learn = quiet_fit(getattr(short_learner(), name)(seed=0), 3)
-    state = learn.selection.state_dict()
-    other = getattr(short_learner(), name)(seed=0).selection
-    other.load_state_dict(as_saved_before(state))
-    got,wanted = flat(other.state_dict()),flat(state)
+    'favor_hard','selective_backprop','stale_loss','importance_sampling','early_loss_sampling','watch_items'])
+def test_what_was_loaded_is_what_was_saved(name, tmp_path):
+    options = {} if name=='watch_items' else dict(seed=0, track_items=True)
+    def made(): return getattr(short_learner(path=tmp_path), name)(**options)
+    learn = quiet_fit(made(), 3)
+    learn.save_selection('model')
+    got,wanted = (flat(o.selection.state_dict()) for o in (made().load_selection('model'),learn))
     assert got.keys()==wanted.keys()
     for key,value in wanted.items():
         if isinstance(value, torch.Tensor): torch.testing.assert_close(got[key], value, rtol=0, atol=0, equal_nan=True)
         else: assert got[key]==value
+
+def test_a_state_of_other_items_is_not_loaded_in_part(tmp_path):
+    quiet_fit(learner(tmp_path), 2).save_selection('model')
+    other = table_learner(n=80, path=tmp_path).favor_hard(seed=0)
+    with pytest.raises(ValueError, match='none of the .* training items was found'): other.load_selection('model')
+    assert (other.selection.epochs_done,other.selection.memory)==(0,None)
+
+def test_other_loaders_than_those_of_what_is_remembered_are_not_saved(tmp_path):
+    learn = quiet_fit(learner(tmp_path), 1)
+    learn.dls = learner(tmp_path).dls
+    with pytest.raises(ValueError, match='learn.dls: got other items than those that are remembered, wanted these'):
+        learn.save_selection('model')
+    quiet_fit(learn, 1).save_selection('model')
+
+def test_several_labels_of_other_classes_begin_anew(tmp_path, capsys):
+    def made(vocab):
+        items = [*range(40)]
+        names = [lambda i: ['ant']*(i%2)+['bee']*(i%3>0),MultiCategorize(vocab),OneHotEncode()]
+        dls = Datasets(items, [[float_of],names], splits=[items[:32],items[32:]]).dataloaders(bs=8)
+        return Learner(dls, nn.Linear(1, len(vocab)), BCEWithLogitsLossFlat(), path=tmp_path).watch_items()
+    quiet_fit(made(['ant','bee']), 2).save_selection('model')
+    same,other = (made(vocab).load_selection('model').selection for vocab in (['ant','bee'],['ant','bee','cat']))
+    assert (same.labels.looks==2).all() and (other.memory.seen==2).all()
+    assert other.labels is None
+    told = 'Items have several labels of other classes now: what was predicted of them begins anew.\n'
+    assert capsys.readouterr().out==told
+
+def float_of(i): return torch.tensor([i/40])

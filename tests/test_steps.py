@@ -8,7 +8,6 @@ from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from helpers import *
 from selback.callback.loaders import ChosenBefore, ChosenWithin
-from selback.callback.batch import LearnerTrainer
 from selback.core.batches import ItemPool, Batch as Items, join, take
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,15 +96,9 @@ class ChosenOnes(Callback):
 def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
     "For a model without BatchNorm, with the weights of the method; the batch itself stays whole"
     class Watch(cls):
-        def loader_of_epoch(self):
-            loader = super().loader_of_epoch()
-            choose = self.engine and self.engine.choose
-            def noted(scores, idx):
-                chosen = choose(scores, idx)
-                self.choice = Batch(self.xb, self.yb),chosen
-                return chosen
-            if self.engine: self.engine.choose = noted
-            return loader
+        def note(self, batch, reads, losses, chosen):
+            self.choice = batch,chosen
+            return super().note(batch, reads, losses, chosen)
 
     cbs = [Watch(passes=1, warmup=0, seed=0), ChosenOnes(reduction)]
     learn = table_learner(n=32+96, cbs=cbs, loss_func=CrossEntropyLossFlat(reduction=reduction))
@@ -114,26 +107,6 @@ def test_gradients_in_one_pass_are_those_of_the_chosen_items(cls, reduction):
     assert len(learn.chosen_ones.shares)>=6
     assert min(learn.chosen_ones.shares)<1
     assert (learn.selection.stats.query('step>=0').trained>0).all()
-
-def test_weights_of_a_whole_batch_and_those_of_one_pass_are_multiplied():
-    "Items that were read with weights, of which the training pass chooses some"
-    class Halves(TopLossCallback):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.tracker.follow()
-        def reader_of(self, plan):
-            return super().reader_of(plan._replace(weights=torch.arange(96.)%3))
-    class Watch(Callback):
-        order,run_valid = 60,False
-        def after_pred(self):
-            weight,read = self.learn.selection.item_weight,torch.tensor(numbers(self.x))%3
-            is_chosen = torch.zeros(16, dtype=torch.bool)
-            is_chosen[self.learn.selection.current.rows] = True
-            assert is_chosen.sum()==8
-            assert torch.equal(weight, torch.where(is_chosen, 2.*read, 0.))
-            self.learn.n_seen = getattr(self.learn, 'n_seen', 0)+1
-    learn = quiet_fit(numbered_learner(n=32+96, cbs=[Halves(.5, passes=1, warmup=0), Watch()]), 1)
-    assert learn.n_seen==6
 
 def losses_of_mix(pred, y, mixer):
     "Of each item, where MixUp or CutMix may have mixed others in"
@@ -239,7 +212,6 @@ FIXED = dict(
     entropy=lambda: TopLossCallback(.4, score='entropy', warmup=0),
     bound=lambda: TopLossCallback(.4, score='grad_bound', warmup=0),
     gathered=lambda: TopLossCallback(.4, gather=True, warmup=0),
-    copy=lambda: TopLossCallback(.4, scorer=ModelCopy(), warmup=0),
     pooled=lambda: pooled(2, TopLossCallback(.4, gather=True, warmup=0)),
     info_batch=lambda: InfoBatchCallback(warmup=0),
     before=lambda: RandomSubsetCallback(.4, before_loading=True, warmup=0))
@@ -259,10 +231,12 @@ class Around:
         self.mode = None # the context that was entered
         self.n_made = 0 # steps
         self.steps = []
-        call,make,read = Selection.__call__,ChosenWithin.handed_out,LearnerTrainer.reads
+        call,make,read = Callback.__call__,ChosenWithin.handed_out,BatchSelection.reads
         def watched(cb, event):
-            if event=='before_batch' and cb.learn.training: self.step_of(cb)
-            is_watched = cb.learn.training and event in self.events and len(self.steps)>=3
+            selection = cb.learn.selection
+            if cb is selection and event=='before_batch' and cb.learn.training: self.step_of(cb)
+            is_ours = cb is selection or cb in selection.companions
+            is_watched = is_ours and cb.learn.training and event in self.events and len(self.steps)>=3
             return self.watch(call, cb, event) if is_watched else call(cb, event)
         def watched_loader(loader):
             made = make(loader)
@@ -274,12 +248,12 @@ class Around:
                 if step is None: break
                 yield step
             self.steps[-1]['found'] += self.made['found']
-        monkeypatch.setattr(Selection, '__call__', watched)
-        def unwatched_reads(trainer, loader):
-            batches = read(trainer, loader)
+        monkeypatch.setattr(Callback, '__call__', watched)
+        def unwatched_reads(selection, loader):
+            batches = read(selection, loader)
             while (batch := self.unwatched(next, batches, None)) is not None: yield batch
         monkeypatch.setattr(ChosenWithin, 'handed_out', watched_loader)
-        monkeypatch.setattr(LearnerTrainer, 'reads', unwatched_reads)
+        monkeypatch.setattr(BatchSelection, 'reads', unwatched_reads)
 
     def step_of(self, cb):
         "Another step begins, which its loader may have been watched to make"
@@ -313,11 +287,13 @@ def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
     assert (stats.trained.sum()<stats.seen.sum())==leaves_out(type(learn.selection))
     assert sum(step['read'] for step in steps)>=10
 
+    surplus = 0
     for step,after in zip(steps, [*steps[1:], dict(epoch=None)]):
         is_filled_up = step['epoch']!=after['epoch'] and gathers(learn.selection) # with as many as there are
         choices = 0 if name in FIXED else step['read'] # each counts how many items it chose
-        assert len(step['found'])<=is_filled_up+choices
+        surplus += max(0, len(step['found'])-is_filled_up-choices)
         assert set(step['found'])<={'aten::_local_scalar_dense'}
+    assert surplus<=learn.selection.method.weighs # a fit's first weighed step asks whether losses go by rows
 
 class SyncDebug:
     def __enter__(self):
@@ -384,13 +360,18 @@ def test_a_compiled_model_meets_few_sizes():
     assert compiled(BatchLossFilterCallback(.6, warmup=0))>2 # of any size
 
 # attached at any time
-@pytest.mark.parametrize('event', [
-    'before_train','before_batch','after_loss','after_batch','before_epoch','after_train'])
-def test_a_selection_may_be_attached_within_an_epoch(event):
+def attached_at(event):
     class Attaches(Callback):
         order,run_valid = 60,False
         def __call__(self, name):
             if name==event and not self.learn.selection: self.learn.top_loss(keep=.5, warmup=0)
             super().__call__(name)
-    learn = quiet_fit(table_learner(n=32+160, cbs=Attaches()), 2)
-    assert (learn.selection.stats.query('epoch==1').kept==8).all()
+    return quiet_fit(table_learner(n=32+160, cbs=Attaches()), 2)
+
+@pytest.mark.parametrize('event', ['before_epoch','after_train'])
+def test_a_selection_may_be_attached_between_epochs(event):
+    assert (attached_at(event).selection.stats.query('epoch==1').kept==8).all()
+
+@pytest.mark.parametrize('event', ['before_train','before_batch','after_loss','after_batch'])
+def test_a_selection_that_is_attached_within_an_epoch_is_refused(event):
+    with pytest.raises(ValueError, match='came or went within an epoch'): attached_at(event)

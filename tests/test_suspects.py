@@ -116,7 +116,7 @@ def test_the_list_begins_with_the_wrong_labels(learners, source):
         if source!='from_folder': assert Path(row.file).name==name
 
 def test_the_list_has_what_training_has_told(learn):
-    found,told = learn.selection.suspects(),learn.selection.tracker.labels.frame()
+    found,told = learn.selection.suspects(),learn.selection.labels.frame()
     told = told.set_axis(keys_of(learn)).loc[found.index]
     for name in ('margin','probability','times_other','looks'): assert found[name].tolist()==told[name].tolist()
     names = [None if i<0 else list(COLOURS)[i] for i in told.most_other]
@@ -269,7 +269,7 @@ def test_as_many_pictures_as_there_are(learn):
 # The map
 def test_the_map_has_a_dot_for_each_item(learn):
     ax, = learn.selection.plot_items()
-    told = learn.selection.tracker.labels.frame()
+    told = learn.selection.labels.frame()
     dots, = ax.collections
     drawn = np.column_stack([dots.get_offsets(), dots.get_array()])
     wanted = np.column_stack([told.spread, told.probability, 1-told.times_other/told.looks])
@@ -281,7 +281,7 @@ def test_the_map_has_a_dot_for_each_item(learn):
 
 def test_each_class_has_a_map(learn):
     axes = learn.selection.plot_items(by_class=True)
-    labels,told = learn.selection.items().label,learn.selection.tracker.labels.frame()
+    labels,told = learn.selection.items().label,learn.selection.labels.frame()
     assert [ax.get_title() for ax in axes]==list(COLOURS)
     for ax in axes:
         own = told[(labels==ax.get_title()).to_numpy()]
@@ -419,7 +419,7 @@ def test_a_guess_knows_how_often_each_class_is_given(n_rare, capsys):
     learn = Learner(dls_of(torch.zeros(96, 4), y, n_valid=16, drop_last=False), nn.Linear(4, 2), CrossEntropyLossFlat())
     with torch.no_grad(): learn.model.bias[:] = 0.
     quiet_fit(learn.watch_items(), 1, lr=0.)
-    learn.selection.tracker.labels.margins -= 1. # or nothing is suspected at all
+    learn.selection.labels.margins -= 1. # or nothing is suspected at all
     learn.selection.suspects()
     share = n_rare/80
     guess = -share*np.log(share)-(1-share)*np.log(1-share)
@@ -472,7 +472,7 @@ def test_an_unknown_label_is_refused(learn):
 def test_a_menu_is_preset_only_where_another_class_won_most_looks(folder, monkeypatch):
     "Rare classes are made up for in the list, by which a right label may have a margin below 0"
     learn = quiet_fit(learner_of(from_folder(folder)).watch_items(), 2)
-    memory = learn.selection.tracker.labels
+    memory = learn.selection.labels
     at = [keys_of(learn).index(key) for key in learn.selection.suspects().index[:2]]
     for name,value in dict(looks=5, margins=-4., times_other=2, votes=2, most_other=1).items():
         getattr(memory, name)[at] = value # two of five looks
@@ -485,7 +485,7 @@ def test_a_menu_is_preset_only_where_another_class_won_most_looks(folder, monkey
 def test_a_class_that_no_item_has_can_be_chosen_from_a_menu(folder):
     block = CategoryBlock(vocab=['blue','green','red','violet'])
     learn = quiet_fit(learner_of(from_block(folder, block), 4).watch_items(), 2)
-    memory = learn.selection.tracker.labels
+    memory = learn.selection.labels
     memory.margins -= 9.
     memory.times_other[:],memory.votes[:],memory.most_other[:] = memory.looks,memory.looks,3
     cleaner = learn.selection.clean_suspects(2)

@@ -1,12 +1,11 @@
-"A pass that scores leaves no trace in what a model and a loss hold, or what their functions share"
-import functools, operator
+"What a look would leave behind is put back, or refused; methods that look at nothing train as without them"
+import itertools
 from collections import Counter, deque
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from helpers import *
-from selback.core.losses import state_kept
 from torch.nn import functional as F
 
 FOUND = [] # what models of this file have computed
@@ -154,8 +153,91 @@ class LosesHook(Base):
     def keep(self, h): pass
     def take(self): return []
 
-MODELS = [Base, InDict, InDeque, InTuple, InObject, InGlobal, InClass, Counts, ByHook, OnLayer, ByNonlocal, ByPartial,
-    Hidden, InPlace, Draws, LosesHook]
+class Large(Base):
+    "A table that is written into"
+    def begin(self): self.bank = torch.zeros(1000, 100)
+    def keep(self, h): self.bank[:h.shape[0],:8] += h.detach()
+    def take(self): return [self.bank[:16,:8].clone()]
+
+class Moves(Base):
+    "Centres that are no buffer, a generator of the old kind, and a name space"
+    def begin(self):
+        self.centres = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.rng,self.told = np.random.RandomState(0),SimpleNamespace(n=0)
+    def keep(self, h):
+        self.centres.lerp_(h.detach().mean(0), .5)
+        self.told.n += 1
+        self.drawn = float(self.rng.rand())
+    def take(self): return [self.centres[None]*self.told.n*self.drawn]
+
+class Nested(Base):
+    "A list in a list, and bytes"
+    def begin(self): self.lists,self.bytes = [[]],bytearray()
+    def keep(self, h):
+        self.lists[0].append(h)
+        self.bytes += b'1'
+    def take(self): return emptied(self.lists[0])
+
+class Slotted:
+    __slots__ = 'n',
+    def __init__(self): self.n = 0
+
+class InSlots(Base):
+    def begin(self): self.slotted,self.turns = Slotted(),itertools.count(1)
+    def keep(self, h):
+        self.slotted.n += next(self.turns)
+        self.found = h*(1+self.slotted.n%5)
+    def take(self): return [self.found]
+
+class MaxNorm(Base):
+    "An embedding whose rows are shortened where they are looked up"
+    def begin(self): self.table = nn.Embedding(9, 8, max_norm=.1)
+    def keep(self, h): self.found = h*self.table((9*h[:,0].detach().sigmoid()).long().clamp(max=8))
+    def take(self): return [self.found]
+
+class ThroughData(Base):
+    def keep(self, h): self.head.bias.data.add_(.01)
+    def take(self): return []
+
+LEAVE = [Base, InDict, InDeque, InTuple, InObject, InGlobal, InClass, Counts, ByHook, OnLayer, ByNonlocal, ByPartial,
+    Hidden, InPlace, Draws, LosesHook, Large, Moves, Nested, InSlots, MaxNorm, ThroughData]
+
+class Last(Base):
+    "What was computed last, and how often"
+    def begin(self): self.last,self.n = None,0
+    def keep(self, h): self.last,self.n = h,self.n+1
+    def take(self): return [self.last*(1+self.n%3)]
+
+class Averages(Base):
+    "A buffer that moves in evaluation, too"
+    def begin(self): self.register_buffer('mean', torch.zeros(8))
+    def keep(self, h): self.mean.mul_(.5).add_(h.detach().mean(0))
+    def take(self): return [self.mean[None].clone()]
+
+class HookCounts(Base):
+    "A hook that counts on a layer of PyTorch, and moves a buffer of it"
+    def begin(self):
+        self.body.n = 0
+        self.body.register_buffer('mean', torch.zeros(8))
+        def hook(m, inputs, output):
+            m.n += 1
+            m.mean.lerp_(output.detach().mean(0), .5)
+        self.body.register_forward_hook(hook)
+    def keep(self, h): pass
+    def take(self): return [self.body.mean[None]*self.body.n]
+
+class OtherForward(Base):
+    "A layer of PyTorch with a forward of its own"
+    def begin(self):
+        self.body.n = 0
+        def forward(x):
+            self.body.n += 1
+            return F.linear(x, self.body.weight)*(1+self.body.n%3)
+        self.body.forward = forward
+    def keep(self, h): pass
+    def take(self): return []
+
+PUT_BACK = [Last, Averages, HookCounts, OtherForward]
 
 class ExtraLoss(Callback):
     "Adds to the loss what the model's features amount to"
@@ -177,20 +259,40 @@ def learner(make, *cbs):
 
 def weights(learn): return [p.detach() for p in learn.model.parameters()]
 
-KEEPS_ALL = dict(
-    top_loss=lambda: TopLossCallback(1., warmup=0),
-    selective_backprop=lambda: SelectiveBackpropCallback(keep=1., gather=False, warmup=0),
-    batch_loss_filter=lambda: BatchLossFilterCallback(1., warmup=0),
-    stale_loss=lambda: StaleLossCallback(beta=0, n=2, warmup=0),
-    favor_hard=lambda: FavorHardCallback(beta=0, warmup=0))
+LOOK = dict(
+    top_loss=lambda **options: TopLossCallback(1., warmup=0, **options),
+    selective_backprop=lambda **options: SelectiveBackpropCallback(keep=1., gather=False, warmup=0, **options),
+    batch_loss_filter=lambda **options: BatchLossFilterCallback(1., warmup=0, **options),
+    stale_loss=lambda **options: StaleLossCallback(beta=0, n=2, warmup=0, **options))
+LOOK_AT_NOTHING = dict(
+    favor_hard=lambda **options: FavorHardCallback(beta=0, warmup=0, **options),
+    watch_items=lambda **options: WatchItemsCallback(**options),
+    random_subset=lambda **options: RandomSubsetCallback(1., warmup=0, **options))
 
-@pytest.mark.parametrize('method', mostly_slow(KEEPS_ALL, 'top_loss', 'favor_hard'))
-@pytest.mark.parametrize('make', MODELS)
-def test_keeping_all_is_plain_training_with_models_that_collect(make, method):
-    plain = weights(quiet_fit(learner(make), 2))
-    ours = weights(quiet_fit(learner(make, KEEPS_ALL[method]()), 2))
+def check_plain(make_learner, cb):
+    "Training is as without a selection"
+    plain,ours = weights(quiet_fit(make_learner(), 2)),weights(quiet_fit(make_learner(cb), 2))
     for a,b in zip(ours, plain): assert torch.equal(a, b)
 
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss'))
+@pytest.mark.parametrize('make', LEAVE)
+def test_what_a_look_would_leave_behind_is_refused(make, method):
+    learn = learner(make, LOOK[method]())
+    with pytest.raises(ValueError, match='a second look at one batch: got a change of .*such as favor_hard'):
+        quiet_fit(learn, 1)
+    assert not learn.opt.state_dict()['state'] or not learn.train_iter
+
+@pytest.mark.parametrize('method', LOOK_AT_NOTHING)
+@pytest.mark.parametrize('make', LEAVE)
+def test_methods_that_look_at_nothing_leave_all_as_it_is(make, method):
+    check_plain(partial(learner, make), LOOK_AT_NOTHING[method]())
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss'))
+@pytest.mark.parametrize('make', PUT_BACK)
+def test_attributes_and_buffers_are_put_back(make, method):
+    check_plain(partial(learner, make), LOOK[method]())
+
+# Losses
 class ByExpert(nn.Module):
     "A loss that keeps a list of losses, which it weighs by how they went"
     def __init__(self):
@@ -203,94 +305,59 @@ class ByExpert(nn.Module):
         self.seen['calls'] += 1
         return loss*weight
 
-@pytest.mark.parametrize('method', ['top_loss','favor_hard'])
-def test_keeping_all_is_plain_training_with_a_loss_that_remembers(method):
-    def trained(*cbs):
-        learn = learner(Base, *cbs)
-        learn.loss_func = ByExpert()
-        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ExtraLoss)])
-        return weights(quiet_fit(learn, 2))
-    for a,b in zip(trained(KEEPS_ALL[method]()), trained()): assert torch.equal(a, b)
+class OfObject:
+    "A loss that is a method, and counts"
+    def __init__(self): self.n = 0
+    def loss(self, pred, y):
+        self.n += 1
+        return F.cross_entropy(pred, y)*(1+self.n%3)
 
-def test_a_large_tensor_that_changes_in_place_is_refused():
-    class Large(Base):
-        def begin(self): self.bank = torch.zeros(1000, 100)
-        def keep(self, h): self.bank[:h.shape[0],:8] = h.detach()
-        def take(self): return []
-    learn = learner(Large, TopLossCallback(.5, warmup=0))
-    with pytest.raises(ValueError, match='make it a buffer of the model, or use a method that scores nothing'):
-        quiet_fit(learn, 1)
-    quiet_fit(learner(Large, FavorHardCallback()), 2)
+def learner_by(make_loss, *cbs):
+    learn = learner(Last, *cbs)
+    learn.loss_func = make_loss()
+    return learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ExtraLoss)])
 
-@pytest.mark.parametrize('make', [InGlobal, InClass, Counts])
-def test_scoring_ahead_is_refused_where_a_copy_shares_what_it_changes(make):
-    learn = learner(make, TopLossCallback(.5, ahead=2, warmup=0))
-    with pytest.raises(ValueError, match='changes what both share'): quiet_fit(learn, 1)
+@pytest.mark.parametrize('method', ['top_loss',*LOOK_AT_NOTHING])
+@pytest.mark.parametrize('make_loss', [ByExpert, lambda: OfObject().loss], ids=['module','method'])
+def test_keeping_all_is_plain_training_with_a_loss_that_remembers(make_loss, method):
+    check_plain(partial(learner_by, make_loss), (LOOK | LOOK_AT_NOTHING)[method]())
 
-@pytest.mark.parametrize('make', [Base, InDict, InObject])
-def test_scoring_ahead_goes_where_a_copy_has_its_own(make):
-    quiet_fit(learner(make, TopLossCallback(.5, ahead=2, warmup=0)), 1)
+def by_global(pred, y):
+    FOUND.append(1)
+    return F.cross_entropy(pred, y)*(1+len(FOUND)%3)
 
-def test_what_was_not_changed_is_not_written():
-    class Watched(dict):
-        n_cleared = 0
-        def clear(self):
-            Watched.n_cleared += 1
-            super().clear()
-    model = Base()
-    model.table = Watched(a=1)
-    with state_kept([model]) as kept: model.eval()
-    assert not Watched.n_cleared
-    with state_kept([model]) as kept:
-        assert not kept.is_changed
-        model.table['b'] = 2
-        assert kept.is_changed
-    assert model.table==dict(a=1)
-    assert Watched.n_cleared==1
+def by_closure():
+    n = 0
+    def loss(pred, y):
+        nonlocal n
+        n += 1
+        return F.cross_entropy(pred, y)
+    return loss
 
-def test_classes_stay_as_they_are():
-    "What wraps a function of a class, and is not a function itself"
-    class Wrapped(Base):
-        n = 0
-        @property
-        @functools.lru_cache(None)
-        def scale(self): return 2.
-        @staticmethod
-        @functools.lru_cache(None)
-        def twice(x): return 2*x
-        of = property(operator.attrgetter('body'))
-        def keep(self, h): type(self).n += self.scale+self.twice(1)
-    before = dict(vars(Wrapped))
-    with state_kept([model := Wrapped()]): model(torch.ones(2, 4))
-    assert {name: o for name,o in vars(Wrapped).items() if o is not before[name]}=={}
-    assert (model.scale,model.twice(3),model.of)==(2.,6,model.body)
+class Deep(nn.Module):
+    "Lists in a list"
+    def __init__(self):
+        super().__init__()
+        self.lists = [[]]
+    def forward(self, pred, y):
+        self.lists[0].append(1)
+        return F.cross_entropy(pred, y)
 
-def test_arrays_that_cannot_be_written_are_left_alone():
-    model = Base()
-    model.table = np.frombuffer(b'12345678', dtype=np.uint8)
-    model.seen = np.zeros(2)
-    with state_kept([model]): model.seen += 1
-    assert model.seen.tolist()==[0,0]
+class Draw(nn.Module):
+    "Random numbers of its own"
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+    def forward(self, pred, y): return F.cross_entropy(pred, y)*float(self.rng.random())
 
-class Moves(Base):
-    "Centres that are no buffer, a generator of the old kind, and a name space"
-    def begin(self):
-        self.centres = nn.Parameter(torch.zeros(8), requires_grad=False)
-        self.rng,self.told = np.random.RandomState(0),SimpleNamespace(n=0)
-    def keep(self, h):
-        self.centres.lerp_(h.detach().mean(0), .5)
-        self.told.n += 1
-        self.drawn = float(self.rng.rand())
-    def take(self): return [self.centres[None]*self.told.n*self.drawn]
+LOSSES = dict(by_global=lambda: by_global, by_closure=by_closure, deep=Deep, draw=Draw)
 
-def test_frozen_parameters_old_generators_and_name_spaces_are_put_back():
-    plain = weights(quiet_fit(learner(Moves), 2))
-    ours = weights(quiet_fit(learner(Moves, KEEPS_ALL['top_loss']()), 2))
-    for a,b in zip(ours, plain): assert torch.equal(a, b)
-
-def test_endless_references_end():
-    model = Base()
-    model.me,model.loop = [model],[]
-    model.loop.append(model.loop)
-    with state_kept([model]): model.loop.append(1)
-    assert model.loop==[model.loop] or len(model.loop)==1
+@pytest.mark.parametrize('method', ['top_loss','favor_hard','watch_items'])
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_loss_that_leaves_more_behind_is_refused_and_the_remedy_trains_as_plain(name, method):
+    make = (LOOK | LOOK_AT_NOTHING)[method]
+    def made(*cbs):
+        FOUND.clear()
+        return learner_by(LOSSES[name], *cbs)
+    with pytest.raises(ValueError, match='a second look at one batch.*Pass item_loss='): quiet_fit(made(make()), 1)
+    check_plain(made, make(item_loss=partial(F.cross_entropy, reduction='none')))

@@ -4,12 +4,13 @@ import pickle
 import matplotlib
 matplotlib.use('agg')
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
+from fastai.callback.core import Callback, CancelFitException
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
 from helpers import *
 from selback.bench.datasets import get_dls, small_resnet
+from selback.core.ahead import Ahead
 from torch.nn import functional as F
 
 @pytest.fixture(autouse=True)
@@ -93,9 +94,10 @@ class Remembers(Callback):
 
     def before_fit(self): self.losses,self.loaded = {},{}
 
-    def before_train(self): self.losses[self.epoch] = self.learn.selection.memory.loss.clone()
-
-    def before_batch(self): self.loaded[self.epoch] = self.learn.selection.loader.idxs
+    def before_batch(self):
+        if self.epoch in self.loaded: return
+        self.losses[self.epoch] = self.learn.selection.memory.loss.clone()
+        self.loaded[self.epoch] = self.learn.selection.loader.idxs
 
 def known_of(losses): return sorted(losses[~losses.isnan()].tolist())
 
@@ -298,82 +300,6 @@ def test_plots_at_any_time(capsys):
     samples = pd.DataFrame(dict(fit=1, epoch=0, loss=[np.nan,np.inf,1.,2.], chosen=[True]*4))
     assert len(lines(selection_figure(learn.selection.stats, samples).axes[1])['epoch 0'])==2
 
-# seconds saved
-def saved_secs(learn, n_epoch):
-    quiet_fit(learn, n_epoch)
-    names = learn.recorder.metric_names[1:]
-    return [dict(zip(names, values))['saved_secs'] for values in learn.recorder.values]
-
-@pytest.mark.measured
-def test_seconds_saved_against_the_plain_epochs_of_the_fit():
-    "Those of earlier fits do not count"
-    learn = short_learner().top_loss(.25, warmup=2)
-    saved,clock = saved_secs(learn, 4),learn.selection.clock
-    first,second = clock.plain
-    assert saved[:2]==pytest.approx([0, min(first, second)-second])
-    assert saved[2:]==pytest.approx([min(clock.plain)-took for took in clock.selecting])
-
-    assert np.isnan(saved_secs(learn, 2)).all()
-    assert clock.plain==[]
-
-@pytest.mark.measured
-@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
-def test_seconds_saved_are_known_once_the_fit_had_a_plain_epoch(cls):
-    "And they are no larger a share of it than that of the items left out"
-    learn = table_learner(cbs=cls(**full_epochs(cls, 1)))
-    saved,clock = saved_secs(learn, 4),learn.selection.clock
-    assert saved[0]==0
-    assert not np.isnan(saved).any()
-
-    epochs = learn.selection.stats.groupby('epoch')
-    kept = epochs.kept.sum()/epochs.seen.sum()
-    assert (np.array(saved)<=(1-kept)*max(clock.plain)+1e-9).all()
-    assert np.isnan(saved_secs(learn, 1)).all()==(not clock.plain)
-
-@pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
-def test_no_seconds_are_known_where_nothing_is_timed(cls):
-    learn = table_learner(cbs=cls(**full_epochs(cls, 1)))
-    assert np.isnan(saved_secs(learn, 2)).all()
-    assert learn.selection.clock.plain==learn.selection.clock.selecting==[]
-
-def two_layers(model): return [list(model[0].parameters()), list(model[1:].parameters())]
-
-@pytest.mark.measured
-@pytest.mark.parametrize('warmup,known', [(1, [[True],[False,False]]), (2, [[True],[True,True]])])
-def test_seconds_saved_in_both_fits_of_fine_tune(warmup, known):
-    "The second one trains all layers: what was timed of the first is of no use to it"
-    saved = []
-    class Notes(Callback):
-        order = 99
-        def after_fit(self): saved.append([values[-1] for values in self.recorder.values])
-
-    learn = short_learner(splitter=two_layers, cbs=TopLossCallback(.25, warmup=warmup))
-    quiet_fit(learn.add_cb(Notes()), 2, 'fine_tune')
-    assert [[not np.isnan(secs) for secs in of_fit] for of_fit in saved]==known
-
-@pytest.mark.measured
-def test_a_warm_up_is_the_plain_epoch_of_what_is_chosen_before_loading():
-    learn = short_learner().favor_hard()
-    saved,clock = saved_secs(learn, 3),learn.selection.clock
-    (plain,),selecting = clock.plain,clock.selecting
-    assert len(selecting)==2
-    assert saved==pytest.approx([0, *(of-took for of,took in zip(clock.compared, selecting))])
-    assert all(of<=plain for of in clock.compared)
-
-@pytest.mark.measured
-@pytest.mark.parametrize('cls', [TopLossCallback, FavorHardCallback])
-def test_an_epoch_that_was_stopped_saved_nothing(cls):
-    saved = []
-    class StopsTwice(Callback):
-        order = 60
-        def after_batch(self):
-            if self.training and self.epoch in (0,2) and self.iter==1: raise CancelTrainException
-        def after_epoch(self): saved.append(self.learn.selection.clock.saved_secs)
-
-    learn = quiet_fit(table_learner(cbs=[cls(warmup=2), StopsTwice()]), 4)
-    assert np.isnan(saved).tolist()==[True,False,True,False]
-    assert len(learn.selection.clock.plain)==len(learn.selection.clock.selecting)==1
-
 class HarderHalf(EpochMethod):
     "The half with the highest remembered losses"
     def choose(self, loss, now):
@@ -501,15 +427,17 @@ def test_loaders_whose_items_are_unknown_are_refused():
     learn.dls.loaders[0] = torch.utils.data.DataLoader(learn.dls.train_ds, batch_size=16)
     with pytest.raises(TypeError, match="use fastai's DataLoader"): quiet_fit(learn.top_loss(track_items=True), 1)
 
-def test_what_is_remembered_stays_with_its_learner(tmp_path):
+def test_what_is_remembered_of_another_learner_goes_on_and_that_is_told(capsys):
     learn = quiet_fit(short_learner().top_loss(track_items=True), 2)
     selection = learn.selection
     assert pickle.loads(pickle.dumps(learn)).selection.items().equals(selection.items())
 
+    learn.full_batches()
     other = set_selection(short_learner(1), selection)
     with pytest.raises(ValueError, match='call fit first'): selection.items()
     quiet_fit(other, 1)
-    assert selection.items().seen.eq(1).all()
+    assert 'the training set is another one, and what is remembered of each item goes on' in capsys.readouterr().out
+    assert selection.items().seen.max()==3
 
 # labels and sources
 def to_x(i): return torch.randn(4, generator=torch.Generator().manual_seed(i))
@@ -809,10 +737,10 @@ def test_texts_show(monkeypatch):
 def test_items_of_another_training_set_are_not_shown(name):
     learn = quiet_fit(table_learner().top_loss(track_items=True, warmup=0), 1)
     learn.dls = table_learner(n=82).dls
-    refused = 'got a training set of 50 items, of which nothing is remembered.* one with 100'
+    refused = 'got a training set of 50 items, of which nothing is remembered.* the one with 100 that trained'
     with pytest.raises(ValueError, match=refused): getattr(learn.selection, name)()
     learn.dls = table_learner().dls
-    refused = 'got a training set of 100 items, of which nothing is remembered.* the one that trained'
+    refused = 'got a training set of 100 items, of which nothing is remembered.* the one with 100 that trained'
     with pytest.raises(ValueError, match=refused): getattr(learn.selection, name)()
 
 # what a selection is called
@@ -825,8 +753,8 @@ NAMES = [
     (lambda: SeTaCallback(window=.5, track_items=True),
         'SeTaCallback(prune=0.1, n_groups=5, window=0.5, delta=0.875, track_items=True)'),
     (lambda: FavorHardCallback(ema=.5), 'FavorHardCallback(beta=1.0, ema=0.5)'),
-    (lambda: TopLossCallback(.3, scorer=ModelCopy(2), warmup=0),
-        'TopLossCallback(keep=0.3, also_bottom=0.0, scorer=ModelCopy, warmup=0)')]
+    (lambda: TopLossCallback(.3, scorer=Ahead(2), warmup=0),
+        'TopLossCallback(keep=0.3, also_bottom=0.0, scorer=Ahead(2, every=3, device=None), warmup=0)')]
 
 @pytest.mark.parametrize('make,wanted', NAMES)
 def test_a_selection_names_its_options(make, wanted):
@@ -834,17 +762,3 @@ def test_a_selection_names_its_options(make, wanted):
     cb = make()
     assert repr(cb)==wanted
     assert cb.card.startswith(repr(cb)+'\n')
-
-@pytest.mark.measured
-def test_the_card_says_what_was_saved_or_why_that_is_not_known():
-    def said(learn): return learn.selection.card.splitlines()[5]
-    unknown = 'time: not known, as this fit had no plain epoch to compare with.'
-    learn = table_learner().top_loss(.25)
-    assert said(learn)==unknown
-    assert said(quiet_fit(learn, 1))=='time: nothing saved in this fit: no epoch was chosen from.'
-    assert said(quiet_fit(learn, 2))==unknown
-
-    learn = quiet_fit(table_learner().top_loss(.25), 3)
-    assert said(learn).startswith('time: the selecting epochs of this fit took ')
-    assert said(learn).endswith(f'the {2*learn.selection.clock.plain[0]:.3g} s of plain ones.')
-    assert said(quiet_fit(table_learner().top_loss(auto=False), 2))=='time: not timed, as auto=False.'

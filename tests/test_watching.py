@@ -276,7 +276,7 @@ class ByHand(Callback):
 
 def check(learn, hand, n=N, means=('margin','logit_margin','probability')):
     "Sums of float32 agree to five digits; a deviation is a small difference of squares, and loses half of them"
-    got,wanted = learn.selection.tracker.labels.frame(),hand.frame(n)
+    got,wanted = learn.selection.labels.frame(),hand.frame(n)
     assert wanted.looks.sum()>0
     for name in ('looks','times_other','last_other','most_other'):
         assert got[name].tolist()==wanted[name].tolist(), name
@@ -474,7 +474,7 @@ def test_an_item_that_is_drawn_twice_has_two_looks(method):
     "Of items with several rows in one step, in which no look is the later one, all but what goes by the order"
     hand = ByHand()
     learn = learner(cbs=[hand, DRAWN[method](track_items=True, seed=0)])
-    got,wanted = quiet_fit(learn, 4).selection.tracker.labels.frame(),hand.frame()
+    got,wanted = quiet_fit(learn, 4).selection.labels.frame(),hand.frame()
     assert hand.repeated
     for name in ('looks','times_other'): assert got[name].tolist()==wanted[name].tolist()
     for name in ('margin','logit_margin','probability','spread'):
@@ -486,7 +486,7 @@ def test_an_item_that_is_drawn_twice_has_two_looks(method):
 @pytest.mark.parametrize('make', [TopLossCallback, InfoBatchCallback])
 def test_without_track_items_nothing_is_remembered_of_labels(make):
     selection = quiet_fit(learner(cbs=make(warmup=0))).selection
-    assert selection.tracker.labels is None
+    assert selection.labels is None
     with pytest.raises(ValueError, match=r"remembers no predictions.*use learn.watch_items\(\), or pass"):
         selection.suspects()
 
@@ -525,7 +525,7 @@ def test_a_saved_training_goes_on(tmp_path):
     other.load('half', with_opt=True)
     other.selection.load_state_dict(state)
     quiet_fit(other, 4, start_epoch=2)
-    assert other.selection.tracker.labels.frame().looks.tolist()==[4]*N
+    assert other.selection.labels.frame().looks.tolist()==[4]*N
     check(other, of_half)
 
 class Stop(Callback):
@@ -560,7 +560,7 @@ def train_both(out, rank):
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False):
         learn.fit(3)
         learn.fit(2)
-    torch.save((dict(hand.looks[0]), learn.selection.tracker.labels.frame()), out/f'{rank}.pt')
+    torch.save((dict(hand.looks[0]), learn.selection.labels.frame()), out/f'{rank}.pt')
 
 @pytest.mark.slow
 def test_two_processes_remember_what_both_were_told(tmp_path):
@@ -572,8 +572,8 @@ def test_two_processes_remember_what_both_were_told(tmp_path):
     both = ByHand()
     for i in range(N): both.looks[0][i] = [told for _,told in sorted(mine.get(i, [])+theirs.get(i, []))]
     learn = type('Learn', (), {})()
-    tracker = type('Tracker', (), dict(labels=type('Labels', (), dict(frame=lambda _: frame))()))
-    learn.selection = type('Selection', (), dict(tracker=tracker))
+    labels = type('Labels', (), dict(frame=lambda _: frame))()
+    learn.selection = type('Selection', (), dict(labels=labels))
     check(learn, both, means=('logit_margin','probability'))
     assert frame.looks.tolist()==[5]*N
 
@@ -586,7 +586,7 @@ def train_one_sided(out, rank):
     learn = learner(cbs=BatchSelection(lonely, warmup=0, track_items=True), bs=10)
     torch.manual_seed(rank)
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False): learn.fit(2)
-    torch.save((learn.selection.tracker.labels.frame().looks.tolist(), learn.selection.memory.picked.tolist()),
+    torch.save((learn.selection.labels.frame().looks.tolist(), learn.selection.memory.picked.tolist()),
         out/f'{rank}.pt')
 
 @pytest.mark.slow
@@ -605,7 +605,7 @@ def test_of_numbers_the_losses_are_remembered(loss_func):
     y[[3,11,20]] += torch.tensor([[9.],[-8.],[10.]])
     learn = quiet_fit(learner(y=y, shape=(1,), loss_func=loss_func).watch_items(), 4)
     found = learn.selection.suspects()
-    assert learn.selection.tracker.labels is None
+    assert learn.selection.labels is None
     assert set(found.index[:3])=={3,11,20}
 
     items = learn.selection.items()
@@ -624,7 +624,7 @@ class Centred(nn.CrossEntropyLoss):
 
 def test_axes_of_an_embedding_are_no_classes():
     learn = quiet_fit(learner(shape=(6,), loss_func=Centred()).watch_items(), 2)
-    assert learn.selection.tracker.labels is None
+    assert learn.selection.labels is None
     assert (learn.selection.items().seen==2).all()
 
 class Annealed(nn.Module):
@@ -652,7 +652,7 @@ def test_a_loss_that_has_become_small_goes_on_with_labels():
     was_yes = y[:,0]==1
     y.fill_(1.)
     quiet_fit(learn, 2)
-    assert (learn.selection.tracker.labels.looks==torch.where(was_yes, 3, 2)).all() # another label begins anew
+    assert (learn.selection.labels.looks==torch.where(was_yes, 3, 2)).all() # another label begins anew
 
 def test_a_class_without_weight_has_no_looks_whenever_it_comes():
     weight = torch.tensor([0.,1.,1.,1.])
@@ -660,7 +660,7 @@ def test_a_class_without_weight_has_no_looks_whenever_it_comes():
     y[-3:] = 0 # in the last batch only
     def own(pred, y): return (weight[y]*F.cross_entropy(pred, y, reduction='none')).mean()
     learn = quiet_fit(learner(y, loss_func=own, shuffle=False).watch_items(), 2)
-    looks = learn.selection.tracker.labels.looks.tolist()
+    looks = learn.selection.labels.looks.tolist()
     assert looks==[0 if c==0 else 2 for c in y.tolist()]
 
 def test_another_number_of_classes_begins_anew():
@@ -674,7 +674,7 @@ def test_another_number_of_classes_begins_anew():
 
 def test_numbers_that_happen_to_be_0_or_1_are_no_labels():
     learn = quiet_fit(learner(y=has_labels(1), shape=(1,), loss_func=MSELossFlat()).watch_items(), 1)
-    assert learn.selection.tracker.labels is None
+    assert learn.selection.labels is None
 
 @pytest.mark.parametrize('cls', [MixUp, CutMix])
 def test_nothing_is_remembered_of_labels_that_are_mixed(cls, capsys):
@@ -682,11 +682,11 @@ def test_nothing_is_remembered_of_labels_that_are_mixed(cls, capsys):
     quiet_fit(quiet_fit(learn, 2), 1)
     said = 'WatchItemsCallback: what trains is mixed of two items, so that nothing is remembered of their labels.'
     assert capsys.readouterr().out.count(said)==1
-    assert learn.selection.tracker.labels is None
+    assert learn.selection.labels is None
     assert learn.selection.items().seen.tolist()==[3]*20
 
     quiet_fit(learn.remove_cb(cls), 2)
-    assert learn.selection.tracker.labels.frame().looks.tolist()==[2]*20
+    assert learn.selection.labels.frame().looks.tolist()==[2]*20
 
 # What changes between fits
 def test_another_loss_function_goes_on_with_the_labels(capsys):
@@ -761,7 +761,7 @@ def test_a_rare_label_does_not_fill_the_first_rows(n_with):
     y[items,places] = 1-y[items,places]
     set_seed(0)
     learn = Learner(dls_of(x, y, n_valid=0, bs=32), mlp(5), loss_func=BCEWithLogitsLossFlat(), lr=.02)
-    labels = quiet_fit(learn.watch_items(), 8).selection.tracker.labels
+    labels = quiet_fit(learn.watch_items(), 8).selection.labels
     def n_found(order): return len({*order[:16].tolist()}&{*(5*items+places).tolist()})
     by_probability = n_found(labels.frame().probability.argsort(kind='stable'))
     assert n_found(labels.suspects())>=max(12, by_probability-1)
@@ -795,7 +795,7 @@ def test_a_validation_of_another_time_or_of_other_items_is_not_heard():
 def test_to_ask_in_between_changes_nothing():
     class Asks(Callback):
         run_valid = False
-        def after_batch(self): self.learn.selection.tracker.labels.suspects()
+        def after_batch(self): self.learn.selection.labels.suspects()
         def after_train(self): self.learn.selection.state_dict()
     quiet,asked = (quiet_fit(learner(cbs=cbs).watch_items(), 3) for cbs in (None,Asks()))
     assert asked.selection.suspects().margin.tolist()==quiet.selection.suspects().margin.tolist()
@@ -803,7 +803,7 @@ def test_to_ask_in_between_changes_nothing():
 def test_validation_items_are_weighed_by_what_is_predicted_of_them():
     "Of a network that has learned nothing by heart the looks weigh the more, the more it knows"
     learn = quiet_fit(learner().watch_items(valid=True), 4)
-    labels = learn.selection.validation.tracker.labels
+    labels = learn.selection.validation.labels
     right = labels.transitions.valid
     assert float(right)==pytest.approx((labels.last_other<0).float().mean().item())
 
@@ -849,22 +849,10 @@ def test_halves_add_up_by_their_weights():
     joined = LabelMemory(N)
     for (learn,hand),n in zip(halves, (1, 3)):
         quiet_fit(learn, n)
-        joined.add(learn.selection.tracker.labels, torch.arange(N))
+        joined.add(learn.selection.labels, torch.arange(N))
         hand.frame() # weighs what was not weighed yet
     looks = [halves[0][1].looks[0][i]+halves[1][1].looks[0][i] for i in range(N)]
     assert joined.margin.tolist()==pytest.approx([summed_up(o)['margin'] for o in looks], rel=1e-4, abs=1e-5)
-
-def test_a_state_of_an_earlier_version_has_looks_of_one_weight():
-    learn,_ = watched()
-    state = quiet_fit(learn, 3).selection.state_dict()
-    labels = state['parts']['tracker']['labels']
-    for name in ('weights','now','balanced_now','looks_now','transitions'): del labels[name]
-    other,_ = watched()
-    other.selection.load_state_dict(state)
-    found = other.selection.tracker.labels.margin
-    assert found.tolist()==pytest.approx((labels['margins']/3).tolist())
-    quiet_fit(other, 2)
-    assert other.selection.tracker.labels.looks.tolist()==[5]*N
 
 def noted(memory, logits, y, epochs=3):
     generator = torch.Generator().manual_seed(4)
@@ -907,7 +895,7 @@ def found_of(x, y, right, n_valid=100):
     "The share of wrong labels among as many suspects, and among as many of the lowest probabilities"
     set_seed(0)
     learn = Learner(dls_of(x, y, n_valid=n_valid, bs=32), mlp(4), CrossEntropyLossFlat(), lr=.02)
-    labels,is_wrong = quiet_fit(learn.watch_items(), 8).selection.tracker.labels,(right!=y)[n_valid:]
+    labels,is_wrong = quiet_fit(learn.watch_items(), 8).selection.labels,(right!=y)[n_valid:]
     k = int(is_wrong.sum())
     def share(rows): return is_wrong[torch.as_tensor(rows[:k])].float().mean()
     return share(labels.suspects()),share(labels.frame().probability.argsort(kind='stable').tolist())

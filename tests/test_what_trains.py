@@ -83,7 +83,7 @@ METHODS = [TopLossCallback, BatchLossFilterCallback, SelectiveBackpropCallback, 
 def new(cls, **kwargs): return cls(**kwargs) if cls is WatchItemsCallback else cls(warmup=0, **kwargs)
 
 REFUSED = dict(
-    counts_ignored=(CountsIgnored, True, 'Ignored elements'),
+    counts_ignored=(CountsIgnored, True, 'ignored elements'),
     drops=(Drops, True, '8 items along the first dimension'),
     weighs_mean=(WeighsMean, False, 'weights of classes'),
     weighs_normalized=(WeighsNormalized, False, 'weights of classes'),
