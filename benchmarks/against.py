@@ -73,8 +73,10 @@ class Watch(Callback):
         self.spent = self.in_events
 
 def time_events(cb, watch):
-    "Have the seconds that a callback takes added up, in events and between batches, without those of the loader"
-    learn,cls,call = cb.learn,type(cb),type(cb).__call__
+    """Have the seconds that a selection and its companions take added up, in events and between batches, without those
+    of the loader"""
+    learn = cb.learn
+    calls = {type(o): type(o).__call__ for o in (cb, *getattr(cb, 'companions', ()))}
     def added(f, *args):
         loading,start = Loader.seconds,process_time()
         try: return f(*args)
@@ -87,9 +89,12 @@ def time_events(cb, watch):
             if b is None: return
             learn.one_batch(i, b)
 
-    cls.__call__ = lambda self, event: added(call, self, event)
+    def timed(call): return lambda self, event: added(call, self, event)
+    for cls,call in calls.items(): cls.__call__ = timed(call)
     learn.all_batches = all_batches
-    return lambda: setattr(cls, '__call__', call)
+    def undo():
+        for cls,call in calls.items(): cls.__call__ = call
+    return undo
 
 class Ready(ScoringPass):
     "A scoring pass whose predictions are there already"
@@ -106,7 +111,7 @@ def watched(cb=None, preds=None, events=False):
     dls = DataLoaders(*[Loader(Rows(), bs=BS, num_workers=0) for _ in range(2)], device=torch.device('cpu'))
     learn = Learner(dls, nn.Linear(32, 10), loss_func=CrossEntropyLossFlat(), lr=1e-3, cbs=cbs)
     learn._do_epoch_validate = lambda *args: None
-    if preds is not None and cb.scored: cb.scorer.scoring = Ready(preds)
+    if preds is not None and hasattr(cb, 'scorer'): cb.scorer.scoring = Ready(preds)
 
     undo = time_events(cb, watch) if events else None
     with learn.no_bar(),learn.no_logging(),redirect_stdout(None): learn.fit(1)

@@ -1,5 +1,6 @@
 "Epochs whose scoring pass is ahead in a thread, beside others and plain ones, with one and two threads that compute"
 from common import *
+from selback.core.ahead import Ahead
 from selback.core.scoring import counting
 
 AHEAD = 6 # batches, from which two steps come
@@ -16,15 +17,15 @@ def small_net():
 
 NETS['small_net'] = small_net
 
-def selecting(**kwargs): return TopLossCallback(SHARE, gather=True, warmup=0, auto=False, **kwargs)
+def selecting(**kwargs): return TopLossCallback(SHARE, gather=True, warmup=0, **kwargs)
 
 KINDS = { # threads that compute, for each thread of Python, and the selection
     'plain': (1, lambda: None),
     'plain, 2 threads': (2, lambda: None),
     'selecting': (1, selecting),
     'selecting, 2 threads': (2, selecting),
-    'ahead': (1, lambda: selecting(ahead=AHEAD)),
-    'ahead, 2 threads each': (2, lambda: selecting(ahead=AHEAD))}
+    'ahead': (1, lambda: selecting(scorer=Ahead(AHEAD))),
+    'ahead, 2 threads each': (2, lambda: selecting(scorer=Ahead(AHEAD)))}
 
 def learner(name, kind, args):
     _,make = KINDS[kind]

@@ -9,7 +9,7 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from selback.core.batches import Batch, take
-from selback.callback.clock import seconds_now as clock
+from selback.bench.compute import seconds_now as clock
 from selback.all import *
 from selback.bench.datasets import cifar_resnet18
 from selback.bench.compare import get_model, machine
@@ -100,32 +100,21 @@ class TimedReads:
         try: return next(self.batches)
         finally: self.seconds += self.clock()-start
 
-def watch_epochs(cb, watch):
-    "Have `watch(loader, trainer)` called whenever a selection's epoch begins: its loader, and what its engine asks"
-    loader_of_epoch = cb.loader_of_epoch
-    def watched():
-        loader = loader_of_epoch()
-        watch(loader, cb.engine.trainer)
-        return loader
-    cb.loader_of_epoch = watched
-
 def time_steps(cb, clock, note):
     "Have the seconds noted in which a selection makes each step of a loader's batches, less those of the loader"
-    def timed(loader, trainer):
-        reads,steps = trainer.reads,loader.steps
-        def timed_steps(dl):
-            trainer.reads = lambda dl: read
-            read = TimedReads(reads(dl), clock)
-            running = steps(dl)
-            while True:
-                start,waited = clock(),read.seconds
-                step = next(running, None)
-                note(clock()-start-(read.seconds-waited))
-                if step is None: return
-                yield step
-                step = None # it may be large
-        vars(loader)['steps'] = timed_steps
-    watch_epochs(cb, timed)
+    reads,steps = cb.reads,cb.steps
+    def timed(dl):
+        read = TimedReads(reads(dl), clock)
+        cb.reads = lambda dl: read
+        running = steps(dl)
+        while True:
+            start,waited = clock(),read.seconds
+            step = next(running, None)
+            note(clock()-start-(read.seconds-waited))
+            if step is None: return
+            yield step
+            step = None # it may be large
+    cb.steps = timed
 
 class Turns(Callback):
     "Times kinds of steps in turn, by batches of the loader: plain, smaller and selecting ones, and scoring by itself"
@@ -139,10 +128,8 @@ class Turns(Callback):
     def before_fit(self):
         self.cb = self.learn.selection
         self.cb.window.is_on = lambda *args: self.kind=='select'
-        def begin_turns(loader, trainer):
-            reads = trainer.reads
-            trainer.reads = lambda dl: self.begun(reads(dl))
-        watch_epochs(self.cb, begin_turns)
+        reads = self.cb.reads
+        self.cb.reads = lambda dl: self.begun(reads(dl))
 
     @property
     def kind(self): return self.rows[-1]['kind']
@@ -168,7 +155,7 @@ class Turns(Callback):
         self.learn.xb,self.learn.yb = take((self.xb, self.yb), slice(0, n))
 
     def only_score(self):
-        self.cb.engine.score(Batch(self.xb, self.yb))
+        self.cb.score(Batch(self.xb, self.yb))
         self.stop()
         self.learn.yb = ()
         raise CancelBatchException

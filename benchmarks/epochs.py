@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from common import *
 from selback.bench.datasets import TensorDL
-from selback.callback.loaders import ChosenBefore, draw
+from selback.callback.loaders import ChosenBefore, Plan, draw
 from selback.core.policies import include, rank_inclusion
 
 SIZES = {'at 192x128': (192,128), 'at its own size': None}
@@ -122,7 +122,8 @@ def draw_of(dl, losses, generator):
     order,shuffle = timed(lambda: draw(dl))
     known,lookup = timed(lambda: losses[order])
     chosen,choice = timed(lambda: include(known, lambda loss: rank_inclusion(loss, 2.), 0., generator))
-    _,loading = timed(lambda: ChosenBefore(dl, order[chosen.rows]))
+    plan = Plan(order[chosen.rows], chosen.rows)
+    _,loading = timed(lambda: ChosenBefore(dl, lambda: plan).begin())
     return dict(shuffle=shuffle, lookup=lookup, choice=choice, loading=loading)
 
 def drawing(args):

@@ -51,7 +51,7 @@ def run_all(
 # The parts that are measured here
 def seconds_of(f, device):
     "Of a call, with all that it has the device do"
-    from selback.callback.clock import seconds_now
+    from selback.bench.compute import seconds_now
     start = seconds_now(device)
     f()
     return seconds_now(device)-start

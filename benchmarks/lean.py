@@ -12,7 +12,7 @@ import numpy as np
 from against import BS, watched
 from common import *
 from fastai.optimizer import Adam
-from selback.functional import ItemMemory, fixed_random, prune_easy, select_batch, untouched
+from selback.functional import ItemMemory, fixed_random, loss_share, prune_easy, select_batch, top_k, untouched
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -39,10 +39,10 @@ def functional():
 
     yield 'a look and its losses, by hand',bare,None
     yield LOOK,bare_flat,None
-    yield "select_batch 'top_k'",select('top_k', keep=.5),bare
-    yield "select_batch 'loss_share'",select('loss_share'),bare
-    yield "select_batch 'top_k', score='entropy'",select('top_k', keep=.5, score='entropy'),bare
-    yield "select_batch 'top_k', a loss function of one's own",select('top_k', own, keep=.5),bare
+    yield 'select_batch top_k',select(top_k, keep=.5),bare
+    yield 'select_batch loss_share',select(loss_share),bare
+    yield "select_batch top_k, score='entropy'",select(top_k, keep=.5, score='entropy'),bare
+    yield "select_batch top_k, a loss function of one's own",select(top_k, own, keep=.5),bare
     for n in SIZES: yield of_size(n),back(n),None
 
 def parts():

@@ -1,5 +1,6 @@
 "Cheap looks: what they cost, and how nearly they choose what a full look chooses, in the course of a CIFAR-10 training"
 import warnings
+from copy import deepcopy
 from functools import partial
 
 from fastai.optimizer import Adam
@@ -64,24 +65,23 @@ class Agreement(Callback):
 
     def __init__(self, batches, proxy):
         self.batches,self.proxy = batches,proxy
-        self.rows,self.copies = [],{}
+        self.rows = []
 
     def before_fit(self):
         self.n_steps = self.n_epoch*len(self.dls.train)
         self.at = {0, self.n_steps//4, self.n_steps//2, self.n_steps-1}
-        self.copies = {f'{every} steps old': ModelCopy(every) for every in (10, 100)}
-        self.copies['average of the past'] = ModelCopy(1, .99)
-        for copy in self.copies.values(): copy.of(self.model, self.batches[0][:1])
+        self.copies = {every: deepcopy(self.model) for every in (10, 100)}
 
     def before_batch(self):
         if self.training and self.train_iter in self.at: self.compare()
 
     def after_step(self):
-        for copy in self.copies.values(): copy.step(self.model)
+        for every in self.copies:
+            if self.train_iter%every==0: self.copies[every] = deepcopy(self.model)
 
     def compare(self):
         done = round(self.train_iter/self.n_steps, 2)
-        scorers = self.copies | {'a smaller proxy': self.proxy}
+        scorers = {f'{every} steps old': copy for every,copy in self.copies.items()} | {'a smaller proxy': self.proxy}
         looks = LOOKS | {name: ScoringPass(scorer=scorer) for name,scorer in scorers.items()}
         for i,(x,y) in enumerate(self.batches):
             losses = {name: self.losses(look, x, y) for name,look in looks.items()}

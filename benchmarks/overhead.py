@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 from greenlet import getcurrent, greenlet
 from scipy.stats import percentileofscore
+from selback.callback.learner import TrainingOnly
 from selback.core.policies import cdf_power
 from selback.core.memory import ItemMemory
 from against import Ready
@@ -61,7 +62,7 @@ def chooses_only(cb, note, preds):
 
     time_steps(cb, now, add)
     cb.before_batch = timed
-    if cb.scored: cb.scorer.scoring = Ready(preds)
+    if cb.is_scored: cb.scorer.scoring = Ready(preds)
     return cb
 
 class StepStarts(Callback):
@@ -142,14 +143,14 @@ def at_rest(args):
     "Microseconds a batch that the callback takes when it selects nothing"
     learn = image_learner('small_resnet', 8, 40*args.repeats, args.device)
     learn.top_loss(warmup=99)
-    batches,call = Batches(),BatchSelection.__call__
+    batches,call = Batches(),TrainingOnly.__call__ # of the selection and its companions
     def timed(self, event):
         start = time.perf_counter()
         try: return call(self, event)
         finally: batches.add(time.perf_counter()-start)
 
     time_steps(learn.selection, time.perf_counter, batches.add)
-    with patch.object(BatchSelection, '__call__', timed),learn.no_bar(),learn.no_logging(),redirect_stdout(None):
+    with patch.object(TrainingOnly, '__call__', timed),learn.no_bar(),learn.no_logging(),redirect_stdout(None):
         learn.fit(1, cbs=batches)
     parts = [batches.spent[40*repeat+1:40*repeat+39] for repeat in range(args.repeats)]
     return [dict(repeat=repeat, microseconds=1e6*float(np.mean(part))) for repeat,part in enumerate(parts)]

@@ -23,10 +23,10 @@ def kinds_of(name, share, is_scored):
 
 def measure(net, bs, name, share, cb, args):
     "A row for each repeat: the selecting step, its parts, and a plain step beside another plain step"
-    times = in_turn(net, bs, cb, kinds_of(name, share, cb.scored), args)
+    times = in_turn(net, bs, cb, kinds_of(name, share, cb.is_scored), args)
     plain,small,step = times.plain,times[str(share)],times['select']
     is_one_pass = name=='one_pass'
-    score = times['score'] if cb.scored and not is_one_pass else 0*plain
+    score = times['score'] if cb.is_scored and not is_one_pass else 0*plain
     train = times.trained*plain if name in GATHERS else small
     parts = plain if is_one_pass else score+train
     limit = 1. if is_one_pass else score/plain+times.trained

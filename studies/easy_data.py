@@ -17,10 +17,11 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import composer, ModelCopy, SelectiveBackpropCallback
+from selback.all import composer, SelectiveBackpropCallback
 from selback.bench.compare import compare
 from selback.bench.datasets import PadCrop, tensor_dls
 from selback.bench.findings import last_epochs
+from selback.core.ahead import Ahead
 from selback.core.outlook import hardest_tenth
 from studies.data import damage
 from studies.experiments import once, results_folder, scale
@@ -237,7 +238,7 @@ def in_equal_seconds(cell, method, seed, lr):
 # Ahead of time: choices by losses of a copy, up to so many steps old
 
 rarely = 'ahead=6, by a copy that follows at every tenth step'
-ahead_kinds = 'selective_backprop','selective_backprop(ahead=6)',rarely
+ahead_kinds = 'selective_backprop','selective_backprop(ahead=6)',rarely # as they are stored
 
 def ahead_of(method, seed):
     "The end of a run that chooses ahead of time, or of one that does not, unless it is stored"
@@ -248,8 +249,9 @@ def ahead_of(method, seed):
 # The claims, under their own protocol: so many epochs, steps of the learning rate, whatever is kept
 
 claimed = 'none',*scored,'favor_hard',random,'composer'
-presets = dict(composer=lambda: SelectiveBackpropCallback(**composer, auto=False))
-presets[rarely] = lambda: SelectiveBackpropCallback(ahead=6, scorer=ModelCopy(every=10))
+presets = dict(composer=lambda: SelectiveBackpropCallback(**composer))
+presets[ahead_kinds[1]] = lambda: SelectiveBackpropCallback(scorer=Ahead(6))
+presets[rarely] = lambda: SelectiveBackpropCallback(scorer=Ahead(6, every=10))
 protocol = 16 # epochs
 shorter = 4,6,8,10,12 # epochs of plain training, whose schedule ends there
 

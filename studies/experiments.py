@@ -9,7 +9,8 @@ from fastai.callback.fp16 import MixedPrecision
 
 from selback.bench.findings import Difference, differences, last_epochs, measure_of, options_of, summarize
 from selback.callback.batch import BatchSelection
-from selback.callback.clock import seconds_now as clock
+from selback.callback.loaders import ChosenWithin
+from selback.bench.compute import seconds_now as clock
 from selback.core.checks import error_text
 from _measured import published # for the notebooks
 
@@ -124,7 +125,7 @@ class StepTimes(Callback):
     def __init__(self):
         self.seconds = dict(selection=0., forward=0., backward=0., other=0.)
         self._mark = None # when the last part ended
-        self._engine = None # whose steps are timed
+        self._is_watching = False # are steps made of batches, and timed?
 
     def lap(self,
         what:str, # A key of `seconds`
@@ -144,28 +145,22 @@ class StepTimes(Callback):
             yield batch
 
     def before_train(self):
-        self._mark,self._engine = clock(self.dls.device or 'cpu'),None
-        if self.learn.selection: self._watch(self.learn.selection)
+        self._mark = clock(self.dls.device or 'cpu')
+        self._is_watching = type(self.learn.dl) is ChosenWithin
+        if self._is_watching: self._watch(self.learn.selection, self.learn.dl)
 
-    def _watch(self, selection):
-        "Time what a selection makes of the loader, once it is made"
-        make = selection.loader_of_epoch
-        def made():
-            del vars(selection)['loader_of_epoch']
-            loader,self._engine = make(),getattr(selection, 'engine', None)
-            if self._engine is not None: self._time_steps(loader, self._engine.trainer)
-            return loader
-        vars(selection)['loader_of_epoch'] = made
-
-    def _time_steps(self, loader, trainer):
-        steps,reads = loader.steps,trainer.reads
-        trainer.reads = lambda dl: self._timed(reads(dl), 'selection', 'other') # reading is not the selection's
+    def _watch(self, selection, loader):
+        "Time what a selection makes of a loader's batches; to read them is not its part"
+        steps,reads = loader.steps,selection.reads
+        vars(selection)['reads'] = lambda dl: self._timed(reads(dl), 'selection', 'other')
         vars(loader)['steps'] = lambda dl: self._timed(steps(dl), 'other', 'selection')
 
-    def before_batch(self): self.lap('other' if self._engine is None else 'selection')
+    def before_batch(self): self.lap('selection' if self._is_watching else 'other')
     def after_loss(self): self.lap('forward')
     def after_backward(self): self.lap('backward')
-    def after_train(self): self.lap('other')
+    def after_train(self):
+        self.lap('other')
+        if self._is_watching: del vars(self.learn.selection)['reads']
 
 def step_times()->list: # Callbacks; the first is a `StepTimes`
     "What times the parts of a step"

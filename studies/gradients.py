@@ -6,13 +6,14 @@ from torch import Tensor
 
 from selback.core.checks import check_range, error_text
 from selback.core.batches import as_tensors, take
-from selback.core.item_loss import ItemLoss, separable_losses
+from selback.core.first_batch import separable_losses
+from selback.core.item_loss import ItemLoss
 from selback.core.losses import preserved
 from selback.core.policies import random_k, top_k
-from selback.core.untouched import fixed_random, unwrapped
-from selback.core.scoring import ScoringPass, trial_step
+from selback.core.untouched import fixed_random, kept, unwrapped
+from selback.core.scoring import ScoringPass
 from selback.callback.loaders import check_loader, loader_of, longest_first
-from selback.callback.learner import base_loss, output_loss, true_output
+from selback.callback.learner import base_loss, true_output
 from selback.views.views import by_quantile, tidy, width
 
 def _gradient(learn, xb, yb):
@@ -23,11 +24,11 @@ def _gradient(learn, xb, yb):
         got = 'a model whose weights are all frozen'
         raise ValueError(error_text('gradient_similarity', got, 'some that train', 'call learn.unfreeze()'))
 
-    flags = [(m, m.training) for m in model.modules()]
-    try:
-        with preserved(base_loss(learn)): grads = trial_step(model.train(), output_loss(learn), xb, yb)
-    finally:
-        for m,training in flags: m.training = training
+    loss_func = base_loss(learn)
+    with kept([*model.modules()]),fixed_random(),preserved(loss_func),torch.enable_grad():
+        model.train()
+        loss = loss_func(true_output(learn, model(*xb)), *yb)
+        grads = torch.autograd.grad(loss.mean(), weights, allow_unused=True)
 
     grads = [torch.zeros_like(p) if g is None else g for p,g in zip(weights, grads)]
     return torch.cat([g.flatten().float().cpu() for g in grads])

@@ -68,7 +68,7 @@ def suspects(column, seed, lr): # Items, the most suspect first
     "By a training of its own"
     (images,rows),*_ = parts()
     learn = train(images, human_labels(column)[rows], column, seed, lr, WatchItemsCallback())
-    return learn.selection.tracker.labels.suspects().cpu()
+    return learn.selection.labels.suspects().cpu()
 
 def corrected(labels, truth, items):
     "The first of a list, as they should be"

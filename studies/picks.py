@@ -2,14 +2,14 @@
 import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 
-from selback.callback.attach import AttachedCallback
+from selback.callback.attach import Attached
 from selback.core.checks import check_range, error_text
 from selback.views.pictures import check_remembered
 from selback.views.views import tidy, width
 
 class NotePicks(Callback):
     "Notes how often each item of a selection with `track_items` had been picked by the end of each epoch"
-    order,run_valid = AttachedCallback.order+1,False # what an epoch trained is remembered by then
+    order,run_valid = Attached.order+1,False # what an epoch trained is remembered by then
 
     def __init__(self): self.by_epoch = [] # counts of picks, one for each item
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from selback.callback.attach import with_one_liner
 from selback.callback.batch import BatchSelection
-from selback.callback.epoch import EpochSelection
+from selback.callback.selection import EpochSelection
 from selback.callback.learner import base_loss
 from selback.callback.loaders import check_loader, own_loader, unaugmented
 from selback.core.checks import check_range, error_text
@@ -195,7 +195,7 @@ def record_choices(
 
     loader,recorder = check_loader(learn.dls.train),_Recorder(keep)
     dataset,recorder.n = fingerprint(loader.dataset),loader.n
-    cb = BatchSelection(recorder, warmup=0, auto=False)
+    cb = BatchSelection(recorder, warmup=0)
     with proxy_learner(learn, proxy, [cb, EveryNth(every, cb.order+1)]) as small: fit(small)
 
     if not recorder.kept:
@@ -224,13 +224,14 @@ class ReplayChoicesCallback(EpochSelection):
     "Load what recorded choices keep (airbench)"
     of,defaults = ReplayChoices,dict(warmup=0)
 
-    def begin_fit(self):
-        super().begin_fit()
-        ds,remedy = check_loader(self.dls.train).dataset,'record its choices anew'
-        if len(ds)!=self.choices.n:
-            got,wanted = f'a training set of {len(ds)} items',f'{self.choices.n}, as in the recorded one'
+    def before_fit(self):
+        super().before_fit()
+        if self.learn.lock.locked(): return # it validates
+        ds,choices,remedy = check_loader(self.dls.train).dataset,self.method.choices,'record its choices anew'
+        if len(ds)!=choices.n:
+            got,wanted = f'a training set of {len(ds)} items',f'{choices.n}, as in the recorded one'
             raise ValueError(error_text('replay_choices', got, wanted, remedy))
-        if fingerprint(ds)!=self.choices.dataset:
+        if fingerprint(ds)!=choices.dataset:
             got = 'a training set with other targets than the recorded one of as many items'
             raise ValueError(error_text('replay_choices', got, 'the same items in the same order', remedy))
 

@@ -8,21 +8,26 @@ from fastai.metrics import error_rate
 from fastai.torch_core import set_seed
 from selback.bench.datasets import get_dls
 from selback.callback.methods import StaleLossCallback
+from selback.callback.notes import ItemNotes
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 PATH = 'results/stale_losses.csv'
 
-class OfPassesCallback(StaleLossCallback):
-    "Goes by the losses of scoring passes; those of training are remembered of epochs that trained on all items only"
+class NotesOfPasses(ItemNotes):
+    "Notes the losses of training of epochs that train on all items only; of others those of scoring passes alone"
+    def note_step(self):
+        memory = self.train.memory
+        loss,ewma = memory.loss.clone(),memory.ewma.clone()
+        super().note_step()
+        if not self.learn.selection.is_selecting: return
+        memory.loss.copy_(loss)
+        memory.ewma.copy_(ewma)
 
-    def note_losses(self, losses):
-        if not self.is_selecting: return super().note_losses(losses)
-        before = self.memory.loss.clone(),self.memory.ewma.clone()
-        super().note_losses(losses)
-        self.memory.loss.copy_(before[0])
-        self.memory.ewma.copy_(before[1])
+class OfPassesCallback(StaleLossCallback):
+    "Goes by the losses of scoring passes"
+    def make_notes(self, track_items): return NotesOfPasses(self.losses, self.method.ema, labels_too=track_items)
 
 WAYS = dict(of_training=StaleLossCallback, of_passes=OfPassesCallback)
 
@@ -42,7 +47,7 @@ def train(way, dropout, seed, train_ds, valid_ds, epochs):
     dls = DataLoaders(train_dl, TfmdDL(valid_ds, bs=512, num_workers=0))
     hidden = nn.Linear(192, 128),nn.BatchNorm1d(128),nn.ReLU(),nn.Dropout(dropout)
     net = nn.Sequential(*hidden, nn.Linear(128, 10))
-    cb = WAYS[way](beta=2, n=3, auto=False)
+    cb = WAYS[way](beta=2, n=3)
     learn = Learner(dls, net, CrossEntropyLossFlat(), metrics=error_rate, cbs=cb)
     with learn.no_bar(),learn.no_logging():
         learn.fit_one_cycle(epochs, 1e-2)

@@ -13,9 +13,8 @@ from fastcore.script import call_parse
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import EpochSelection
+from selback.all import WatchItemsCallback
 from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, tensor_dls
-from selback.core.method import All
 from selback.core.labels import BinaryLabels, ClassLabels, LabelMemory
 from studies import pretrained
 from studies.experiments import results_folder, rows_with, scale
@@ -24,13 +23,14 @@ from studies.regimes import cifar_parts, human_labels, sgd
 path = results_folder/'wrong_labels.csv'
 kept = results_folder.parent/'runs/wrong_labels' # what each item was predicted, epoch by epoch
 
-class Trajectory(EpochSelection):
+class Trajectory(WatchItemsCallback):
     "Plain training that keeps what is predicted of each item in each epoch"
     def __init__(self):
-        super().__init__(All())
+        super().__init__()
         self.logits,self.valid = [],[] # of each epoch; the share of validation's labels that are predicted
 
     def before_fit(self):
+        super().before_fit()
         self.n_before,n = len(self.logits),self.learn.n_epoch
         self.logits += [torch.full((len(self.dls.train_ds),self.dls.c), torch.nan).half() for _ in range(n)]
         self.valid += [torch.nan]*n
@@ -39,7 +39,6 @@ class Trajectory(EpochSelection):
     def at(self): return self.n_before+self.epoch
 
     def after_loss(self):
-        super().after_loss()
         self.logits[self.at][self.item_idx.cpu()] = self.learn.pred.detach().half().cpu()
 
 # Data: images, labels as they should be, and as they are given

@@ -300,7 +300,7 @@ def test_plain_training_if_all_is_kept():
     assert trained()==trained(ReplayChoicesCallback(everything))
 
 def test_the_recording_is_paid_for():
-    "The proxy has tried a batch of 25 first"
+    "The proxy is asked first: of a batch of 25 thrice and of half of it, and of both again after a step"
     def recorded(learn):
         choices = record_choices(learn, mlp(), lambda small: small.fit(2), every=4)
         return ReplayChoicesCallback(choices)
@@ -311,7 +311,7 @@ def test_the_recording_is_paid_for():
 
     runs = compare(get_learner, {'replayed': recorded}, epochs=2, seeds=1, plot=False)
     forward,of_inputs = 2*(4*8+8*3),2*4*8
-    looks = (2*100+25)/3
+    looks = (2*100+4*25+2*13)/3
     step = (3*forward-of_inputs)/forward/3 # of the proxy, whose inputs need no gradient
     steps = 2*12*step # in each of two epochs, on the half of every fourth batch
     of_learner = 2*48 # what was kept, in two epochs
