@@ -12,17 +12,16 @@ import selback.all
 from selback.bench.command import run_study
 from selback.bench.compare import compare
 from selback.bench.race import race
-from selback.callback.attach import known_methods
+from selback.callback.attach import Attached, known_methods
 from selback.callback.batch import BatchSelection
-from selback.callback.epoch import EpochSelection
-from selback.callback.selection import Selection
+from selback.callback.selection import EpochSelection, Selection
 from selback.core.method import BatchMethod, Inclusion
 from selback import functional
 
 # A call as it is written, what it does, where it is defined, and its name there
 Call = namedtuple('Call', 'written does module name')
 
-OWN_MODULES = 'selback.callback.methods','selback.callback.early' # of the methods' callbacks
+OWN_MODULES = 'selback.callback.methods', # of the methods' callbacks
 
 def is_ours(o): return (getattr(o, '__module__', None) or '').startswith('selback.')
 
@@ -89,9 +88,9 @@ def on_selection():
     yield from of_class(Learner, 'learn.', lambda name, f: name in ('full_batches','selection'))
     for cls in reversed(Selection.__mro__):
         yield from of_class(cls, 'learn.selection.', lambda name, f: name in Selection.tells and f.__doc__)
-    yield from of_class(Selection, 'learn.selection.', lambda name, f: f.__module__.startswith('selback.views.'))
-    early = selback.all.EarlyLossSamplingCallback
-    yield from of_class(early, 'learn.selection.', lambda name, f: name in early.tells)
+    def is_view(name, f): return f.__module__.startswith('selback.views.')
+    for cls in Attached,Selection,selback.all.EarlyLossSamplingCallback:
+        yield from of_class(cls, 'learn.selection.', is_view)
     yield from of_class(Recorder, 'learn.recorder.', lambda name, f: True)
 
 def called_on(cls):
