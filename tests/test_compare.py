@@ -930,7 +930,7 @@ def test_a_run_that_was_better_on_its_way_has_learned():
 # in a notebook
 def test_runs_show_their_verdict_and_are_a_table():
     methods = ['none','top_loss(keep=.5)']
-    runs = compare(learner_of, methods, compute=200, seeds=2, plot=False, tell_controls=False)
+    runs = compare(learner_of, methods, compute=400, seeds=2, plot=False, tell_controls=False)
     shown = in_notebook(runs)
     assert escape(runs.verdict) in shown
     assert runs.verdict==verdict(runs)
@@ -944,7 +944,7 @@ def test_runs_show_their_verdict_and_are_a_table():
     assert 'top_loss(keep=.5)' in str(runs)
     runs.drop(columns='budget', inplace=True)
     assert str(runs)==str(pd.DataFrame(runs))
-    runs['budget'] = '200 compute'
+    runs['budget'] = '400 compute'
     assert '<td>none</td>' not in in_notebook(runs)
     runs.sort_values('valid_loss', inplace=True)
     assert '<td>none</td>' in in_notebook(runs)

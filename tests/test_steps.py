@@ -356,7 +356,8 @@ def test_a_compiled_model_meets_few_sizes():
         torch._dynamo.reset()
         return counter.frame_count
 
-    assert compiled(TopLossCallback(.3, warmup=0, gather=True))<=3 # in training and in evaluation mode, and the half batch that the door looks at
+    # in training and in evaluation mode, and the half batch that the door looks at
+    assert compiled(TopLossCallback(.3, warmup=0, gather=True))<=3
     assert compiled(BatchLossFilterCallback(.6, warmup=0))>2 # of any size
 
 # attached at any time
