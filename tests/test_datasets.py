@@ -18,7 +18,7 @@ from torch import nn
 
 import selback.bench.datasets as d
 from selback.bench.datasets import flip_labels, get_dls, PadCrop, tensor_dls, TensorDL, TensorItems
-from selback.callback.loaders import ChosenBefore, draw
+from selback.callback.loaders import ChosenBefore, Plan, draw
 
 pytestmark = pytest.mark.slow # workbench
 
@@ -278,7 +278,7 @@ def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
     dl = Spied(ds, bs=8, shuffle=True, num_workers=num_workers)
     idxs = draw(dl)
     wanted = idxs[idxs%3>0]
-    batches = [*ChosenBefore(dl, wanted)]
+    batches = [*ChosenBefore(dl, lambda: Plan(wanted))]
     if not num_workers: assert kinds==[torch.Tensor]
     assert torch.equal(torch.cat([x for x,_ in batches]), ds[wanted][0])
     assert [len(y) for _,y in batches]==[8,8,8,8,1][:len(batches)]
