@@ -223,11 +223,6 @@ def _with_names(index, taken):
     unnamed = ['row'] if index.nlevels==1 else [f'row_{i}' for i in range(index.nlevels)]
     return index.set_names([_free(n if name is None else name, taken) for n,name in zip(unnamed, index.names)])
 
-def _mark(text):
-    "A number of 64 bits for a text"
-    data = unicodedata.normalize('NFC', text).encode('utf-8', 'surrogatepass')
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), 'little', signed=True)
-
 def _near(column):
     "Numbers that were kept in single precision, rounded to what it tells"
     top = column.abs().max()

@@ -76,8 +76,7 @@ class ItemNotes(TrainingOnly):
     def before_train(self):
         self.is_noting = False # until the loader begins
         self.place = None # what hands out the batches, which a validation within the epoch replaces as `learn.dl`
-        self.has_losses = False # have steps told them in this epoch?
-        self.has_scores = False # have scoring passes?
+        self.has_scores = False # have scoring passes told losses in this epoch?
         self.is_partial = False # were items left out of it?
         if not self.run_train: return
         self.compare('model', unwrapped(self.learn.model))
@@ -169,7 +168,6 @@ class ItemNotes(TrainingOnly):
         def of_trained(o): return o if current.rows is None or o is None else take(o, current.rows)
 
         losses = self.item_losses.of_mixed(base_loss(learn), learn.pred, learn.yb, mixed_of(learn))
-        self.has_losses = True
         self.is_partial = self.is_partial or current.is_chosen or is_part
         self.train.note(current.trained, of_trained(losses), fresh=not (current.is_chosen or is_part), picked=True,
             again=current.is_chosen and self.has_scores, targets=of_trained(self.marks))
