@@ -217,7 +217,7 @@ def test_the_api_begins_with_what_is_called(parts):
     called,inside = api[:middle],api[middle:]
     assert called[0]=='all.html'
     assert {'views/views.html','callback/batch.html','bench/compare.html','bench/command.html'}<=set(called)
-    assert {'callback/loaders.html','callback/clock.html','callback/selection.html'}<=set(inside)
+    assert {'callback/loaders.html','callback/notes.html','callback/selection.html'}<=set(inside)
 
 ON_SIGHT = "[...document.querySelectorAll('.sidebar-tree a')].filter(o => o.offsetHeight).length"
 

@@ -23,7 +23,7 @@ from ..core.scoring import Scorer, ScoringPass
 from ..core.steps import steps
 from .learner import autocast_of, base_loss, callback_of, mixed_of, predicts, split_batch
 from .learner import true_output
-from .loaders import ChosenWithin, check_loader, known_of, pads
+from .loaders import ChosenWithin, check_loader, pads, place_of
 from .selection import Selection
 
 # %% ../../nbs/callback/10_batch.ipynb #99f75e54
@@ -55,6 +55,8 @@ class BatchSelection(Selection):
         method = check_method(method, self.takes, type(self).__name__)
         self.passes = passes
         self.score_by = method.score if score is None else score
+        self.is_scored = method.scored
+        self.scores_apart = method.scored and passes==2
         super().__init__(method, interrupt=interrupt, **kwargs)
         self.scorer = Scorer(self.score_by, ScoringPass(scale_factor, precision, scorer), self.losses)
         self.gathers = False # do chosen items wait in this fit? Some loaders pad each batch to a length of its own
@@ -76,11 +78,6 @@ class BatchSelection(Selection):
             "'loss' or ReducibleLoss(holdout_losses)"))
 
     @property
-    def is_scored(self)->bool:
-        "Are items chosen by scores?"
-        return self.method.scored
-
-    @property
     def score_needs_items(self)->bool:
         "Does the score look items up by their dataset index?"
         return self.is_scored and getattr(self.score_by, 'needs_items', False)
@@ -93,11 +90,6 @@ class BatchSelection(Selection):
         known = vars(self.scorer.scoring) | dict(score=self.score_by, passes=self.passes)
         names = 'score','scale_factor','precision','scorer','passes'
         return super().options | {name: known[name] for name in names if known.get(name) is not None}
-
-    @property
-    def scores_apart(self)->bool:
-        "Is each batch scored by a pass of its own?"
-        return self.is_scored and self.passes==2
 
     # A fit and its epochs
     def before_fit(self):
@@ -138,9 +130,9 @@ class BatchSelection(Selection):
 
     def reads(self, dl): # `Batch`es
         "Each batch of the loader, as inputs and targets, where the model is"
-        learn = self.learn
+        learn,place = self.learn,place_of(dl)
         for i,raw in enumerate(dl):
-            known = known_of(dl)
+            known = Batch(()) if place is None else place.current
             xb,yb = split_batch(learn, learn._set_device(raw))
             yield Batch(xb, yb, known.idx, known.weight, i, form=list if isinstance(raw, list) else tuple)
             raw = xb = yb = None # they may be large
@@ -166,19 +158,23 @@ class BatchSelection(Selection):
         "Is a batch to be chosen from before it trains?"
         if not isinstance(batch, Batch): return super().is_time(batch)
         if self.learn is None: return False
-        return self.passes==2 and len(batch.yb)>0 and len(batch)>0 and super().is_time(batch.i)
+        return self.passes==2 and len(batch.yb)>0 and batch.n>0 and super().is_time(batch.i)
 
     def score(self, batch): # Scores and losses, shape (n,); the losses are None where nothing is scored
         "Score a batch as it will train"
-        if not self.is_scored: return self.random_scores(len(batch)),None
-        learn,loss_func = self.learn,base_loss(self.learn)
+        if not self.is_scored: return self.random_scores(batch.n),None
+        learn = self.learn
         learn.xb,learn.yb = batch.xb,batch.yb # a loss may go by them
-        xb,yb = as_tensors(batch.xb),as_tensors(batch.yb)
         def predict(model, autocast):
-            return batch.predicted_by(lambda: self.scorer.scoring(model, xb, yb, autocast))
-        pred = predicts(learn, predict)
-        losses = self.losses.of_mixed(loss_func, pred, batch.yb, None)
-        self.door.told(pred, batch.yb)
+            if batch.predicted is not None: return batch.predicted
+            return self.scorer.scoring(model, as_tensors(batch.xb), as_tensors(batch.yb), autocast)
+        return self.scores_by(predicts(learn, predict), batch)
+
+    def scores_by(self, pred, batch, mixed=None): # As `score`; `mixed` as for `ItemLosses.of_mixed`
+        "The scores and losses of a batch by what is predicted of it"
+        loss_func = base_loss(self.learn)
+        losses = self.losses.of_mixed(loss_func, pred, batch.yb, mixed)
+        if self.scores_apart: self.door.told(loss_func, pred, batch.yb)
         return self.scorer.scores_of(loss_func, pred, batch, losses),losses
 
     def expects(self, batch): # A batch that is read ahead
@@ -216,17 +212,20 @@ class BatchSelection(Selection):
 
     # A step
     def after_pred(self):
-        if self.loader is None: self.refuse_late()
-        is_next = not (self.loader.is_part or self.current.is_chosen) # a step may go through its batch twice
-        if self.passes==1 and is_next and len(self.learn.yb): self.weigh_chosen()
+        if self.passes==1: self.weigh_chosen()
         super().after_pred()
 
     def weigh_chosen(self):
         "Choose by the predictions of the pass that trains, and weigh the gradients of the others by 0"
+        self.check_is_there()
         learn,current = self.learn,self.current
-        if not Selection.is_time(self, learn.iter): return
+        is_next = not (self.loader.is_part or current.is_chosen) # a step may go through its batch twice
+        if not is_next or not len(learn.yb) or not Selection.is_time(self, learn.iter): return
         batch = Batch(learn.xb, learn.yb, current.idx, current.weight)
-        scores,losses = self.score_step(batch)
+        if self.is_scored:
+            pred = detached(true_output(learn, learn.pred))
+            scores,losses = self.scores_by(pred, batch, mixed_of(learn))
+        else: scores,losses = self.random_scores(batch.n),None
         chosen = check_chosen(self.choose(scores, batch), type(self.method).__name__)
         if len(chosen.rows)==1: chosen = at_least_two(chosen, scores, self.alone())
         weight = _weights_of_all(chosen, len(batch), is_sum(base_loss(learn)))
@@ -235,14 +234,6 @@ class BatchSelection(Selection):
         current.choose(chosen.rows, weight)
         self.report.take_back()
         self.note(batch, [(current.i, len(batch))], losses, chosen)
-
-    def score_step(self, batch): # As `score`
-        "Score a batch by the predictions that train"
-        if not self.is_scored: return self.random_scores(len(batch)),None
-        learn,loss_func = self.learn,base_loss(self.learn)
-        pred = detached(true_output(learn, learn.pred))
-        losses = self.losses.of_mixed(loss_func, pred, batch.yb, mixed_of(learn))
-        return self.scorer.scores_of(loss_func, pred, batch, losses),losses
 
     def after_loss(self):
         "Have a method look at the scores of a batch that trains whole, if it asks for these"

@@ -53,7 +53,9 @@ class FirstBatch(TrainingOnly):
     def before_fit(self):
         if not self.learn.lock.locked(): self.begin() # else it is a validation
 
-    def before_train(self): self.is_open = True
+    def before_train(self):
+        super().before_fit() # it may be at rest
+        self.is_open = self.run_train
 
     def tol(self, pred): # How far two numbers may be apart, as a share of the largest
         return 10*precision_of(self.learn, pred)
@@ -92,15 +94,15 @@ class FirstBatch(TrainingOnly):
         learn,scorer = self.learn,self.learn.selection.scorer
         learn.xb,learn.yb = batch.xb,batch.yb
         with explained(pred):
-            self.told(pred, batch.yb)
+            self.told(base_loss(learn), pred, batch.yb)
             if scorer.score in score_names: scorer.scores_of(base_loss(learn), pred, batch)
 
     def told(self,
+        loss_func, # That of the learner
         pred, # What the losses of items are told of, with or without a graph
         yb:tuple, # Targets
     ):
         "Losses of items are told: can they be, and are they shares of the loss of the batch?"
-        loss_func = base_loss(self.learn)
         self.losses.by(loss_func)
         if self.loss_func is not loss_func: self.n_losses = 0
         self.loss_func = loss_func
@@ -124,8 +126,9 @@ class FirstBatch(TrainingOnly):
         learn = self.learn
         if self.of_losses and len(learn.yb):
             if self.is_open: check_in_place(learn.loss_func, self.versions)
-            is_other = self.loss_func is not base_loss(learn)
-            if self.is_open or is_other or not self.scores: self.told(learn.pred, learn.yb)
+            loss_func = base_loss(learn)
+            is_other = self.loss_func is not loss_func
+            if self.is_open or is_other or not self.scores: self.told(loss_func, learn.pred, learn.yb)
         if self.is_open: self.ask_step()
 
     def ask_step(self):
@@ -181,6 +184,8 @@ class FirstBatch(TrainingOnly):
     def after_batch(self):
         "Has the first step told what trains?"
         learn = self.learn
+        if not self.is_open: # only a loss of one's own is asked again, by what scores or by each step
+            self.run_train = self.of_losses and not self.scores and self.losses.is_own
         if not self.is_open or self.is_told or not len(learn.yb): return
         if not self.of_losses and known_of(learn.dl).weight is None: return
         got = 'none of the events after_pred, after_loss and after_backward'

@@ -70,6 +70,7 @@ class Selection(Attached):
         self.epochs_done = 0 # trained since the callback was attached
         self.chose_in_fit = False # was anything chosen in this fit?
         self.loader = None # what this epoch reads
+        self.device = None # where the model trains in it
         self.current = Batch(()) # what is known of the items that train
 
     @property
@@ -105,6 +106,7 @@ class Selection(Attached):
         self.loader = None
         if not self.run_train: return
         dl = self.learn.dl
+        self.device = device_of(self.learn)
         self.ranks = Ranks(dl.world_size, self.device) if is_distributed(dl) else Ranks()
         self.method.begin_epoch()
         self.loader = self.learn.dl = self.loader_of_epoch()
@@ -204,9 +206,6 @@ class Selection(Attached):
     def bs(self)->int|None:
         "Items in a full batch of this epoch's loader"
         return size_of_batch(self.learn.dls.train) if self.loader is None else self.loader.size
-
-    @property
-    def device(self): return device_of(self.learn)
 
     @property
     def generator(self):

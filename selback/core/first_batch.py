@@ -8,6 +8,7 @@ __all__ = ['gradients', 'check_shares', 'separable_losses', 'check_trained', 'ch
            'check_collates']
 
 # %% ../../nbs/core/11_first_batch.ipynb #31e16447
+import io, pickle
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
@@ -60,26 +61,19 @@ def _is_near(a, b, tol):
     sizes = b.norm(dim=1)
     return bool(((a-b).norm(dim=1)<=tol*sizes+.01*tol*sizes.max()).all())
 
-def _common_factor(a, b, tol):
-    "The number above 0 by which one matrix is the other; None: there is none"
+def _factor(a, b, tol, by_row=False):
+    "The number, or that of each row, not below 0, by which one matrix is the other; None: there is none"
     (a,most_of_a),(b,most_of_b) = _scaled(a),_scaled(b)
     if not (most_of_a>0 and most_of_b>0): return None
-    factor = (a*b).sum()/a.square().sum()
-    if not (factor>0 and _is_near(factor*a, b, tol)): return None
-    return float(factor*(most_of_b/most_of_a))
-
-def _have_one_direction(a, b, tol):
-    "Is each row of a matrix some multiple of the other's?"
-    (a,most_of_a),(b,_) = _scaled(a),_scaled(b)
-    if not most_of_a>0: return False
-    factors = (a*b).sum(1, keepdim=True)/a.square().sum(1, keepdim=True).clamp(min=1e-30)
-    return bool(factors.min()>=0) and _is_near(factors*a, b, tol)
+    dim = 1 if by_row else (0,1)
+    factor = (a*b).sum(dim, keepdim=True)/a.square().sum(dim, keepdim=True).clamp(min=1e-30)
+    if factor.min()>=0 and _is_near(factor*a, b, tol): return factor*(most_of_b/most_of_a)
 
 # %% ../../nbs/core/11_first_batch.ipynb #8a1c9e86
-def _tells(*grads):
-    "Are numbers finite, and not all 0?"
-    if not all(g.numel() and g.isfinite().all() for g in grads): return False
-    return any(bool((g.abs()>1e-30).any()) for g in grads) # others underflow
+def _tell(pairs):
+    "The pairs of gradients that are finite, and of which the one that trains is not all 0"
+    pairs = [(a, b) for a,b in pairs if a is not None and b is not None]
+    return [(a, b) for a,b in pairs if a.isfinite().all() and b.isfinite().all() and (b.abs()>1e-30).any()] # underflow
 
 def _counted(loss_func, yb, n):
     "How many elements of each item's targets are not ignored, shape (n, 1); None: none may be"
@@ -89,9 +83,9 @@ def _counted(loss_func, yb, n):
 
 def _are_shares(ours, whole, counts, tol):
     "Is one gradient the other's, by one factor for all items, or by one that goes by their elements?"
-    if _common_factor(ours, whole, tol) is not None: return True
+    if _factor(ours, whole, tol) is not None: return True
     if counts is None or len(counts)!=len(ours): return False
-    factor = _common_factor(ours*counts, whole, tol) # as in PyTorch's mean or sum over what is not ignored
+    factor = _factor(ours*counts, whole, tol) # as in PyTorch's mean or sum over what is not ignored
     n,n_all = len(counts),float(counts.sum())
     return factor is not None and any(abs(factor-wanted)<=tol*wanted for wanted in (n/n_all, n))
 
@@ -117,7 +111,7 @@ def check_shares(
         ours = gradients(lambda pred: losses(loss_func, pred, yb), pred)
         are_rows = _go_by_rows(lambda pred: losses(loss_func, pred, yb), pred, n)
     if whole is None or ours is None: return
-    pairs = [(a, b) for a,b in zip(ours, whole) if a is not None and a.isfinite().all() and _tells(b)]
+    pairs = _tell(zip(ours, whole))
     by_item = [(a, b) for a,b in pairs if len(a)==n]
     others = [(a, b) for a,b in pairs if len(a)!=n]
     if by_item: others.append(tuple(torch.cat(parts, 1) for parts in zip(*by_item))) # all rows of an item as one
@@ -156,9 +150,9 @@ def check_trained(
     if weight is not None:
         weighed = (weight>0).to(pairs[0][0].device) # by another positive factor each
         pairs = [(a[weighed], b[weighed]) if len(a)==len(weighed) else (a, b) for a,b in pairs]
-    pairs = [(a, b) for a,b in pairs if _tells(b) and a.isfinite().all()]
+    pairs = _tell(pairs)
     if not pairs: return False
-    if any(_have_one_direction(a, b, tol) for a,b in pairs): return True # one output may be made from another
+    if any(_factor(a, b, tol, by_row=True) is not None for a,b in pairs): return True # one may be made from another
     raise ValueError(error_text('what trains', 'a loss with a gradient of its own',
         f'that of {name_of(loss_func)}, by which the losses of items are told', 'a callback may set another loss. '
         f'{item_loss_remedy[:-1]}'))
@@ -177,54 +171,56 @@ def check_weighed(
 # %% ../../nbs/core/11_first_batch.ipynb #e224f2e5
 _plain = int,float,list,dict,set,deque,Tensor,np.ndarray
 
-_theirs = 'torch','fastai','builtins' # the first part of a module's name
+def _is_theirs(o):
+    "Is a function, a class or an object Python's own, or PyTorch's or fastai's?"
+    return str(getattr(o, '__module__', '')).partition('.')[0] in ('builtins','torch','fastai')
 
-def _named_by(function):
-    "Numbers, lists and tables that a function names: globals, and those of a function around it"
-    named = getclosurevars(function)
-    return {name: value for name,value in (named.nonlocals | named.globals).items() if isinstance(value, _plain)}
-
-def _attributes(o):
-    "The attributes of an object and of its classes that are the user's, and what functions of these name"
+def _named_by(o):
+    "Numbers, lists and tables that a function names, or a class and the functions in it: globals, too"
+    if not isinstance(o, type):
+        named = getclosurevars(o)
+        return {name: value for name,value in (named.nonlocals | named.globals).items() if isinstance(value, _plain)}
     found = {}
-    for cls in reversed(type(o).__mro__):
-        if cls.__module__.partition('.')[0] in _theirs: continue
-        found |= {name: value for name,value in vars(cls).items() if name[:2]!='__'}
-        for f in vars(cls).values(): found |= _named_by(f) if isinstance(f, FunctionType) else {}
-    slots = {name: getattr(o, name, None) for name in getattr(o, '__slots__', ())}
-    return found | slots | getattr(o, '__dict__', {})
-
-def _inside(o):
-    "What an object holds, by name or place"
-    if isinstance(o, dict): return o
-    if isinstance(o, (list,tuple,deque)): return dict(enumerate(o))
-    if isinstance(o, partial): return dict(enumerate((o.func, *o.args, *o.keywords.values())))
-    if isinstance(o, nn.Module): return dict(o.named_buffers()) | dict(o.named_parameters())
-    if isinstance(o, FunctionType): return _named_by(o)
-    return {} if type(o).__module__.partition('.')[0] in _theirs else _attributes(o)
+    for name,value in [pair for cls in reversed(o.__mro__) if not _is_theirs(cls) for pair in vars(cls).items()]:
+        if isinstance(value, FunctionType): found |= _named_by(value)
+        elif isinstance(value, _plain) and name[:2]!='__': found[name] = value
+    return found
 
 def _version(t): # None: it is not counted
     "How often a tensor was changed in place"
     return None if t.is_inference() else t._version
 
-def _written(o, depth):
-    "What is another one if an object has changed, as far as that is plain to see"
-    if isinstance(o, Tensor): return id(o),_version(o)
-    if isinstance(o, np.ndarray): return hash(o.tobytes())
-    inside = _inside(o) if depth else {}
-    if inside: return {name: _written(value, depth-1) for name,value in inside.items()}
-    if isinstance(o, (list,tuple,dict,deque)): return len(o)
-    return id(o) if isinstance(o, (nn.Module,FunctionType,type)) else repr(o)
+class _Writer(pickle.Pickler):
+    "Writes down what objects hold; of a tensor, how often it was changed"
+    def persistent_id(self, o):
+        if isinstance(o, Tensor): return id(o),_version(o)
+        if _is_theirs(o) and not isinstance(o, nn.Module): return id(o)
+
+    def reducer_override(self, o):
+        if isinstance(o, nn.Module): return dict,(dict(o.named_buffers()) | dict(o.named_parameters()),)
+        return (dict, (_named_by(o),)) if isinstance(o, (FunctionType,type)) else NotImplemented
+
+def _written(o): # Bytes, which nobody reads
+    "What is another one if an object has changed; empty for what cannot be written, such as a file"
+    file = io.BytesIO()
+    try: _Writer(file).dump(o)
+    except (pickle.PicklingError,TypeError,AttributeError,ValueError,RecursionError): return b''
+    return file.getvalue()
 
 # %% ../../nbs/core/11_first_batch.ipynb #8a1c9e92
 _of_modules = {'training','_modules','_parameters','_buffers','_non_persistent_buffers_set','_flat_weights',
     '_flat_weight_refs'}
 
-def _of_module(m, is_layer):
-    "What a module holds that is not put back. Of PyTorch's layers others may set a tensor in each pass"
-    found = {name: o for name,o in _attributes(m).items() if name not in _of_modules}
-    if not is_layer: return found | m._parameters
-    return {name: o for name,o in found.items() if not isinstance(o, Tensor)} | m._parameters | m._buffers
+def _inside(o, is_layer):
+    "What an object holds by name, but for what a look puts back. Of PyTorch's layers others may set a tensor in a pass"
+    if isinstance(o, FunctionType): return _named_by(o)
+    if isinstance(o, partial): return dict(func=o.func, args=o.args, keywords=o.keywords)
+    slots = {name: getattr(o, name, None) for name in getattr(o, '__slots__', ())}
+    found = _named_by(type(o)) | slots | getattr(o, '__dict__', {})
+    if not isinstance(o, nn.Module): return found
+    found = {name: value for name,value in found.items() if name not in _of_modules}
+    if not is_layer: return found | o._parameters
+    return {name: o for name,o in found.items() if not isinstance(o, Tensor)} | o._parameters | o._buffers
 
 def written(
     objects:list, # A loss and its parts, or the modules of a model
@@ -233,10 +229,8 @@ def written(
     "What objects hold, as it can be compared later"
     found = {}
     for i,o in enumerate(objects):
-        if isinstance(o, nn.Module): inside = _of_module(o, any(o is m for m in layers))
-        else: inside = _inside(o)
-        for name,value in inside.items():
-            if not isinstance(value, FunctionType): found[i,name] = _written(value, 2)
+        inside = _inside(o, any(o is m for m in layers))
+        found |= {(i, name): _written(value) for name,value in inside.items()}
     return found
 
 def _refuse_changes(before, after, first, again, remedy):
@@ -305,17 +299,13 @@ def check_losses(
 _no_items = ('rows are no items of their own: time comes first, a hidden state goes on from row to row, labels are '
     'places in the batch, or items are predicted from each other. Train without a selection')
 
-def _every_second(batch, n):
-    "Half of the items of a batch, in their order"
-    return map_tensors(lambda t: t[::2] if t.ndim and len(t)==n else t, batch)
-
 def _rows_of(batch, n):
     "The tensors of a batch that have a row for each of `n` items"
     return [t for t in tensors_in(batch) if t.ndim and len(t)==n]
 
-def _turned_round(batch, n):
-    "A batch with its items in the opposite order"
-    return map_tensors(lambda t: t.flip(0) if t.ndim and len(t)==n else t, batch)
+def _map_rows(f, batch, n):
+    "Apply `f` to the tensors of a batch that have a row for each of `n` items"
+    return map_tensors(lambda t: f(t) if t.ndim and len(t)==n else t, batch)
 
 def are_close(
     a:list, # Tensors
@@ -379,35 +369,29 @@ class Looks:
     ): # Predictions, without a graph; raises a `ValueError` if the items of the batch cannot be scored
         "Ask the model on a batch"
         before = self.written() if is_first else {}
-        pred,draws = self.first_look()
+        with untouched(self.model):
+            state = torch.get_rng_state()
+            pred = detached(self.predict(self.xb))
+            draws = not torch.equal(state, torch.get_rng_state())
         if is_first:
-            self.check_repeats(before, pred)
+            again = self.look(self.xb)
+            _refuse_changes(before, self.written(), pred, again,
+                'Use a method that looks at nothing, such as favor_hard, or train without a selection')
             self.check_kind(pred)
         if not draws: self.check_rows(pred, tol(pred)) # else the place of a row tells
         return pred
 
-    def first_look(self): # Predictions, and whether random numbers were drawn for them
-        with untouched(self.model):
-            state = torch.get_rng_state()
-            pred = detached(self.predict(self.xb))
-            return pred,not torch.equal(state, torch.get_rng_state())
-
     def written(self):
-        modules,own = [*self.model.modules()],own_modules(self.model)
+        own = own_modules(self.model)
+        modules = [*self.model.modules()]
         return written(modules, [m for m in modules if not any(m is o for o in own)])
 
-    def check_repeats(self, before, pred):
-        "2. Does a second look agree in every number, and is nothing left behind?"
-        again = self.look(self.xb)
-        _refuse_changes(before, self.written(), pred, again,
-            'Use a method that looks at nothing, such as favor_hard, or train without a selection')
-
     def check_rows(self, pred, tol):
-        "3. Do rows have the same predictions without the others, and the same losses in another order?"
+        "3. Do rows have the same predictions without the others?"
         if self.n<4: return # one row is a case of its own
-        is_exact = tol<.1 and self.device=='cpu' # neither bfloat16 nor TF32
+        is_exact = tol<.1 and all(t.device.type=='cpu' for t in tensors_in(self.xb)) # neither bfloat16 nor TF32
         tol = 1e-4 if is_exact else max(.01, .1*tol)
-        try: half = self.look(_every_second(self.xb, self.n))
+        try: half = self.look(_map_rows(lambda t: t[::2], self.xb, self.n))
         except (*failures,ValueError) as e: self.refuse(f'an error in a look at every second one ({e})')
         pairs = [(t[::2], other) for t,other in zip(tensors_in(pred), tensors_in(half)) if t.ndim and len(t)==self.n]
         if not all(a.shape==b.shape and are_close([a], [b], tol) for a,b in pairs): self.refuse('other predictions')
@@ -415,13 +399,10 @@ class Looks:
     def ask_losses(self, pred): # as `ask` gave them
         "3. Are the losses the same in another order? Labels that are places in the batch have others"
         if not tensors_in(pred): return
-        turned = [_turned_round(o, self.n) for o in (pred, self.xb, self.yb)]
+        turned = [_map_rows(lambda t: t.flip(0), o, self.n) for o in (pred, self.xb, self.yb)]
         losses = self.losses_of(pred, self.xb, self.yb)
         others = self.losses_of(*turned)
         if not are_close([losses], [others.flip(0)], 1e-3): self.refuse('other losses in another order')
-
-    @property
-    def device(self): return next((t.device.type for t in tensors_in(self.xb)), 'cpu')
 
     def refuse(self, got):
         raise ValueError(error_text('rows of a batch without the others', got, 'the same as among them', _no_items))
