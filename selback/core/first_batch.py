@@ -201,11 +201,13 @@ class _Writer(pickle.Pickler):
         return (dict, (_named_by(o),)) if isinstance(o, (FunctionType,type)) else NotImplemented
 
 def _written(o): # Bytes, which nobody reads
-    "What is another one if an object has changed; empty for what cannot be written, such as a file"
-    file = io.BytesIO()
-    try: _Writer(file).dump(o)
+    "What is another one if an object has changed; empty for what cannot be written, or not twice alike"
+    first,second = io.BytesIO(),io.BytesIO()
+    try:
+        _Writer(first).dump(o)
+        _Writer(second).dump(o)
     except (pickle.PicklingError,TypeError,AttributeError,ValueError,RecursionError): return b''
-    return file.getvalue()
+    return first.getvalue() if first.getvalue()==second.getvalue() else b''
 
 # %% ../../nbs/core/11_first_batch.ipynb #8a1c9e92
 _of_modules = {'training','_modules','_parameters','_buffers','_non_persistent_buffers_set','_flat_weights',
@@ -387,14 +389,19 @@ class Looks:
         return written(modules, [m for m in modules if not any(m is o for o in own)])
 
     def check_rows(self, pred, tol):
-        "3. Do rows have the same predictions without the others?"
+        "3. Do rows have the same predictions without the others, or, as in some BatchNorm, in another order?"
         if self.n<4: return # one row is a case of its own
         is_exact = tol<.1 and all(t.device.type=='cpu' for t in tensors_in(self.xb)) # neither bfloat16 nor TF32
         tol = 1e-4 if is_exact else max(.01, .1*tol)
-        try: half = self.look(_map_rows(lambda t: t[::2], self.xb, self.n))
-        except (*failures,ValueError) as e: self.refuse(f'an error in a look at every second one ({e})')
-        pairs = [(t[::2], other) for t,other in zip(tensors_in(pred), tensors_in(half)) if t.ndim and len(t)==self.n]
-        if not all(a.shape==b.shape and are_close([a], [b], tol) for a,b in pairs): self.refuse('other predictions')
+        if self.is_same(lambda t: t[::2], pred, tol) or self.is_same(lambda t: t.flip(0), pred, tol): return
+        self.refuse('other predictions')
+
+    def is_same(self, pick, pred, tol): # `pick`: function of a tensor, the rows that are looked at
+        "Are the predictions of some rows, or of all in another order, those of these rows among all?"
+        try: found = self.look(_map_rows(pick, self.xb, self.n))
+        except (*failures,ValueError) as e: self.refuse(f'an error in a look at some of them ({e})')
+        pairs = [(pick(t), other) for t,other in zip(tensors_in(pred), tensors_in(found)) if t.ndim and len(t)==self.n]
+        return all(a.shape==b.shape and are_close([a], [b], tol) for a,b in pairs)
 
     def ask_losses(self, pred): # as `ask` gave them
         "3. Are the losses the same in another order? Labels that are places in the batch have others"
