@@ -18,7 +18,7 @@ from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.untouched import unwrapped
 from .attach import Attached
-from .items import check_found, datasets_of, numbers_of_classes, rows_in_state, saved_keys
+from .items import datasets_of, numbers_of_classes, rows_in_state, saved_keys
 from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of
 from .loaders import ChosenBefore, Plan, check_loader, draw, has_validation, is_distributed
 from .loaders import LoaderInPlace, is_validation, known_of, place_of
@@ -245,8 +245,7 @@ class ItemNotes(TrainingOnly):
         "Go on with what was saved of each item that is there"
         for i,(tracker,saved) in enumerate(zip(self.parts, state)):
             now = saved_keys(self.learn.dls, i)
-            rows = rows_in_state(now, saved)
-            check_found(rows, part=i)
+            rows = rows_in_state(now, saved, part=i)
             tracker.load_state_dict(saved['of'], rows)
             numbers = numbers_of_classes(now['classes'], saved['classes'])
             if numbers is not None: tracker.renumber(numbers, len(now['classes']))
