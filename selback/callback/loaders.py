@@ -8,6 +8,7 @@ __all__ = ['LoaderInPlace', 'place_of', 'unwrapped_loader', 'size_of_batch', 'is
            'ChosenBefore', 'known_of', 'ChosenWithin', 'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
+import math
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -43,7 +44,7 @@ class LoaderInPlace(GetAttr):
             n_handed=0, # batches handed out
             is_part=False, # were items chosen before they were loaded?
             is_exhausted=False,
-            _n_all=None, # batches of the user's loader, once it is running
+            _n_all=math.inf, # batches of the user's loader, once it is running
             _is_running=False)
 
     def __setattr__(self, name, value): setattr(self.dl, name, value) # what is its own lies in `self.__dict__`
@@ -71,7 +72,7 @@ class LoaderInPlace(GetAttr):
             yield from self.dl
             return
         self.begin()
-        n_all = len(self.dl) if hasattr(self.dl, '__len__') else None
+        n_all = len(self.dl) if hasattr(self.dl, '__len__') else math.inf
         self.__dict__.update(_is_running=True, _n_all=n_all, n_read=0, n_handed=0)
         try:
             for batch,current in self.handed_out():
@@ -87,27 +88,24 @@ class LoaderInPlace(GetAttr):
         "What is known of the batch that trains"
         if i!=self.n_handed-1:
             raise ValueError(error_text('learn.dl', f'batch {i} when {self.n_handed} had been handed out',
-                'each batch at once, or the selection takes it for another one',
-                'a callback replaces or wraps the loader after the selection, or fires before_batch by itself. '
-            'Give that callback an order below -5'))
+                'each batch at once', 'a callback replaces or wraps the loader after the selection, or fires '
+                'before_batch by itself. Give that callback an order below -5'))
         idx = self.current.idx
         if idx is None or len(idx)==n: return self.current
         raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{len(idx)}',
-            'a callback or transform changes '
-            'the number of items before the selection, so that their dataset indices are unknown'))
+            'a callback or transform changes the number of items before the selection'))
 
     @property
     def is_done(self)->bool:
         "Was each batch read?"
-        return self.is_exhausted or self.n_read>=(len(self.dl) if self._n_all is None else self._n_all)
+        return self.is_exhausted or self.n_read>=self._n_all
 
 def place_of(
     dl, # A loader
 )->LoaderInPlace|None: # Itself, the one that it wraps, as a callback's own loader may, or None
     "What stands in a loader's place"
-    if issubclass(type(dl), LoaderInPlace): return dl
-    inner = [o for o in getattr(dl, '__dict__', {}).values() if issubclass(type(o), LoaderInPlace)]
-    return inner[0] if inner else None
+    places = [o for o in (dl, *getattr(dl, '__dict__', {}).values()) if issubclass(type(o), LoaderInPlace)]
+    return places[0] if places else None
 
 def unwrapped_loader(
     dl, # A loader
@@ -160,50 +158,43 @@ def pads(
     transforms = getattr(getattr(dl, 'before_batch', None), 'fs', [])
     return hasattr(dl, 'sort_func') or any('pad' in repr(f).lower() for f in transforms)
 
-def _refuse_continuing(dl):
-    "Raise a `TypeError` if an item continues another"
-    if not hasattr(dl, 'seq_len'): return
-    raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
-        "model's state does: no item of them can be left out. Train without a selection.")
-
 def check_independent(
     dl, # A training loader
 ): # Raises a `TypeError` if an item continues another
     "Check that items can be left out of a batch"
-    _refuse_continuing(own_loader(dl))
+    dl = own_loader(dl)
+    if not hasattr(dl, 'seq_len'): return
+    raise TypeError(f"The training loader is a {type(dl).__name__}, whose batches continue each other, as a language "
+        "model's state does: no item of them can be left out. Train without a selection.")
 
 # %% ../../nbs/callback/00_loaders.ipynb #0ddf581b
 _cut_batches = '__iter__','sample','create_batches','chunkify' # what fastai's `DataLoader` does with the items it drew
 
 def _cuts(dl):
-    "The names of what a loader defines of that, without a word, of its class or one below, that it keeps the order"
+    "The names of what a loader defines of that, itself or by a class, up to one that says it keeps the order"
     names = [name for name in _cut_batches if name in vars(dl)]
-    known,said = set(),None # the lowest class that says something is believed
     for cls in type(dl).__mro__:
-        if cls is DataLoader: return names
-        if said is None: said = vars(cls).get('keeps_order')
-        for name in _cut_batches:
-            if name in vars(cls) and name not in known and not said: names.append(name)
-            if name in vars(cls): known.add(name)
+        if cls is DataLoader or vars(cls).get('keeps_order'): return names
+        names += [name for name in _cut_batches if name in vars(cls)]
 
 def check_loader(
     dl, # A training loader
 )->DataLoader: # The fastai `DataLoader` that draws the indices; raises a `TypeError` if there is none
     "Check that the dataset item behind each row of a batch can be known"
     inner = own_loader(dl)
-    said = f'The items of a batch are unknown: the training loader is a {type(inner).__name__}'
-    _refuse_continuing(inner)
+    check_independent(inner)
     if not isinstance(inner, DataLoader):
-        raise TypeError(f"{said}; use fastai's DataLoader or TfmdDL, which draws indices before an epoch.")
-    if not inner.indexed or inner.n is None:
-        raise TypeError(f'{said} over an iterable dataset; use a dataset with `__getitem__` and `__len__`.')
-    if inner.bs is None: raise TypeError(f'{said} without a batch size, whose items are whole batches; give it `bs`.')
-
-    own = _cuts(inner)
-    if not own: return inner
-    raise TypeError(f"{said}, which cuts batches in a way of its own ({', '.join(own)}). If these are consecutive "
-        'pieces of what get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that '
-        'chooses within a batch: selective_backprop, top_loss or batch_loss_filter.')
+        said = "; use fastai's DataLoader or TfmdDL, which draws indices before an epoch"
+    elif not inner.indexed or inner.n is None:
+        said = ' over an iterable dataset; use a dataset with `__getitem__` and `__len__`'
+    elif inner.bs is None:
+        said = ' without a batch size, whose items are whole batches; give it `bs`'
+    elif cuts := _cuts(inner):
+        said = (f", which cuts batches in a way of its own ({', '.join(cuts)}). If these are consecutive pieces of what "
+            'get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that chooses '
+            'within a batch: selective_backprop, top_loss or batch_loss_filter')
+    else: return inner
+    raise TypeError(f'The items of a batch are unknown: the training loader is a {type(inner).__name__}{said}.')
 
 # %% ../../nbs/callback/00_loaders.ipynb #392da485
 def _strict_item(do_item, read, name, i):
@@ -275,6 +266,7 @@ class ChosenBefore(LoaderInPlace):
             _choose=choose,
             _n_chosen=0, # of all ranks
             _inner=own_loader(dl), # what is read, of which a distributed one is a part
+            _is_shared=is_distributed(dl), # does each process read its own part?
             _order=(), # `idxs` as the loader takes them
             _read=[]) # numbers of the items that were read last, where no worker process reads them
 
@@ -285,11 +277,6 @@ class ChosenBefore(LoaderInPlace):
         idxs = longest_first(self._inner, plan.idxs)
         self.__dict__.update(weights=plan.weights, is_part=plan.rows is not None, _n_chosen=len(idxs))
         self.__dict__['idxs'] = self._of_this_rank(idxs) if self._is_shared else idxs
-
-    @property
-    def _is_shared(self):
-        "Does each process read its own part?"
-        return self._inner is not self.dl
 
     def _of_this_rank(self, idxs):
         with _replaced(self._inner, get_idxs=partial(_same, idxs.tolist())): own = self.dl.get_idxs()
@@ -307,8 +294,7 @@ class ChosenBefore(LoaderInPlace):
         if self._n_chosen%self.size and not self._drops_last: n += 1
         return -(-n//self.dl.world_size) if self._is_shared else n
 
-    def _start(self):
-        "The loader's iterator, and its first batch"
+    def handed_out(self):
         inner = self._inner
         as_tensor = getattr(type(inner), 'by_tensor', False) and not self._is_shared
         self.__dict__['_order'] = self.idxs.cpu() if as_tensor else self.idxs.tolist()
@@ -317,10 +303,7 @@ class ChosenBefore(LoaderInPlace):
         # fastai looks these up as its iterator begins, and not again
         with _replaced(inner, do_item=do_item, drop_last=self._drops_last),_replaced(self.dl, **drawn):
             running = iter(self.dl)
-            return running,next(running, None)
-
-    def handed_out(self):
-        running,batch = self._start()
+            batch = next(running, None)
         while batch is not None:
             current = self._known()
             self.__dict__['n_read'] += 1
@@ -329,23 +312,18 @@ class ChosenBefore(LoaderInPlace):
             batch = next(running, None)
         self.__dict__['is_exhausted'] = True
 
-    def _known(self):
+    def _known(self): # Raises a `ValueError` if other items were read than those that were drawn
         "What is known of the batch that was read last"
         i = self.n_read
         rows = slice(i*self.size, (i+1)*self.size)
-        self._check_read(i, self._order[rows])
+        drawn = torch.as_tensor(self._order[rows]).tolist()
+        read = self._read[:len(drawn)] or drawn # of worker processes it is not known
+        self._read.clear()
+        if read!=drawn: raise ValueError(error_text(type(self._inner).__name__, f'the items {read[:8]} and so on in '
+            f'batch {i}', f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs '
+            'returns'))
         idx = self.idxs[rows]
         return Batch((), (), idx, None if self.weights is None else self.weights[idx], i)
-
-    def _check_read(self, i, drawn):
-        "Raise a `ValueError` if other items were read than those that were drawn"
-        read = self._read[:len(drawn)]
-        self._read.clear()
-        if not read: return # it is not known
-        drawn = torch.as_tensor(drawn).tolist()
-        if read==drawn: return
-        raise ValueError(error_text(type(self._inner).__name__, f'the items {read[:8]} and so on in batch {i}',
-            f'{drawn[:8]} and so on, as drawn', 'its batches must be consecutive pieces of what get_idxs returns'))
 
 # %% ../../nbs/callback/00_loaders.ipynb #88cec0dd
 def known_of(
@@ -377,13 +355,19 @@ class ChosenWithin(LoaderInPlace):
         "Note how far the loader's batches have come, some of which may be read before it is their turn"
         self.__dict__.update(n_read=n, is_exhausted=is_last)
 
-# %% ../../nbs/callback/00_loaders.ipynb #18257127
+# %% ../../nbs/callback/00_loaders.ipynb #ea819ef7
 _made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself
 
-def _copy(dl, **kwargs):
-    "`dl.new(**kwargs)`, without a look at the types that `dl` has not learned yet; random states are left alone"
+def loader_of(
+    dl, # A training loader
+    idxs:list, # Dataset indices
+    **kwargs # Other options of the copy
+): # A loader
+    "A copy of `dl` that hands out some items, in that order; random states are left alone"
+    dl = check_loader(dl)
+    kwargs = dict(get_idxs=partial(_same, idxs), n=len(idxs), shuffle=False, drop_last=False) | kwargs
     unknown = [name for name in ('_n_inp','_types') if name not in dl.__dict__]
-    dl.__dict__.update(dict.fromkeys(unknown))
+    dl.__dict__.update(dict.fromkeys(unknown)) # or `new` looks at an item for them
     try:
         with fixed_random(): new = dl.new(**kwargs)
     except TypeError as e:
@@ -396,15 +380,6 @@ def _copy(dl, **kwargs):
     own = {name: o for name,o in vars(dl).items() if name not in (*kwargs,*_made_anew)}
     new.__dict__.update({name: o for name,o in own.items() if not isinstance(o, MethodType)}) # a class's own options
     return new
-
-# %% ../../nbs/callback/00_loaders.ipynb #ea819ef7
-def loader_of(
-    dl, # A training loader
-    idxs:list, # Dataset indices
-    **kwargs # Other options of the copy
-): # A loader
-    "A copy of `dl` that hands out some items, in that order"
-    return _copy(check_loader(dl), get_idxs=partial(_same, idxs), n=len(idxs), shuffle=False, drop_last=False, **kwargs)
 
 @contextmanager
 def unaugmented(
