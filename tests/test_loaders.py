@@ -503,7 +503,6 @@ def test_a_generator_reads_further_and_makes_more_steps_than_there_are_batches()
     assert sum([step for step,*_ in seen[:4]], [])==list(range(50))
     assert [step for step,*_ in seen[4:]]==[[48], [48,49]]
     assert dl.is_done
-    assert dl.is_exhausted
 
 def test_a_batch_is_known_by_its_place_and_its_size():
     dl = chosen_before(plain_dl())

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from ..core.checks import error_text
-from .loaders import check_loader, unaugmented
+from .loaders import check_loader, unaugmented, valid_dataset
 
 # %% ../../nbs/callback/03_items.ipynb #0d6df237
 def parent_of(
@@ -300,9 +300,8 @@ def datasets_of(
     dls, # `DataLoaders`
 )->list: # Of the training part; and of the validation part, if that has any item
     "The training and the validation dataset"
-    train = check_loader(dls.train).dataset
-    valid = getattr(dls.loaders[1], 'dataset', None) if len(dls.loaders)>1 else None
-    return [train] if valid is None or not len(valid) else [train,valid]
+    train,valid = check_loader(dls.train).dataset,valid_dataset(dls)
+    return [train] if valid is None else [train,valid]
 
 def keys_of(
     dls, # `DataLoaders`
