@@ -493,8 +493,8 @@ def test_such_labels_that_are_renewed_within_a_fit_are_refused():
     def renew(learn, epoch):
         if epoch==1: labels[:50] = ['1']*50
     learn.add_cb(Renewed(renew))
-    with pytest.raises(ValueError, match='balanced_sampling: got items .*labels that were renewed are read in the next fit'):
-        trained_only(learn, 3)
+    refused = 'balanced_sampling: got items .*labels that were renewed are read in the next fit'
+    with pytest.raises(ValueError, match=refused): trained_only(learn, 3)
     assert [len(epoch) for epoch in learn.diary.epochs]==[4,0]
 
 def grow(learn, epoch):

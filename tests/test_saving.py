@@ -115,7 +115,8 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
 def test_what_saves_nothing_is_refused(tmp_path):
     saves = SaveModelCallback(every_epoch=True)
     class Late(SaveModelCallback): order = SaveSelection.order
-    cases = (short_learner(path=tmp_path), [saves]),(learner(tmp_path), []),(learner(tmp_path), [Late(every_epoch=True)])
+    late = Late(every_epoch=True)
+    cases = (short_learner(path=tmp_path), [saves]),(learner(tmp_path), []),(learner(tmp_path), [late])
     for learn,cbs in cases:
         with pytest.raises(ValueError, match='wanted a selection, and a SaveModelCallback of an order below 62'):
             quiet_fit(learn, 1, cbs=[*cbs, SaveSelection()])

@@ -8,7 +8,6 @@ __all__ = ['parent_of', 'label_of', 'column_name', 'lone_target_of', 'target_of'
 
 # %% ../../nbs/callback/03_items.ipynb #127ed2e5
 import os
-from hashlib import blake2b
 from numbers import Number
 from pathlib import Path, PurePath
 from unicodedata import normalize
@@ -320,11 +319,6 @@ def _lasting_labels(ds):
         if first==again: labels = labels_of(ds)
     return ['']*len(ds) if labels is None else [str(o) for o in labels]
 
-def _number_of(text):
-    "A number of 64 bits for a text"
-    data = normalize('NFC', text).encode('utf-8', 'surrogatepass')
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), 'little', signed=True)
-
 def saved_keys(
     dls, # `DataLoaders`
     part:int=0, # 0: training, 1: validation
@@ -339,8 +333,9 @@ def saved_keys(
     if own.kind=='idx': # places tell little: of other items as many labels are the same as by chance
         by_chance = pd.Series(labels).value_counts(normalize=True).pow(2).sum()
         least = float(1+by_chance)/2
-    keys = torch.tensor([_number_of('\0'.join(o)) for o in zip(texts, labels)])
-    return dict(kind=own.kind, keys=keys, least=least, classes=class_names(own.ds, dls.loaders[part]))
+    data = [normalize('NFC', '\0'.join(o)).encode('utf-8', 'surrogatepass') for o in zip(texts, labels)]
+    keys = pd.util.hash_array(np.array(data, dtype=object)).view(np.int64)
+    return dict(kind=own.kind, keys=torch.from_numpy(keys), least=least, classes=class_names(own.ds, dls.loaders[part]))
 
 def _told_apart(keys):
     "Keys as an index, with the number of each among those that are equal"

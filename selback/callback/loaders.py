@@ -51,11 +51,8 @@ class LoaderInPlace(GetAttr):
     def __reduce_ex__(self, protocol): return _itself,(self.dl,) # it lasts an epoch, which a copy has not begun
 
     def begin(self):
-        "The epoch begins; raises a `ValueError` if the size of a batch is another one than when it was asked for"
-        size = size_of_batch(own_loader(self.dl))
-        if self.size not in (None, size): raise ValueError(error_text('learn.dls.train', f'a batch size of {size} after '
-            'its length was asked for', f'{self.size}, as it was then', 'set it in a before_train of an order below 60'))
-        self.__dict__['size'] = size
+        "The epoch begins, or its length is asked for: its batches are as large as is set by then"
+        if not self._is_running: self.__dict__['size'] = size_of_batch(own_loader(self.dl))
 
     def __len__(self):
         self.begin()
@@ -181,9 +178,9 @@ def check_loader(
     elif inner.bs is None:
         said = ' without a batch size, whose items are whole batches; give it `bs`'
     elif cuts := _cuts(inner):
-        said = (f", which cuts batches in a way of its own ({', '.join(cuts)}). If these are consecutive pieces of what "
-            'get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that chooses '
-            'within a batch: selective_backprop, top_loss or batch_loss_filter')
+        said = (f", which cuts batches in a way of its own ({', '.join(cuts)}). If these are consecutive pieces of "
+            'what get_idxs returns, say so by a class attribute `keeps_order = True`; if not, use a method that '
+            'chooses within a batch: selective_backprop, top_loss or batch_loss_filter')
     else: return inner
     raise TypeError(f'The items of a batch are unknown: the training loader is a {type(inner).__name__}{said}.')
 

@@ -57,7 +57,7 @@ class Ranks:
     def merge(self,
         table:ItemTable, # Of this rank, which has begun an epoch
     ):
-        "Put together what the ranks have noted in the epoch, in place; a loss is of the lowest rank that noted the item"
+        "Put together, in place, what the ranks have noted; a loss is of the lowest rank that noted the item"
         if self.n==1: return
         rank,nobody = dist.get_rank(),dist.get_world_size()
         before = table.before
