@@ -8,11 +8,11 @@ __all__ = ['LoaderInPlace', 'place_of', 'unwrapped_loader', 'size_of_batch', 'is
            'ChosenWithin', 'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
-import math
+import math, random
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import chain
-from types import MethodType
 from typing import NamedTuple
 
 import torch
@@ -345,29 +345,22 @@ class ChosenWithin(LoaderInPlace):
         if is_last: self.__dict__['_n_all'] = n
 
 # %% ../../nbs/callback/00_loaders.ipynb #ea819ef7
-_made_anew = 'fake_l','rng','offs' # by `new`, for the copy itself
-
 def loader_of(
     dl, # A training loader
     idxs:list, # Dataset indices
-    **kwargs # Other options of the copy
+    bs:int|None=None, # Items in a batch; None: as many as in one of its own
+    num_workers:int|None=None, # Processes that read; None: as many as its own
 ): # A loader
-    "A copy of `dl` that hands out some items, in that order; random states are left alone"
+    "A copy of `dl` that hands out some items, in that order; nothing random is drawn"
     dl = check_loader(dl)
-    kwargs = dict(get_idxs=partial(_same, idxs), n=len(idxs), shuffle=False, drop_last=False) | kwargs
-    unknown = [name for name in ('_n_inp','_types') if name not in dl.__dict__]
-    dl.__dict__.update(dict.fromkeys(unknown)) # or `new` looks at an item for them
-    try:
-        with fixed_random(): new = dl.new(**kwargs)
-    except TypeError as e:
-        raise TypeError(error_text(f'{type(dl).__name__}.new', e, 'a copy of the loader that hands out some items',
-            'give the class a method `new`')) from e
-    finally:
-        for name in unknown: del dl.__dict__[name]
-    for name in unknown: new.__dict__.pop(name, None)
-
-    own = {name: o for name,o in vars(dl).items() if name not in (*kwargs,*_made_anew)}
-    new.__dict__.update({name: o for name,o in own.items() if not isinstance(o, MethodType)}) # a class's own options
+    new,reader = copy(dl),dl.fake_l
+    if num_workers is None: num_workers = reader.num_workers
+    new.fake_l = type(reader)(new, reader.pin_memory, num_workers, reader.timeout, False, reader.pin_memory_device)
+    new.rng = random.Random(0)
+    pipelines = [name for name in ('after_item','before_batch','after_batch') if name in vars(dl)]
+    transforms = {name: copy(vars(dl)[name]) for name in pipelines} # which learn whether they augment
+    new.__dict__.update(transforms, get_idxs=partial(_same, idxs), n=len(idxs), bs=bs or dl.bs, shuffle=False,
+        drop_last=False)
     return new
 
 @contextmanager
