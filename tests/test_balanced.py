@@ -12,7 +12,7 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
-from selback.callback.classes import ClassesOfItems, item_classes, n_inputs, rarest_label
+from selback.callback.classes import check_classes, item_classes, rarest_label
 from torch.utils.data import Dataset
 
 nan,inf = math.nan,math.inf
@@ -154,22 +154,6 @@ NAMED = dict(
 def test_groups_of_ones_own_are_drawn_alike(groups):
     epochs = trained_only(learner(groups), 20).diary.epochs
     assert is_near(drawn(epochs), chances([0]*80+[1]*20, [1.]*100, 1., 0.))
-
-def test_an_item_of_several_labels_counts_by_its_rarest_and_one_without_is_of_a_class_of_its_own():
-    labels = torch.zeros(100, 3)
-    labels[:90,0] = 1 # common, alone on 60
-    labels[60:90,1] = 1 # less so
-    labels[85:95,2] = 1 # rare, on ten, of which five have all three labels
-    wanted = [0]*60+[1]*25+[2]*10+[3]*5
-    learn = learner(labels=labels)
-    learn.loss_func = BCEWithLogitsLossFlat()
-    class Items(Callback):
-        order,run_valid = 60,False
-        def before_fit(self): self.idx = []
-        def before_batch(self): self.idx += self.learn.selection.item_idx.tolist()
-    learn.remove_cb(Diary)
-    idx = trained_only(learn.add_cb(Items()), 40).items.idx
-    assert is_near(counts_of(torch.tensor(idx), 100), chances(wanted, [1.]*100, 1., 0.))
 
 def test_numbers_follow_schedules():
     def rises(pct): return pct
@@ -332,8 +316,6 @@ def test_classes_are_read_without_loading_inputs(make):
     assert not loads
 
 SEVERAL = dict(
-    one_hot=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[0,1,1],[0,1,0],[0,0,0],[1,1,0]])),
-    floats=lambda: TensorDataset(torch.zeros(4, 2), torch.tensor([[0,1,1],[0,1,0],[0,0,0],[1,1,0]]).float()),
     lists=lambda: Unread(targets=MULTI),
     encoded=lambda: of_labels([MultiCategorize(), OneHotEncode()], MULTI),
     written=lambda: of_labels([], MULTI))
@@ -362,6 +344,7 @@ class Masks(Unread):
 NO_CLASSES = dict(
     floats=(lambda: TensorDataset(torch.zeros(4, 2), torch.rand(4)), 'whose targets are no classes'),
     several=(lambda: TensorDataset(torch.zeros(4, 2), torch.rand(4, 2)), 'whose targets are no classes'),
+    one_hot=(lambda: TensorDataset(torch.zeros(4, 2), torch.eye(4)), 'whose targets are no classes'),
     tokens=(lambda: TensorDataset(torch.zeros(4, 2), torch.arange(8).view(4, 2)), 'whose targets are no classes'),
     mask=(Masks, 'whose targets are no classes'),
     numbers=(lambda: of_labels([], (.1,.2,.3,.4)), 'whose targets are no classes'),
@@ -371,9 +354,7 @@ NO_CLASSES = dict(
     unlabelled=(lambda: Unread(), 'a Unread whose targets are not known without loading inputs'),
     by_name=(lambda: Unread(targets=dict(a=1, b=2, c=3, d=4)), 'whose targets are not known'),
     of_others=(lambda: Unread(targets=[1,2]), 'whose targets are not known'),
-    no_target=(lambda: Datasets(range(4), [[load]]), 'whose targets are not known'),
-    two_targets=(lambda: Datasets(range(4), [[load],[lambda i: 'a'],[lambda i: 'b']], n_inp=1),
-        'whose targets are not known'))
+    no_target=(lambda: Datasets(range(4), [[load]]), 'whose targets are no classes'))
 
 @pytest.mark.parametrize('make,said', NO_CLASSES.values(), ids=NO_CLASSES)
 def test_what_tells_no_classes_is_refused_and_groups_are_asked_for(make, said):
@@ -440,32 +421,14 @@ def set_labels(learn, labels):
     ds = learn.dls.train.dataset
     ds.tensors = ds.tensors[0],labels
 
-@pytest.mark.parametrize('n_inp,of_class', [(1, 1), (None, 2), (2, 2)])
-def test_the_target_is_the_first_part_that_is_no_input(n_inp, of_class):
-    "Of three parts the last has other classes; where nothing is said the last one is the target, as in fastai"
-    x = torch.arange(100.)[:,None].expand(-1, 5)
-    parts = TensorDataset(x, UNEVEN, (UNEVEN==0).long())
-    dl = TfmdDL(parts, bs=25, shuffle=True, num_workers=0)
-    dls = DataLoaders(dl, dl)
-    if n_inp: dls.n_inp = n_inp
-    assert n_inputs(dls)==n_inp
-    assert '_n_inp' not in vars(dl)
-    assert item_classes(parts, n_inputs(dls)).tolist()==parts.tensors[of_class].tolist()
-    class Net(nn.Linear):
-        def forward(self, *xb): return super().forward(xb[0])
-    seen = []
-    class Sees(Callback):
-        run_valid = False
-        def before_batch(self): seen.extend(self.xb[0][:,0].long().tolist())
-    learn = Learner(dls, Net(5, 3), loss_func=lambda pred,*yb: cross_entropy(pred, yb[0]), lr=0.,
-        cbs=[BalancedSamplingCallback(seed=0), Sees()])
-    trained_only(learn, 20)
-    p = chances(parts.tensors[of_class].tolist(), [1.]*100, 1., 0.)
-    assert is_near(counts_of(torch.tensor(seen), 100), p)
-
-def test_a_dataset_whose_parts_are_all_inputs_has_no_classes():
-    ds = TensorDataset(torch.zeros(4, 2), torch.arange(4))
-    with pytest.raises(ValueError, match='whose targets are not known'): item_classes(ds, 2)
+def test_where_the_target_is_not_the_last_part_groups_are_asked_for():
+    parts = TensorDataset(torch.zeros(100, 5), UNEVEN, (UNEVEN==0).long())
+    dls = DataLoaders(*[TfmdDL(parts, bs=25, shuffle=True, num_workers=0) for _ in range(2)])
+    dls.n_inp = 1
+    learn = Learner(dls, nn.Linear(5, 3), loss_func=lambda pred,*yb: cross_entropy(pred, yb[0]))
+    with pytest.raises(ValueError, match='balanced_sampling: got items .*pass groups='):
+        trained_only(learn.balanced_sampling(), 1)
+    trained_only(learn.balanced_sampling(UNEVEN), 1)
 
 class Transformed(Dataset):
     "As of torchvision: what it hands out is made of what it has"
@@ -507,19 +470,6 @@ def test_own_groups_may_be_other_than_the_classes_that_train():
     learn = transformed(lambda c: min(c, 1), UNEVEN)
     assert is_near(drawn(trained_only(learn, 20).diary.epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
 
-@pytest.mark.parametrize('of_targets', ['tensor', 'list', 'array'])
-def test_labels_that_are_renewed_count_from_the_next_epoch_on(of_targets):
-    other = UNEVEN.flip(0)
-    def renew(learn, epoch):
-        labels = other if epoch>=1 else UNEVEN
-        if of_targets=='tensor': return set_labels(learn, labels)
-        learn.dls.train.dataset.targets = labels.tolist() if of_targets=='list' else labels.numpy()
-    learn = learner() if of_targets=='tensor' else transformed(lambda c: int(c))
-    learn.add_cb(Renewed(renew))
-    epochs = trained_only(learn, 31).diary.epochs
-    assert is_near(drawn(epochs[1:]), chances(other.tolist(), [1.]*100, 1., 0.))
-
-
 def slowly_read():
     labels,reads = [*map(str, UNEVEN.tolist())],[]
     def label(i):
@@ -543,8 +493,8 @@ def test_such_labels_that_are_renewed_within_a_fit_are_refused():
     def renew(learn, epoch):
         if epoch==1: labels[:50] = ['1']*50
     learn.add_cb(Renewed(renew))
-    with pytest.raises(ValueError, match='balanced_sampling: got items .*Labels that a callback renews must be in'):
-        trained_only(learn, 3)
+    refused = 'balanced_sampling: got items .*labels that were renewed are read in the next fit'
+    with pytest.raises(ValueError, match=refused): trained_only(learn, 3)
     assert [len(epoch) for epoch in learn.diary.epochs]==[4,0]
 
 def grow(learn, epoch):
@@ -575,22 +525,20 @@ def test_a_loader_may_draw_from_the_first_items_of_a_dataset():
     assert is_near(drawn(epochs)[:95], chances(UNEVEN[:95].tolist(), [1.]*95, 1., 0.))
 
 def test_targets_that_are_no_single_whole_numbers_are_not_compared():
-    known = ClassesOfItems()
-    known.read(TensorDataset(torch.zeros(4, 2), torch.tensor([0,0,1,1])))
-    idx = torch.arange(4)
-    for y in torch.rand(4), torch.zeros(4, 2), torch.arange(3), torch.tensor(1), 'text': known.check(idx, (y,))
-    known.check(idx, ())
+    classes = torch.tensor([0,0,1,1])
+    for y in torch.rand(4), torch.zeros(4, 2), torch.arange(3), torch.tensor(1), 'text': check_classes(classes, (y,))
+    check_classes(classes, ())
     with pytest.raises(ValueError, match='items of class 0 that come as 0 and 1'):
-        known.check(idx, (torch.arange(4),))
+        check_classes(classes, (torch.arange(4),))
 
 def test_later_batches_are_compared_now_and_then():
-    known = ClassesOfItems()
-    ds = TensorDataset(torch.zeros(4, 2), torch.tensor([0,0,1,1]))
-    known.read(ds)
-    idx,right,wrong = torch.arange(4),(torch.tensor([7,7,3,3]),),(torch.tensor([7,3,3,3]),)
-    for _ in range(8): known.check(idx, right)
-    for _ in range(7): known.check(idx, wrong)
-    with pytest.raises(ValueError, match='of class 0 that come as 3 and 7|of class 0 that come as 7 and 3'):
-        known.check(idx, wrong) # the 16th
-    known.read(ds)
-    known.check(idx, (torch.tensor([1,1,0,0]),)) # another epoch's names
+    "Of each epoch the first eight, the 16th and so on"
+    labels,seen = torch.arange(100)%2,[]
+    def transform(c):
+        seen.append(c)
+        return 0 if len(seen)>70 else c # in the 16th batch, and not in the eighth
+    learn = transformed(transform, labels=labels)
+    learn.dls.loaders[0] = TfmdDL(learn.dls.train.dataset, bs=5, shuffle=True, num_workers=0)
+    seen.clear()
+    with pytest.raises(ValueError, match='items that come as 0, of classes 0 and 1'): trained_only(learn, 1)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[15]

@@ -123,15 +123,14 @@ def test_an_epoch_that_is_cancelled_after_its_last_batch_is_a_whole_one():
 def stop_at(learn, i):
     if learn.iter==i: raise CancelTrainException
 
-def test_a_size_that_is_set_after_the_length_was_asked_for_is_refused():
+def test_a_size_that_is_set_after_the_length_was_asked_for_counts_as_well():
     class Asks(Callback):
         order = -1
         def before_train(self): len(self.learn.dl)
     for cls in PATHS.values():
-        learn = numbered_learner(cbs=[keeps_all(cls), Asks(), Grows('before_train'), Steps()])
-        with pytest.raises(ValueError, match='a batch size of 32 after its length was asked for, wanted 16'):
-            trained_only(learn, 3)
-        assert sizes(learn)==[[16]*6+[4], []]
+        plain,ours = (grown([*cbs, Asks()], 'before_train') for cbs in ([], [keeps_all(cls)]))
+        assert sizes(ours)==sizes(plain)==[[16]*6+[4], [32]*3+[4], [32]*3+[4]]
+        assert ours.steps.epochs==plain.steps.epochs
 
 @pytest.mark.parametrize('when', WHEN)
 def test_the_rate_follows_the_size_of_the_epoch(when):

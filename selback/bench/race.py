@@ -16,7 +16,7 @@ from fastcore.basics import listify
 from ..core.checks import check_range, error_text
 from .findings import is_control, last_epochs, measure_of, never_selected, table, verdict, word_of, words
 from ..views.groups import WorstGroup
-from ..callback.classes import item_classes, n_inputs
+from ..callback.classes import item_classes
 from .compare import Runs, check_study, checked_learner, compare, describe
 from .compare import methods_by_name, refuse_option
 
@@ -87,7 +87,7 @@ def field_of(
 )->tuple: # Names of methods
     "Who races where no methods are named; `balanced_sampling` too, which it tells, if classes are known to be uneven"
     names = by_group if has_groups else field
-    try: is_uneven = _are_uneven(item_classes(dls.train_ds, n_inputs(dls)))
+    try: is_uneven = _are_uneven(item_classes(dls.train_ds))
     except ValueError: return names # the classes are not known
     if not is_uneven: return names
     print('race: the largest class has at least 3 times the items of the smallest, so balanced_sampling races, too.')

@@ -4,24 +4,22 @@
 
 # %% auto #0
 __all__ = ['parent_of', 'label_of', 'column_name', 'lone_target_of', 'target_of', 'labels_of', 'class_names', 'files_of',
-           'own_items', 'ItemKeys', 'datasets_of', 'keys_of', 'saved_keys', 'rows_in_state', 'check_found',
-           'numbers_of_classes']
+           'own_items', 'ItemKeys', 'datasets_of', 'keys_of', 'saved_keys', 'rows_in_state', 'numbers_of_classes']
 
 # %% ../../nbs/callback/03_items.ipynb #127ed2e5
-import os, unicodedata
-from hashlib import blake2b
+import os
 from numbers import Number
 from pathlib import Path, PurePath
+from unicodedata import normalize
 
 import numpy as np, pandas as pd, torch
 from fastai.data.transforms import Categorize, ColReader, MultiCategorize
-from fastcore.basics import noop
-from PIL.Image import Image
+from fastcore.basics import compose, noop
 from torch import Tensor
 from torch.utils.data import Subset
 
 from ..core.checks import error_text
-from .loaders import check_loader, unaugmented
+from .loaders import check_loader, unaugmented, valid_dataset
 
 # %% ../../nbs/callback/03_items.ipynb #0d6df237
 def parent_of(
@@ -46,24 +44,6 @@ def label_of(
     if hasattr(y, '__iter__') and all(isinstance(o, str) for o in y): return [str(o) for o in y]
     return None
 
-def _target_of_row(ds):
-    "What hands out the target of a row of a table; it returns None unless there is one column of targets"
-    if len(ds.y_names)!=1: return lambda i: None
-    codes = ds.items[ds.y_names[0]].tolist()
-    vocab = getattr(ds, 'vocab', None)
-    return (lambda i: codes[i]) if vocab is None else lambda i: vocab[int(codes[i])]
-
-def _at(items, i): return items.iloc[i] if isinstance(items, pd.DataFrame) else items[i]
-
-def _column_of(items, functions):
-    "What a table's column reader makes of all rows at once; None if it is none"
-    f = functions[0] if functions else None
-    if not isinstance(items, pd.DataFrame) or not isinstance(f, ColReader) or len(f.cols)>1: return None
-    if f.label_delim is not None: return None
-    column = items[column_name(items, f.cols[0])]
-    if column.ndim>1: return None # several have the same name
-    return [f'{f.pref}{o}{f.suff}' for o in column] if f.pref or f.suff else column.tolist()
-
 def column_name(
     df:pd.DataFrame, # A table
     column, # A name, or a whole number: the place of one
@@ -71,20 +51,34 @@ def column_name(
     "The name of the column that a `ColReader` reads"
     return df.columns[column] if isinstance(column, int) else column
 
+def _at(items, i): return items.iloc[i] if isinstance(items, pd.DataFrame) else items[i]
+
+def _column_of(items, functions):
+    "What a lone column reader makes of all rows of a table at once; None if it is none"
+    reads_table = isinstance(items, pd.DataFrame) and len(functions)==1 and isinstance(functions[0], ColReader)
+    if not reads_table: return None
+    f = functions[0]
+    if len(f.cols)>1 or f.label_delim is not None: return None
+    column = items[column_name(items, f.cols[0])]
+    if column.ndim>1: return None # several have the same name
+    return [f'{f.pref}{o}{f.suff}' for o in column] if f.pref or f.suff else column.tolist()
+
 def _named_before(tl):
     "What hands out the label of an item before it gets its number; None where it gets none by a vocabulary"
     functions = [*tl.tfms.fs]
     if not functions or type(functions[-1]) not in (Categorize,MultiCategorize): return None
-    column = _column_of(tl.items, functions) if len(functions)==2 else None
-    if column is not None and not all(isinstance(o, str) for o in column): column = None # a row makes floats of them
+    column = _column_of(tl.items, functions[:-1])
     read = type(tl.tfms)(functions[:-1], split_idx=tl.split_idx)
-    raw = (lambda i: read(_at(tl.items, i))) if column is None else (lambda i: column[i])
+    def raw(i): return read(_at(tl.items, i))
+    if column is not None and all(isinstance(o, str) for o in column): raw = column.__getitem__
     return raw if isinstance(functions[-1], MultiCategorize) else lambda i: str(raw(i))
 
-def _transformed(targets, ds):
-    "What hands out a target of torchvision's, as it trains"
-    f = getattr(ds, 'target_transform', None)
-    return (lambda i: targets[i]) if f is None else lambda i: f(targets[i])
+def _of_table(ds):
+    "What hands out the target of a row of a `TabularPandas`; it returns None unless there is one column of targets"
+    if len(ds.y_names)!=1: return lambda i: None
+    codes = ds.items[ds.y_names[0]].tolist()
+    vocab = getattr(ds, 'vocab', None)
+    return codes.__getitem__ if vocab is None else lambda i: vocab[int(codes[i])]
 
 def lone_target_of(
     ds, # A dataset
@@ -98,13 +92,16 @@ def lone_target_of(
         tls = ds.tls[ds.n_inp:]
         if not tls: return lambda i: None
         return _named_before(tls[0]) or (lambda i: tls[0].decode(tls[0][i]))
-    if hasattr(ds, 'y_names'): return _target_of_row(ds)
+    if hasattr(ds, 'y_names'): return _of_table(ds)
 
     parts = getattr(ds, 'tensors', ())
-    if len(parts)>1: return lambda i: parts[-1][i]
-    for name in ('targets','labels'):
+    if len(parts)>1: return parts[-1].__getitem__
+    for name in ('targets','labels'): # of torchvision, and of one's own
         known = getattr(ds, name, None)
-        if hasattr(known, '__getitem__') and len(known)==len(ds): return _transformed(known, ds)
+        if isinstance(known, pd.Series): known = known.to_numpy()
+        is_known = hasattr(known, '__getitem__') and not isinstance(known, dict) and len(known)==len(ds)
+        transform = getattr(ds, 'target_transform', None) or noop
+        if is_known: return lambda i: transform(known[i])
     return None
 
 def target_of(
@@ -115,10 +112,9 @@ def target_of(
 
 def labels_of(
     ds, # A dataset
-    target=None, # What hands out the target of an item; None: `target_of(ds)`
 )->list|None: # None: it has none
     "The label of each item, as it is shown"
-    target = target or target_of(ds)
+    target = target_of(ds)
     with unaugmented(ds):
         if not len(ds) or label_of(target(0)) is None: return None
         return [label_of(target(i)) for i in range(len(ds))]
@@ -135,43 +131,35 @@ def class_names(
     return None if vocab is None else [str(o) for o in vocab]
 
 # %% ../../nbs/callback/03_items.ipynb #330b4d01
-def _exists(o):
-    "Does text name a file?"
+def _is_file(o):
+    "Is it a path, or text that names a file?"
+    if not isinstance(o, str): return isinstance(o, PurePath)
     try: return Path(o).is_file()
     except (OSError,ValueError): return False # it is too long for a name, or has a zero
 
-def _n_to_file(o, functions, least):
-    "How many functions make the last path or name of a file of what a dataset lists; None: they make none"
-    found = None
-    for n,f in enumerate((noop, *functions)):
-        o = f(o)
-        if n>=least and (isinstance(o, PurePath) or isinstance(o, str) and _exists(o)): found = n
-        if n and not isinstance(o, (str,PurePath,pd.Series)): return found
-    return found
-
-def _applied(o, functions):
-    for f in functions: o = f(o)
-    return o
-
-def _n_of_any(items, functions, at, least):
-    "The same of the first of some items that is read from a file, of which some may be gone"
-    for i in at:
-        try: n = _n_to_file(_at(items, i), functions, least)
+def _n_to_file(items, functions, least):
+    "How many functions make the last path or file's name of the first item that is read from a file; None: of none"
+    for o in items:
+        found = None
+        try:
+            for n,f in enumerate((noop, *functions)):
+                o = f(o)
+                if n>=least and _is_file(o): found = n
+                if n and not isinstance(o, (str,PurePath,pd.Series)): break
         except Exception: continue # the file of one may be gone, or a function want more than an item
-        if n is not None: return n
-    return None
+        if found is not None: return found
 
 def _listed(ds, part):
     "What a dataset makes a part of its items from: a list or table, and functions; None where that is not known"
     if hasattr(ds, 'tls'): return (ds.tls[part].items, [*ds.tls[part].tfms.fs]) if part<len(ds.tls) else None
-    if part: return None
+    if part or hasattr(ds, 'y_names'): return None
     for name in ('samples','imgs'): # of torchvision
         pairs = getattr(ds, name, None)
         are_pairs = isinstance(pairs, list) and len(pairs)==len(ds)>0 and isinstance(pairs[0], tuple)
         if are_pairs: return [o[0] for o in pairs],[]
     items = getattr(ds, 'items', None)
     is_list = isinstance(items, (list,tuple)) or hasattr(items, 'items')
-    return (items, []) if is_list and len(items)==len(ds) and not hasattr(ds, 'y_names') else None
+    return (items, []) if is_list and len(items)==len(ds) else None
 
 def files_of(
     ds, # A dataset
@@ -181,30 +169,29 @@ def files_of(
     ds,at = parent_of(ds)
     items,functions = _listed(ds, part) or ((),())
     if not len(at) or not len(items): return None
-    n = _n_of_any(items, functions, at[:20], least=min(part, 1)) # a target is not read from the input's file
+    least = min(part, 1) # a target is not read from the input's file
+    n = _n_to_file((_at(items, i) for i in at[:20]), functions, least)
     if n is None: return None
-    known = _column_of(items, functions) if n==1 else None
-    paths = (_applied(_at(items, i), functions[:n]) for i in at) if known is None else (known[i] for i in at)
-    return [os.fspath(o) for o in paths]
+    known = _column_of(items, functions[:n])
+    path = compose(*functions[:n])
+    return [os.fspath(path(_at(items, i)) if known is None else known[i]) for i in at]
 
 # %% ../../nbs/callback/03_items.ipynb #e4eef091
 def _relative(files, root):
     "Paths from a folder, with forward slashes; whole ones if any of them lies elsewhere"
     files = [os.path.abspath(o) for o in files]
-    root = os.path.abspath(root)
-    within = os.path.join(root, '')
+    within = os.path.join(os.path.abspath(root), '')
     if all(o.startswith(within) for o in files): files = [o[len(within):] for o in files]
     return [PurePath(o).as_posix() for o in files]
 
 def _cell(o): return o.tobytes().hex() if isinstance(o, np.ndarray) else str(o)
 
-def _contents(table):
-    "A number for each row of a table, which only equal rows share"
-    texts = pd.MultiIndex.from_frame(table.map(_cell)) if table.shape[1] else [0]*len(table)
-    return pd.factorize(texts, use_na_sentinel=False)[0]
+def _rows_as_text(table):
+    "A text for each row of a table, which only equal rows share"
+    return ['\0'.join(row) for row in table.map(_cell).itertuples(index=False, name=None)]
 
 def _tells(a, b):
-    "Has each value of the first numbers one of the second?"
+    "Has each value of the first ones one of the second?"
     return len({*zip(a, b)})==len({*a})
 
 def own_items(
@@ -215,29 +202,13 @@ def own_items(
 
 def _free(name, taken):
     "A name that no column has"
-    while name in taken: name = f'{name}_'
-    return name
-
-def _with_names(index, taken):
-    "An index whose levels have names that no column has"
-    unnamed = ['row'] if index.nlevels==1 else [f'row_{i}' for i in range(index.nlevels)]
-    return index.set_names([_free(n if name is None else name, taken) for n,name in zip(unnamed, index.names)])
+    return _free(f'{name}_', taken) if name in taken else name
 
 def _near(column):
     "Numbers that were kept in single precision, rounded to what it tells"
     top = column.abs().max()
     least = 2*np.finfo(np.float32).eps
     return column.astype(float).round(max(0, int(-np.log10(least*top)))) if 0<top<np.inf else column
-
-def _as_given(ds, table):
-    "A table of fastai's as it was before it was processed, as far as fastai can tell"
-    own = ds.new(table).decode().items # of a copy
-    filled = [name for f in ds.procs.fs for name in getattr(f, 'na_dict', ()) if f'{name}_na' in ds.cat_names]
-    for name in filled: own[name] = own[name].mask(own.pop(f'{name}_na').isin([True]))
-    for name in ds.cat_names:
-        if name in own: own[name] = own[name].where(own[name]!='#na#')
-    for name in ds.cont_names: own[name] = _near(own[name])
-    return own
 
 def _is_data(o): return isinstance(o, (Tensor,np.ndarray)) or isinstance(o, (tuple,list)) and any(map(_is_data, o))
 
@@ -254,46 +225,49 @@ class ItemKeys:
         self.root = root
         self.files = files_of(ds) # None: they are read from none
         self.table = items.iloc[self.at] if is_table else None # what a user gave, with the index that it has
-        if is_table:
-            self._know_rows()
-        else:
-            self._know_files()
+        self.is_processed = hasattr(parent, 'y_names') # is it a `TabularPandas`?
+        self.by,self.same = self._of_rows() if is_table else self._of_list() # 'row', 'file' or 'idx'
+        self.index = self._index()
 
-    def _know_files(self):
-        "Items of no table are known by their files, or by their places"
-        self._files_tell = self.files is not None # has a file one item?
-        self.same = pd.factorize(self.at if self.files is None else np.array(self.files, dtype=object))[0]
-        self._go_by('idx' if self.files is None else 'file')
+    def _of_list(self):
+        "Items of no table are known by their files, or by their places, and have the same number where these are"
+        by,keys = ('idx', self.at) if self.files is None else ('file', np.array(self.files, dtype=object))
+        self.kind = by # what a state finds an item by
+        return by,pd.factorize(keys)[0]
 
-    def _know_rows(self):
-        "Rows of a table are known by its index, their files, or their places, whichever tells them apart"
+    def _of_rows(self):
+        "Rows are known by their index, files or places, whichever tells them apart; equal ones have the same number"
         rows = self.table.index.factorize(use_na_sentinel=False)[0]
+        has_files = self.files is not None
         contents = rows
-        if self.files is not None or self.table.index.has_duplicates: contents = _contents(self.table)
-        files = None if self.files is None else pd.factorize(np.array(self.files, dtype=object))[0]
-        self._files_tell = files is not None and _tells(files, contents)
-        self.same = rows if files is None else contents # the number of each item, which copies share
-        if _tells(rows, contents): return self._go_by('row')
-        if self._files_tell: return self._go_by('file')
-        if files is None: self.same = np.arange(len(self))
-        self._go_by('idx')
+        if has_files or self.table.index.has_duplicates: contents = pd.factorize(np.array(_rows_as_text(self.table)))[0]
+        files_tell = has_files and _tells(self.files, contents)
+        by = 'file' if files_tell else 'idx'
+        if _tells(rows, contents): by = 'row'
+        self.kind = 'file' if files_tell else by
+        if has_files: return by,contents
+        return by,rows if by=='row' else np.arange(len(self))
 
-    def _go_by(self, by):
-        "Have an index of keys: 'row', 'file' or 'idx' says which"
+    def _index(self):
+        "Keys, in columns whose names no column of the table has"
         taken = set() if self.table is None else {*self.table}
-        self.by = by
-        if by=='row': self.index = _with_names(self.table.index, taken)
-        elif by=='file': self.index = pd.Index(_relative(self.files, self.root), name=_free(by, taken))
-        else: self.index = pd.Index(self.at, name=_free(by, taken))
+        if self.by=='idx': return pd.Index(self.at, name=_free('idx', taken))
+        if self.by=='file': return pd.Index(_relative(self.files, self.root), name=_free('file', taken))
+        index = self.table.index
+        unnamed = ['row'] if index.nlevels==1 else [f'row_{i}' for i in range(index.nlevels)]
+        return index.set_names([_free(n if name is None else name, taken) for n,name in zip(unnamed, index.names)])
 
     def __len__(self): return len(self.at)
 
     def columns(self)->pd.DataFrame: # By position
-        "Where items come from, beside the key: the columns of a table, or what a list has"
+        "Where items come from, beside the key: the columns of a table, as fastai decodes it, or what a list has"
         if self.table is not None:
             table = self.table.loc[:,~self.table.columns.duplicated()]
-            parent,_ = parent_of(self.ds)
-            return (_as_given(parent, table) if hasattr(parent, 'y_names') else table).reset_index(drop=True)
+            if self.is_processed:
+                parent,_ = parent_of(self.ds)
+                table = parent.new(table).decode().items # of a copy
+                for name in parent.cont_names: table[name] = _near(table[name])
+            return table.reset_index(drop=True)
         items,_ = _listed(self.ds, 0) or (None,None)
         has_them = self.files is None and items is not None and not _is_data(_at(items, 0))
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}
@@ -305,11 +279,6 @@ class ItemKeys:
         return missing if len(missing)<len(self) else []
 
     @property
-    def kind(self)->str:
-        "What a state finds an item by"
-        return 'file' if self._files_tell else self.by
-
-    @property
     def first(self)->np.ndarray: # int64
         "The first position of each item, in the order of the dataset"
         return np.unique(self.same, return_index=True)[1]
@@ -318,22 +287,20 @@ class ItemKeys:
         root, # Of paths
     )->list:
         "The key of each item as text, by which a state finds it: a file of one item, a row's name, or number and cells"
-        if self._files_tell: return _relative(self.files, root)
+        if self.kind=='file': return _relative(self.files, root)
         texts = [str(o) for o in self.index]
         is_number = self.by=='row' and pd.api.types.is_integer_dtype(self.index) # which another row may have, too
-        parent,_ = parent_of(self.ds)
-        if not is_number or hasattr(parent, 'y_names'): return texts # those of a network of tables are processed
-        cells = self.table.select_dtypes(exclude='bool').map(_cell).itertuples(index=False, name=None)
-        return ['\0'.join((text, *row)) for text,row in zip(texts, cells)]
+        if not is_number or self.is_processed: return texts
+        cells = _rows_as_text(self.table.select_dtypes(exclude='bool'))
+        return ['\0'.join(o) for o in zip(texts, cells)]
 
 # %% ../../nbs/callback/03_items.ipynb #3c60a778
 def datasets_of(
     dls, # `DataLoaders`
 )->list: # Of the training part; and of the validation part, if that has any item
     "The training and the validation dataset"
-    train = check_loader(dls.train).dataset
-    valid = getattr(dls.loaders[1], 'dataset', None) if len(dls.loaders)>1 else None
-    return [train] if valid is None or not len(valid) else [train,valid]
+    train,valid = check_loader(dls.train).dataset,valid_dataset(dls)
+    return [train] if valid is None else [train,valid]
 
 def keys_of(
     dls, # `DataLoaders`
@@ -342,30 +309,15 @@ def keys_of(
     return [ItemKeys(ds, getattr(dls, 'path', '.')) for ds in datasets_of(dls)]
 
 # %% ../../nbs/callback/03_items.ipynb #8107d8ac
-def _common_folder(files):
-    folders = [os.path.dirname(os.path.abspath(o)) for o in files]
-    return os.path.commonpath(folders) if folders else '.'
-
 def _lasting_labels(ds):
     "The label of each item as text; '' where a dataset draws them anew, or loads inputs for them"
-    unknown = ['']*len(ds)
     target = lone_target_of(ds)
-    if target is None: return unknown
-    with unaugmented(ds):
-        first = [label_of(target(i)) for i in range(min(20, len(ds)))]
-        are_drawn = first!=[label_of(target(i)) for i in range(len(first))]
-    labels = None if are_drawn else labels_of(ds, target)
-    return unknown if labels is None else [str(o) for o in labels]
-
-def _number_of(text):
-    "A number of 64 bits for a text"
-    data = unicodedata.normalize('NFC', text).encode('utf-8', 'surrogatepass')
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), 'little', signed=True)
-
-def _least_share(labels):
-    "Of items that are known by their places: so many have the same label, or they are other items"
-    by_chance = pd.Series(labels).value_counts(normalize=True).pow(2).sum()
-    return float(1+by_chance)/2
+    labels = None
+    if target is not None:
+        with unaugmented(ds):
+            first,again = ([label_of(target(i)) for i in range(min(20, len(ds)))] for _ in range(2))
+        if first==again: labels = labels_of(ds)
+    return ['']*len(ds) if labels is None else [str(o) for o in labels]
 
 def saved_keys(
     dls, # `DataLoaders`
@@ -374,11 +326,16 @@ def saved_keys(
     "What a state saves to find the items of a part again"
     parts = keys_of(dls)
     own = parts[part]
-    root = _common_folder([o for keys in parts for o in keys.files or ()])
+    folders = [os.path.dirname(os.path.abspath(o)) for keys in parts for o in keys.files or ()]
+    texts = own.texts(os.path.commonpath(folders) if folders else '.')
     labels = _lasting_labels(own.ds)
-    keys = [_number_of('\0'.join(o)) for o in zip(own.texts(root), labels)]
-    least = _least_share(labels) if own.kind=='idx' else 0.
-    return dict(kind=own.kind, keys=torch.tensor(keys), least=least, classes=class_names(own.ds, dls.loaders[part]))
+    least = 0.
+    if own.kind=='idx': # places tell little: of other items as many labels are the same as by chance
+        by_chance = pd.Series(labels).value_counts(normalize=True).pow(2).sum()
+        least = float(1+by_chance)/2
+    data = [normalize('NFC', '\0'.join(o)).encode('utf-8', 'surrogatepass') for o in zip(texts, labels)]
+    keys = pd.util.hash_array(np.array(data, dtype=object)).view(np.int64)
+    return dict(kind=own.kind, keys=torch.from_numpy(keys), least=least, classes=class_names(own.ds, dls.loaders[part]))
 
 def _told_apart(keys):
     "Keys as an index, with the number of each among those that are equal"
@@ -388,27 +345,22 @@ def _told_apart(keys):
 def rows_in_state(
     now:dict, # As `saved_keys` tells
     saved:dict, # The same of a state
+    part:int=0, # 0: training, where a state of other items is refused with a `ValueError`; 1: validation
 )->Tensor: # int64, shape (items,); -1: it is not there
-    "Where each item is in a state"
+    "Where each item is in a state; it is said how many are, if any is not"
     rows = torch.from_numpy(_told_apart(saved['keys']).get_indexer(_told_apart(now['keys'])))
-    is_known = now['kind']==saved['kind'] and (rows>=0).float().mean()>=now['least']
-    is_moved = now['kind']=='idx' and len(rows)!=len(saved['keys']) # places tell nothing
-    return rows if is_known and not is_moved else torch.full_like(rows, -1)
-
-def check_found(
-    rows:Tensor, # As `rows_in_state` tells
-    part:int=0, # 0: training, where a state of other items is refused; 1: validation
-): # Raises a `ValueError` if a state is refused
-    "Say how many items were found in a state, if any was not"
     n = len(rows)
     n_found = int((rows>=0).sum())
+    is_moved = now['kind']=='idx' and n!=len(saved['keys']) # places tell nothing
+    if now['kind']!=saved['kind'] or n_found<now['least']*n or is_moved: n_found = 0
     if not n_found and part==0:
         raise ValueError(error_text('load_state_dict', f'a state in which none of the {n} training items was found',
             'one of these', 'attach a new selection, or make the loaders as they were'))
-    if n_found==n: return
+    if n_found==n: return rows
     name = ('training','validation')[part]
     print(f'{n_found} of {n} {name} items go on with what was remembered; the others are new, or have another label, '
         'and begin anew.')
+    return rows if n_found else torch.full_like(rows, -1)
 
 def numbers_of_classes(
     now:list|None, # Names of classes

@@ -97,10 +97,6 @@ def precision_of(
     return .03 if is_low or callback_of(learn, MixedPrecision) else 1e-3
 
 # %% ../../nbs/callback/02_learner.ipynb #5c92ea08
-def _hooks_of(cb):
-    "What a fastai callback has put into the model"
-    return getattr(cb.__dict__.get('hooks'), 'hooks', ())
-
 @contextmanager
 def _muted(hooks):
     "Within the context, these hooks do nothing"
@@ -117,7 +113,8 @@ def muted_hooks(
     learn:Learner, # May have hooks in its model for callbacks such as `ActivationStats`
 ): # A context
     "Within the context, the hooks of fastai's callbacks do nothing; a model's own do, since it may work by them"
-    hooks = [hook for cb in learn.cbs if isinstance(cb, HookCallback) for hook in _hooks_of(cb)]
+    users = [vars(cb).get('hooks') for cb in learn.cbs if isinstance(cb, HookCallback)]
+    hooks = [hook for o in users for hook in getattr(o, 'hooks', ())]
     return _muted(hooks) if hooks else nullcontext()
 
 # %% ../../nbs/callback/02_learner.ipynb #aebfab48

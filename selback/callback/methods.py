@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import error_text
+from ..core.item_loss import is_due
 from ..methods.balanced_sampling import BalancedSampling
 from ..methods.early_loss_sampling import EarlyLossSampling
 from ..methods.batch_loss_filter import BatchLossFilter
@@ -28,7 +29,7 @@ from ..methods.stale_loss import StaleLoss
 from ..methods.top_loss import RandomSubset, TopLoss
 from .attach import with_one_liner
 from .batch import BatchSelection
-from .classes import ClassesOfItems, n_inputs
+from .classes import check_classes, item_classes
 from .loaders import own_loader
 from .notes import ItemNotes
 from .selection import EpochSelection
@@ -111,7 +112,7 @@ class BalancedSamplingCallback(EpochSelection):
 
     def before_fit(self):
         super().before_fit()
-        self.classes = ClassesOfItems()
+        self.classes = None # of each item, int64, once they are read
 
     @property
     def draws(self)->bool:
@@ -127,7 +128,10 @@ class BalancedSamplingCallback(EpochSelection):
     def read_groups(self)->Tensor: # int64, shape (items,); raises a `ValueError` if they are unknown
         "The group of each item: as it was passed, or its class"
         loader,groups = own_loader(self.learn.dl),self.method.groups
-        if groups is None: groups = self.classes.read(loader.dataset, n_inputs(self.learn.dls))[:loader.n]
+        if groups is None:
+            ds = loader.dataset
+            if self.classes is None or len(self.classes)!=len(ds): self.classes = item_classes(ds)
+            groups = self.classes[:loader.n]
         if len(groups)==loader.n: return groups
         raise ValueError(error_text('groups', f'{len(groups)} groups', f'{loader.n}, one for each item of the '
             'training set'))
@@ -136,32 +140,13 @@ class BalancedSamplingCallback(EpochSelection):
         losses = super().losses_of(idxs)
         return losses if self.method.alpha else torch.full_like(losses, math.nan)
 
-    @property
-    def reads_classes(self): return self.draws and self.method.groups is None
-
     def before_batch(self):
         super().before_batch()
-        if self.reads_classes: self.classes.check(self.current.idx, self.learn.yb)
+        current = self.current
+        if self.classes is None or not is_due(current.i+1): return
+        check_classes(self.classes[current.idx.cpu()], self.learn.yb)
 
     def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, **kwargs)
-
-# %% ../../nbs/callback/14_methods.ipynb #c8e496d9
-def _too_early(early):
-    "What to tell of losses that were kept after few steps"
-    n = early.steps
-    return (f'the losses of epoch {early.epochs} are kept, by the end of which {n} steps were made: in so few the loss '
-        'still falls fast, and tells when an item came rather than what it is. A later epoch is better, such as the '
-        f'first that ends after 40 steps (after={-(-40*early.epochs//n)}).')
-
-def _why_no_early(early, after, is_done, why):
-    "Why a fit that should draw by early losses trained on all items; `why` is what any method would say"
-    if early.loss is not None:
-        return f'the losses of epoch {early.epochs} are kept: show_early() shows them, the next fit draws by them.'
-    if not is_done: return (f'{why} The losses of a whole epoch are kept, and a callback ended the last one before its '
-        'loader did.')
-    if after is not None or not early.steps: return why
-    return (f'this fit trained on all items. In its {early.steps} steps losses told little of what items are; longer '
-        'fits do. after=1 keeps those of the first epoch all the same.')
 
 # %% ../../nbs/callback/14_methods.ipynb #da7b3da7
 @with_one_liner("Train on items drawn by the loss that they had early")
@@ -180,9 +165,20 @@ class EarlyLossSamplingCallback(EpochSelection):
 
     def after_train(self):
         super().after_train()
-        is_kept_now = self.early.loss is not None and not self.chose_in_fit
-        if is_kept_now and self.method.after is not None and self.early.steps<40:
-            self.tell_once('early', _too_early(self.early))
+        early = self.early
+        is_kept_now = early.loss is not None and not self.chose_in_fit
+        if not is_kept_now or self.method.after is None or early.steps>=40: return
+        self.tell_once('early', f'the losses of epoch {early.epochs} are kept, by the end of which {early.steps} steps '
+            'were made: in so few a loss tells when an item came rather than what it is. A later epoch is better '
+            f'(after={-(-40*early.epochs//early.steps)}).')
 
     @property
-    def why_idle(self): return _why_no_early(self.early, self.method.after, self.loader.is_done, super().why_idle)
+    def why_idle(self):
+        early,why = self.early,super().why_idle
+        if early.loss is not None:
+            return f'the losses of epoch {early.epochs} are kept: show_early() shows them, the next fit draws by them.'
+        if not self.loader.is_done: return (f'{why} The losses of a whole epoch are kept, and a callback ended the '
+            'last one before its loader did.')
+        if self.method.after is not None or not early.steps: return why
+        return (f'this fit trained on all items. In its {early.steps} steps losses told little of what items are; '
+            'longer fits do, and after=1 keeps those of the first epoch all the same.')

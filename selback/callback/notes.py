@@ -18,10 +18,10 @@ from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.untouched import unwrapped
 from .attach import Attached
-from .items import check_found, datasets_of, numbers_of_classes, rows_in_state, saved_keys
+from .items import datasets_of, numbers_of_classes, rows_in_state, saved_keys
 from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of
-from .loaders import ChosenBefore, Plan, check_loader, draw, has_validation, is_distributed
-from .loaders import LoaderInPlace, is_validation, known_of, place_of
+from .loaders import ChosenBefore, LoaderInPlace, Plan, check_loader, draw, is_distributed
+from .loaders import known_of, own_loader, place_of, valid_dataset
 from .ranks import Ranks
 from .tracking import ItemTracker
 
@@ -60,13 +60,14 @@ class ItemNotes(TrainingOnly):
         super().before_fit()
         if self.learn.lock.locked(): return # it is a validation
         self.reader.reset()
-        if self.of_valid and not has_validation(self.learn.dls):
+        if self.of_valid and valid_dataset(self.learn.dls) is None:
             raise ValueError(error_text('watch_items', 'valid=True, and no validation items', 'some', 'leave it out'))
 
     def compare(self, name, o):
         "Tell if what is remembered is of another model or loss function"
-        before,self.ids[name] = self.ids.get(name),id(o)
-        if before not in (None,id(o)): self.tell_other(name, o)
+        before = self.ids.get(name)
+        self.ids[name] = id(o)
+        if before not in (None, id(o)): self.tell_other(name, o)
 
     def tell_other(self, name, o):
         if not self.needs_losses or self.train.memory is None: return
@@ -81,32 +82,27 @@ class ItemNotes(TrainingOnly):
         if not self.run_train: return
         self.compare('model', unwrapped(self.learn.model))
         self.compare('loss function', base_loss(self.learn))
-        self.loader = self.follow(self.begin_epoch)
+        self.loader = self.follow(self.train)
 
-    def follow(self, begin)->ChosenBefore:
-        "Know the items of an epoch or a validation; `begin` is called with the loader as it begins"
+    def follow(self, tracker)->ChosenBefore:
+        "Know the items of an epoch or a validation"
         dl = self.learn.dl
         check_loader(dl)
         self.reader.begin_epoch()
-        self.learn.dl = loader = ChosenBefore(dl, partial(begin, dl))
+        self.learn.dl = loader = ChosenBefore(dl, partial(self.begin, dl, tracker))
         return loader
 
-    def begin_epoch(self, dl)->Plan:
-        "The training loader begins"
-        plan = self.begin(dl, self.train)
-        self.drawn = plan.idxs
-        self.is_noting = self.needs_losses and not (self.only_early and self.train.early.loss is not None)
-        return plan
-
-    def begin_validation(self, dl)->Plan: return self.begin(dl, self.of_valid)
-
     def begin(self, dl, tracker)->Plan:
-        "Draw the items, and have a memory of their dataset"
-        inner,device = check_loader(dl),device_of(self.learn)
+        "The loader begins: draw its items, and have a memory of their dataset"
+        inner = check_loader(dl)
+        device = device_of(self.learn)
         self.ranks = Ranks(dl.world_size, device) if is_distributed(dl) else Ranks()
         if inner.n: self.remember(inner, tracker, device)
         idxs = draw(dl).to(device)
         if len(idxs): tracker.begin_epoch()
+        if tracker is self.train:
+            self.drawn = idxs
+            self.is_noting = self.needs_losses and not (self.only_early and tracker.early.loss is not None)
         return Plan(idxs)
 
     def remember(self, dl, tracker, device):
@@ -117,7 +113,9 @@ class ItemNotes(TrainingOnly):
         tracker.remember_dataset(dl.n, id(dl.dataset), device, self.ranks)
 
     def after_train(self):
-        place,self.place,self.is_noting = self.place,None,False
+        place = self.place
+        self.place = None
+        self.is_noting = False
         if place is None or not place.n_read: return
         is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
         is_whole = place.is_done and not self.is_partial and not is_frozen
@@ -184,17 +182,21 @@ class ItemNotes(TrainingOnly):
         pred,yb = of_trained((detached(learn.pred), as_tensors(learn.yb)))
         loss_func = base_loss(learn)
         def losses(pred, *yb): return self.item_losses(loss_func, pred, yb)
-        told = self.reader.read(loss_func, pred, yb, losses, tracker.given)
+        given = None if tracker.labels is None else tracker.labels.given
+        told = self.reader.read(loss_func, pred, yb, losses, given)
         if told is not None: tracker.note_labels(idx, told)
 
     # Validation
     def before_validate(self):
-        is_due,self.is_after_epoch = self.is_after_epoch,False
+        is_due = self.is_after_epoch
+        self.is_after_epoch = False
         self.validated = None
         self.hits = self.looks = 0 # labels that are predicted rightly, and all of them
-        if not (is_due and self.labels_too and is_validation(self.learn.dl, self.learn.dls)): return
+        ds = valid_dataset(self.learn.dls)
+        is_of_these = ds is not None and getattr(own_loader(self.learn.dl), 'dataset', None) is ds
+        if not (is_due and self.labels_too and is_of_these): return
         self.validated = self.of_valid or self.train # whose items are noted, or only counted
-        if self.of_valid: self.follow(self.begin_validation)
+        if self.of_valid: self.follow(self.of_valid)
 
     def note_validation(self):
         "Note what is predicted of validation items, if they are followed, and how many labels it is right about"
@@ -245,8 +247,7 @@ class ItemNotes(TrainingOnly):
         "Go on with what was saved of each item that is there"
         for i,(tracker,saved) in enumerate(zip(self.parts, state)):
             now = saved_keys(self.learn.dls, i)
-            rows = rows_in_state(now, saved)
-            check_found(rows, part=i)
+            rows = rows_in_state(now, saved, part=i)
             tracker.load_state_dict(saved['of'], rows)
             numbers = numbers_of_classes(now['classes'], saved['classes'])
             if numbers is not None: tracker.renumber(numbers, len(now['classes']))

@@ -13,6 +13,11 @@ from ..core.batches import lowest_of_all
 from ..core.memory import ItemTable
 
 # %% ../../nbs/callback/01_ranks.ipynb #70ccc57f
+def _reduce(t, op=dist.ReduceOp.SUM):
+    if t.dtype==torch.int16: t = t.int() # which process groups do not know
+    dist.all_reduce(t, op)
+    return t
+
 class Ranks:
     "The processes that train together, and what they agree on; one process agrees with itself"
     def __init__(self,
@@ -47,34 +52,24 @@ class Ranks:
         t:Tensor, # Of this rank
     )->Tensor: # The same shape
         "The sum over all ranks"
-        return t if self.n==1 else _reduce(t.to(self.device, copy=True), dist.ReduceOp.SUM).to(t.device)
+        return t if self.n==1 else _reduce(t.to(self.device, copy=True)).to(t.device)
 
     def merge(self,
         table:ItemTable, # Of this rank, which has begun an epoch
     ):
-        "Put together, in place, what the ranks have noted in the epoch"
-        if self.n>1: _merge(table)
+        "Put together, in place, what the ranks have noted; a loss is of the lowest rank that noted the item"
+        if self.n==1: return
+        rank,nobody = dist.get_rank(),dist.get_world_size()
+        before = table.before
+        noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
+        mine = torch.stack([noted[name]!=0 for name in table.counts]).any(0)
+        owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
 
-# %% ../../nbs/callback/01_ranks.ipynb #9bd1984e
-def _reduce(t, op):
-    if t.dtype==torch.int16: t = t.int() # which process groups do not know
-    dist.all_reduce(t, op)
-    return t
+        def put(name, value): getattr(table, name).copy_(value)
 
-def _merge(table):
-    "Put together what the ranks have noted in the epoch"
-    rank,nobody = dist.get_rank(),dist.get_world_size()
-    before = table.before
-    noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
-    mine = torch.stack([noted[name]!=0 for name in table.counts]).any(0)
-    owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
-
-    def put(name, value): getattr(table, name).copy_(value)
-
-    for name,delta in noted.items(): put(name, before[name]+_reduce(delta, dist.ReduceOp.SUM))
-    for name in table.lasts:
-        column = getattr(table, name)
-        theirs = _reduce(torch.where(owner==rank, column, 0), dist.ReduceOp.SUM)
-        put(name, torch.where(owner<nobody, theirs, column))
-    for now,was in table.totals(): now.copy_(was+_reduce(now-was, dist.ReduceOp.SUM))
-    for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))
+        for name,delta in noted.items(): put(name, before[name]+_reduce(delta))
+        for name in table.lasts:
+            column = getattr(table, name)
+            put(name, torch.where(owner<nobody, _reduce(torch.where(owner==rank, column, 0)), column))
+        for now,was in table.totals(): now.copy_(was+_reduce(now-was))
+        for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))

@@ -34,13 +34,9 @@ def _check_apart(holdout, scored):
     "Raise a `ValueError` if two datasets share items, as far as that can be known"
     kind,held_out = _identity(holdout)
     other_kind,trained = _identity(scored)
-    if kind!=other_kind: return
-    n_shared = len(held_out&trained)
-    if not n_shared: return
-
-    got = f'a holdout set that shares {n_shared} items with the training set'
-    wanted = 'none: a model has nothing to say on what it was trained on'
-    raise ValueError(error_text('reducible_loss', got, wanted))
+    n_shared = len(held_out & trained) if kind==other_kind else 0
+    if n_shared: raise ValueError(error_text('reducible_loss', f'a holdout set that shares {n_shared} items with the '
+        'training set', 'none: a model has nothing to say on what it was trained on'))
 
 # %% ../../nbs/methods/10_reducible_loss.ipynb #85c9d799
 def _losses_of_all(learn, dls, loss_func):

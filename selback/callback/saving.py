@@ -48,35 +48,20 @@ class SaveSelection(TrainingOnly):
     remove_on_fetch = True
     name = 'selection_saver' # that of its class would hide `learn.save_selection`
 
-    def __init__(self): self.seen = [] # what was saved before
-
-    @property
-    def savers(self)->list: return [cb for cb in self.learn.cbs if isinstance(cb, SaveModelCallback)]
-
-    @property
-    def saved(self)->list:
-        "What each `SaveModelCallback` has saved last"
-        return [cb.last_saved_path for cb in self.savers]
-
     def before_fit(self):
-        self.seen = self.saved
-        late = [cb for cb in self.savers if cb.order>=self.order]
-        if late: raise ValueError(error_text('SaveSelection', f'a {type(late[0]).__name__} of order {late[0].order}',
-            f'one below {self.order}, which has saved its model before', 'give it a lower order'))
+        savers = [cb for cb in self.learn.cbs if isinstance(cb, SaveModelCallback) and cb.order<self.order]
+        self.seen = {cb: cb.last_saved_path for cb in savers} # what each has saved last
 
     def before_train(self):
-        if hasattr(self, 'lr_finder'): return
-        wanted = {'a selection': self.learn.selection, 'a SaveModelCallback': self.savers}
-        missing = [what for what,found in wanted.items() if not found]
-        if not missing: return
-        raise ValueError(error_text('SaveSelection', f"a fit without {' and '.join(missing)}", 'one with both',
-            'such as learn.favor_hard().fit(5, cbs=[SaveModelCallback(every_epoch=True), SaveSelection()])'))
+        if hasattr(self, 'lr_finder') or self.learn.selection and self.seen: return
+        raise ValueError(error_text('SaveSelection', 'a fit that lacks one of them', 'a selection, and a '
+            f'SaveModelCallback of an order below {self.order}', 'such as learn.favor_hard().fit(5, '
+            'cbs=[SaveModelCallback(every_epoch=True), SaveSelection()])'))
 
     def after_epoch(self):
-        seen = self.seen
-        self.seen = self.saved
-        for path in self.seen:
-            is_new = path is not None and not any(path is o for o in seen) # its name may be the same as before
+        for cb,seen in self.seen.items():
+            path = self.seen[cb] = cb.last_saved_path
+            is_new = path is not None and path is not seen # its name may be the same as before
             if is_new: self.learn.save_selection(path.with_suffix('').absolute())
 
     after_fit = after_epoch

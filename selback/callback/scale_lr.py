@@ -39,10 +39,8 @@ class ScaleLR(TrainingOnly):
         if self.unscaled is not None: self.opt.set_hyper('lr', self.unscaled)
         self.unscaled = None
 
-    def after_step(self): self.restore()
+    after_step = after_cancel_batch = restore
 
     def after_cancel_step(self):
         self.restore()
         self.n_trained = 0 # their gradients are dropped
-
-    def after_cancel_batch(self): self.restore()

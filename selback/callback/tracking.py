@@ -90,16 +90,9 @@ class ItemTracker:
         return ('all losses that are remembered are equal, so that they tell no item from another. If they should '
             'differ, pass item_loss=.')
 
-    @property
-    def given(self)->Tensor|None: # As `Told` has it; None: unknown
-        "How many labels each class has"
-        return None if self.labels is None else self.labels.given
-
     # An epoch
     @property
-    def tables(self)->list:
-        "What there is of each item"
-        return [table for table in (self.memory,self.labels) if table is not None]
+    def tables(self): return [table for table in (self.memory,self.labels) if table is not None]
 
     def begin_epoch(self):
         "An epoch begins"
@@ -145,19 +138,16 @@ class ItemTracker:
         if not self.are_drawn: self.early.renew(others)
 
     def merge(self):
-        "Put together what the processes have noted, of which some may not have been told of labels"
-        if self.ranks.n==1: return
-        n_labels = self.ranks.highest(0 if self.labels is None else self.labels.n_labels)
+        "Put together what the processes have noted, of which some may not have been told of labels, or of classes"
+        ranks = self.ranks
+        if ranks.n==1: return
+        n_labels = ranks.highest(0 if self.labels is None else self.labels.n_labels)
         if n_labels:
             self.remember_labels(n_labels)
-            self.share_classes()
-        for table in self.tables: self.ranks.merge(table)
-
-    def share_classes(self):
-        "Know as many classes as the processes that were told of labels"
-        shape = () if self.labels.transitions is None else self.labels.given.shape
-        n_axes = self.ranks.highest(len(shape))
-        if n_axes: self.labels.expect([self.ranks.highest(n) for n in (shape or [0]*n_axes)])
+            shape = () if self.labels.transitions is None else self.labels.given.shape
+            n_axes = ranks.highest(len(shape))
+            if n_axes: self.labels.expect([ranks.highest(n) for n in (shape or [0]*n_axes)])
+        for table in self.tables: ranks.merge(table)
 
     def end_epoch(self,
         is_plain:bool=False, # Did it train on all items, to its end?
@@ -210,39 +200,29 @@ class ItemTracker:
             print('Items have several labels of other classes now: what was predicted of them begins anew.')
 
 # %% ../../nbs/callback/04_tracking.ipynb #fc1098ba
-def _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, due):
-    "The rows as a loader wants them that leaves out a last batch which is not full"
-    is_full_epoch = len(rows)==len(idxs) and due is None # of one the loader drops whatever comes last
-    is_lone = len(rows)<bs or tracker.ranks.n>1
-    if not drop_last or is_full_epoch or is_lone: return rows
-    return whole_batches(rows, len(idxs), bs, due, generator)
-
-def _trainable(tracker, idxs, rows, bs, drop_last, generator, due):
-    "The chosen rows in batches on which a model can train"
-    is_next_to_none = len(rows)<2*tracker.ranks.n
-    losses = tracker.losses[idxs] if is_next_to_none else None # then the hardest join them
-    rows = avoid_singleton_batch(rows, len(idxs), bs, tracker.ranks.n, drop_last, generator, losses)
-    return _in_whole_batches(tracker, idxs, rows, bs, drop_last, generator, due)
-
 def make_plan(
     tracker:ItemTracker, # Knows the dataset
     idxs:Tensor, # Dataset indices that were drawn, int64, shape (n,)
-    chosen, # `Chosen` of their places; None: all
+    chosen, # `Chosen` of their places
     bs:int, # Items in a batch
     drop_last:bool=False, # Does the loader leave out a batch that is not full?
     generator=None, # Source of random numbers; None: PyTorch's
     due:Tensor|None=None, # Which items must train, a mask of shape (n,); None: there is no limit
 )->Plan: # The same on all ranks
-    "What the epoch loads"
-    rows,weights = None,None
-    if chosen is not None:
-        rows,of_rows = chosen
-        if of_rows is not None:
-            ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
-            weights = weights_of_items(idxs[rows], of_rows, ones)
-        rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, due)
-    rows,weights = tracker.ranks.first((rows, weights))
-    if rows is None: return Plan(idxs)
+    "What the epoch loads, in batches on which a model can train"
+    rows,of_rows = chosen
+    n_ranks = tracker.ranks.n
+    weights = None
+    if of_rows is not None:
+        ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
+        weights = weights_of_items(idxs[rows], of_rows, ones)
 
+    losses = tracker.losses[idxs] if len(rows)<2*n_ranks else None # then the hardest join them
+    rows = avoid_singleton_batch(rows, len(idxs), bs, n_ranks, drop_last, generator, losses)
+    is_full_epoch = len(rows)==len(idxs) and due is None # of one the loader drops whatever comes last
+    if drop_last and n_ranks==1 and len(rows)>=bs and not is_full_epoch:
+        rows = whole_batches(rows, len(idxs), bs, due, generator)
+
+    rows,weights = tracker.ranks.first((rows, weights))
     rows = rows.to(idxs.device)
     return Plan(idxs.index_select(0, rows), rows, None if weights is None else weights.to(idxs.device))

@@ -22,7 +22,7 @@ from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.untouched import fixed_random
 from ..callback.learner import base_loss
-from ..callback.loaders import check_loader, has_validation, own_loader
+from ..callback.loaders import check_loader, own_loader, valid_dataset
 from ..callback.looking import bar as _bar, halved, look_at
 
 # %% ../../nbs/views/08_refit.ipynb #83d79b01
@@ -244,7 +244,7 @@ def refit_head(self:Learner,
 )->bool: # Was the layer replaced? Raises a `ValueError` without early losses or such a layer
     "After a training that was watched: fit the last layer anew, each training item weighed by its early loss"
     if strength is not None: check_range('strength', strength, 0, 1)
-    early,selection,has_valid = _early_of(self),self.selection,has_validation(self.dls)
+    early,selection,has_valid = _early_of(self),self.selection,valid_dataset(self.dls) is not None
     if strength is None and not has_valid:
         raise ValueError(error_text('refit_head', 'no validation items, by which its rule goes', 'some',
             'pass strength=1 to refit without it'))
