@@ -1,8 +1,8 @@
 "Rows of numbers, their nearest neighbours, how near a copy is, and groups"
 import pytest, torch
 from helpers import *
-from selback.core.neighbours import (bag_of_pieces, codes_as_numbers, equal_by_chance, expected_below, groups_of,
-    likely_pairs, merged, narrowed, nearest, pieces, pooled, unit, waves, whitened)
+from selback.core.neighbours import (bag_of_pieces, expected_below, groups_of, likely_pairs, merged, narrowed, nearest,
+    pieces, pooled, unit, whitened)
 
 def noise(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -42,18 +42,6 @@ def test_fewer_numbers_keep_distances():
     torch.testing.assert_close(torch.cdist(narrowed(x), narrowed(x)), torch.cdist(x, x), rtol=.12, atol=1.)
     assert narrowed(x[:,:100]) is not None and narrowed(x[:,:100]).shape==(30,100)
     assert narrowed(x).equal(narrowed(x)) # the same for each batch
-
-def test_products_of_waves_fall_as_a_bell_curve_does():
-    x = noise(20, 6)
-    wanted = (-2*torch.cdist(x, x)**2/6).exp()
-    made = waves(x, 6, 40_000)
-    torch.testing.assert_close(made@made.T, wanted, rtol=0, atol=.04)
-
-def test_categories_that_differ_are_about_as_far_apart_as_numbers():
-    codes = torch.tensor([[1,2],[1,2],[1,3]])
-    made = codes_as_numbers(codes, 500)
-    assert made[0].equal(made[1])
-    assert float(((made[0]-made[2])**2).sum())==pytest.approx(2, abs=.3)
 
 def test_texts_agree_in_what_they_share():
     a,b = torch.arange(100),torch.arange(200, 300)
@@ -130,24 +118,6 @@ def test_as_many_pairs_are_likely_as_were_planted(features, scale, n_copies):
 @pytest.mark.parametrize('features', [4, 16])
 def test_small_sets_without_copies_seldom_have_likely_ones(features):
     assert sum(pairs_of(noise(60, features, seed=seed)).n_likely>0 for seed in range(40))<=4
-
-def test_rows_that_are_equal_by_chance():
-    "Of independent columns, which agree in one of three, two and five pairs"
-    g = torch.Generator().manual_seed(0)
-    table = torch.stack([torch.randint(n, (400,), generator=g) for n in (3, 2, 5, 3)], 1)
-    n_equal = sum(int((table[i]==table[:i]).all(1).sum()) for i in range(400))
-    assert equal_by_chance(table.double())==pytest.approx(n_equal, rel=.1)
-    assert equal_by_chance(torch.cat([table, torch.ones(400, 1, dtype=torch.int64)], 1))==equal_by_chance(table)
-
-def test_rows_that_were_entered_twice_are_not_equal_by_chance():
-    fine = torch.rand(200, 4, generator=torch.Generator().manual_seed(0))
-    assert equal_by_chance(torch.cat([fine, fine[:50]]))==0
-
-def test_equal_rows_that_chance_explains_are_not_likely():
-    x = torch.randint(3, (300,3), generator=torch.Generator().manual_seed(0)).float()
-    rows = torch.arange(300)
-    near = nearest(unit(x+.1), unit(x+.1), 8, rows)
-    assert likely_pairs(*near, rows).n_likely>500>0==likely_pairs(*near, rows, 2*equal_by_chance(x)).n_likely
 
 def test_classes_of_their_own_density_are_no_copies():
     "Digits: some classes are far more alike than others"

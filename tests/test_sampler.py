@@ -3,7 +3,7 @@ import random
 from functools import partial
 
 import numpy as np, pytest, torch
-from helpers import chosen_before_loading, quiet_fit, slow, table_learner
+from helpers import chosen_before_loading, prune_easy, quiet_fit, slow, table_learner
 from selback.core.policies import Draws
 from selback.functional import *
 from torch import nn

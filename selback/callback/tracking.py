@@ -77,7 +77,7 @@ class ItemTracker:
     @property
     def losses(self)->Tensor: # Shape (items,), NaN where unknown
         "The last loss of each dataset item, or a smoothed one"
-        return self.memory.losses_by(self.ema)
+        return self.memory.loss if self.ema is None else self.memory.ewma
 
     @property
     def doubt(self)->str: # '' if there is none
@@ -103,7 +103,6 @@ class ItemTracker:
 
     def begin_epoch(self):
         "An epoch begins"
-        self.early.begin_epoch()
         self.weigh_epoch()
         for table in self.tables: table.begin_epoch()
 
@@ -118,7 +117,6 @@ class ItemTracker:
             raise ValueError(error_text('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items',
                 'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
-        self.early.count_step()
 
     def note_labels(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
@@ -197,14 +195,13 @@ class ItemTracker:
 
     def renumber(self,
         numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
-        n_classes:int, # How many there are then
     ):
         "Classes have other numbers now; of items with several labels, what was predicted begins anew"
         if self.memory is None: return
         self.memory.forget_targets()
         if self.labels is None: return
         if self.labels.n_labels==1:
-            self.labels.renumber(numbers, n_classes)
+            self.labels.renumber(numbers)
         else:
             self.labels = None
             print('Items have several labels of other classes now: what was predicted of them begins anew.')
@@ -238,8 +235,7 @@ def make_plan(
     if chosen is not None:
         rows,of_rows = chosen
         if of_rows is not None:
-            ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
-            weights = weights_of_items(idxs[rows], of_rows, ones)
+            weights = weights_of_items(idxs[rows], of_rows, len(tracker.memory))
         rows = _trainable(tracker, idxs, rows, bs, drop_last, generator, due)
     rows,weights = tracker.ranks.first((rows, weights))
     if rows is None: return Plan(idxs)

@@ -6,7 +6,7 @@
 __all__ = ['Now', 'init_classes', 'Method', 'BatchMethod', 'EpochMethod', 'Inclusion', 'PolicyMethod', 'check_method']
 
 # %% ../../nbs/core/13_method.ipynb #ab907892
-import inspect, warnings
+import inspect
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .checks import check_range, error_text
 from .policies import Chosen, Draws, include
-from .schedules import check_schedule, ends_by, value_at
+from .schedules import check_schedule, value_at
 
 # %% ../../nbs/core/13_method.ipynb #2abb27ec
 class Now(NamedTuple):
@@ -27,19 +27,21 @@ class Now(NamedTuple):
     bs:int|None=None # Items in a full batch
     n_ranks:int=1 # Processes that train together
     gather:bool=False # Do chosen items wait until they fill a batch?
-    multiple_of:int|str=1 # What a count is rounded up to a multiple of; 'auto': 8, if that leaves items out
+    multiple_of:int=1 # What a count is rounded up to a multiple of, if that leaves items out
     idx:Tensor|None=None # Dataset indices of the items, shape (n,); None: unknown
     due:Tensor|None=None # Which items must be chosen, a mask of shape (n,); None: none
 
     def __call__(self, value): # A number, or a function of the share that is done
         "A number that may follow a schedule, as it is now"
-        return value_at(value, self.pct) if callable(value) else value
+        return value_at(value, self.pct)
 
     def ends_by(self,
         share:float, # Of the training
     )->bool: # True where it is not known how long that is
-        "Will this epoch be over by then?"
-        return self.n_epoch is None or ends_by(share, self.pct, self.epoch, self.n_epoch)
+        "Will this epoch be over by then, if it is as long as those before it were?"
+        if self.n_epoch is None: return True
+        one_epoch = self.pct/self.epoch if self.epoch else 1/self.n_epoch # of a budget most epochs are left undone
+        return min(1., self.pct+one_epoch)<=share+1e-9
 
 # %% ../../nbs/core/13_method.ipynb #e840c50a
 def init_classes(
@@ -64,7 +66,7 @@ def _signature(cls):
     return inspect.Signature(found.values())
 
 # %% ../../nbs/core/13_method.ipynb #a1fdb8f9
-_may_be_options = 'weighs','gather','presample','ema','max_rest','before_loading','seed' # of what every method has
+_may_be_options = {'weighs','gather','presample','ema','max_rest','before_loading','seed'} # of what every method has
 
 class Method:
     "Chooses items by their scores"
@@ -91,11 +93,10 @@ class Method:
         self._used_by = None # the selection that has trained by it, as a number
 
     def __init_subclass__(cls):
-        own = inspect.signature(cls.__init__).parameters if '__init__' in vars(cls) else {}
-        of_all = {'draws', *(name for name in vars(Method) if name[0]!='_')}-{*_may_be_options}
-        taken = [name for name in own if name in of_all]
+        own = {*inspect.signature(cls.__init__).parameters} if '__init__' in vars(cls) else set()
+        taken = own & {'draws', *vars(Method)}-_may_be_options
         if taken:
-            got = f"options called {', '.join(taken)}, as what every method has"
+            got = f"options called {', '.join(sorted(taken))}, as what every method has"
             raise TypeError(error_text(cls.__name__, got, 'other names'))
         cls.__signature__ = _signature(cls)
 
@@ -151,30 +152,17 @@ class Method:
         return f"{type(self).__name__}({', '.join(own)})"
 
     # What is saved
-    def _with_state(self): return {name: getattr(self, name) for name in ('draws', *self.parts)}
-
-    def _settings(self):
-        "Options that are plain numbers or words; draws go on by the state, whatever `seed` began them"
-        return {name: o for name,o in self.options.items() if type(o) in (bool,int,float,str) and name!='seed'}
-
     def state_dict(self):
         "What to save"
-        parts = {name: part.state_dict() for name,part in self._with_state().items()}
-        numbers = {name: getattr(self, name) for name in self.saved}
-        return parts | numbers | dict(settings=self._settings())
+        parts = {name: getattr(self, name).state_dict() for name in ('draws', *self.parts)}
+        return parts | {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self,
         state:dict, # As `state_dict` returned it
     ):
-        "Go on with what was saved; warns where options were others"
-        for name,part in self._with_state().items(): part.load_state_dict(state[name])
+        "Go on with what was saved, by the options that it has"
+        for name in ('draws', *self.parts): getattr(self, name).load_state_dict(state[name])
         for name in self.saved: setattr(self, name, state[name])
-        saved,own = state['settings'],self._settings()
-        others = [name for name in saved if saved[name]!=own.get(name, saved[name])]
-        if not others: return
-        got,wanted = (', '.join(f'{name}={of[name]!r}' for name in others) for of in (saved, own))
-        warnings.warn(error_text(type(self).__name__, f'a state that was saved with {got}', wanted,
-            'it was loaded, and goes on with the latter'))
 
 # %% ../../nbs/core/13_method.ipynb #c3fdbd6b
 class BatchMethod(Method):
@@ -230,8 +218,6 @@ class PolicyMethod(BatchMethod):
         **kwargs # What the policy takes besides, such as `keep=.5`
     ):
         super().__init__(gather, seed)
-        if not callable(policy):
-            raise TypeError(error_text('policy', repr(policy), 'a function of one score per item, such as top_k'))
         self.policy = partial(policy, **kwargs)
         self.weighs = weighs
         self._draws_at_random = 'generator' in inspect.signature(self.policy.func).parameters
@@ -248,7 +234,7 @@ def _remedy_of(method):
     "What to do with a method of another kind"
     if isinstance(method, EpochMethod): return 'it chooses before loading: EpochSelection and MemorySampler take it'
     if isinstance(method, BatchMethod): return 'it chooses from batches: BatchSelection and chosen take it'
-    return 'write a class with choose(self, scores, now)'
+    return 'pass an object such as TopLoss(), or one of a class of your own with choose(self, scores, now)'
 
 def check_method(
     method, # A method, or a function of one score per item that returns `Chosen`
@@ -256,17 +242,8 @@ def check_method(
     where:str, # Who takes it
 )->Method: # Raises a `TypeError` for anything else
     "Check that an object is a method of that kind"
-    if isinstance(method, type):
-        name = method.__name__
-        raise TypeError(error_text(where, f'the class {name}', f'a method, as {name}(...) makes one'))
-    of_callback = getattr(method, 'method', None)
-    if isinstance(of_callback, Method):
-        name = type(of_callback).__name__
-        got = f'{type(method).__name__}, a callback'
-        raise TypeError(error_text(where, got, f'a method, as {name}(...) makes one'))
-
-    is_function = callable(method) and not isinstance(method, Method)
-    if is_function and issubclass(PolicyMethod, takes): method = PolicyMethod(method)
+    is_other = isinstance(method, (type,Method)) or hasattr(method, 'method') # as callbacks have it
+    if callable(method) and not is_other and issubclass(PolicyMethod, takes): method = PolicyMethod(method)
     if not isinstance(method, takes):
         raise TypeError(error_text(where, repr(method), f'a method, of {takes.__name__}', _remedy_of(method)))
     if 'draws' not in vars(method):

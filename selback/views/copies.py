@@ -25,8 +25,8 @@ from fastcore.all import patch
 from torch import Tensor, nn
 
 from ..core.checks import check_range, error_text
-from ..core.neighbours import bag_of_pieces, codes_as_numbers, equal_by_chance, groups_of, likely_pairs
-from ..core.neighbours import merged, narrowed, nearest, pooled, told_apart, unit, waves, whitened
+from ..core.neighbours import bag_of_pieces, groups_of, likely_pairs, merged, narrowed, nearest, pooled
+from ..core.neighbours import unit, whitened
 from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
@@ -80,13 +80,7 @@ def _of_output(out, n):
 
 def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 
-class _Rows:
-    "How items become rows of numbers"
-    has_mirrors = False
-
-    def equal_by_chance(self, rows): return 0. # pairs
-
-class _ByLayer(_Rows):
+class _ByLayer:
     "Items by what a layer returns"
     has_mirrors = True
 
@@ -113,42 +107,15 @@ class _ByLayer(_Rows):
         name = next(name for name,m in model.named_modules() if m is self.layer)
         return f'by the output of {name!r}' if name else 'by what the model returns'
 
-class _ByColumns(_Rows):
-    "Rows of a table, by all of their columns as the network gets them"
-
-    def rows(self, learn, dl):
-        "Categories and numbers of each item"
-        found = []
-        def note(look): found.append((look.idx, torch.cat([_two_d(o).double() for o in look.xb], 1).cpu()))
-        look_at(learn, dl, torch.arange(check_loader(dl).n), note, asked='find_copies')
-        return _in_order(found)
-
-    def __init__(self, inputs):
-        are_numbers = [o.dtype.is_floating_point for o in inputs for _ in range(_two_d(o).shape[1])]
-        self.is_number = torch.tensor(are_numbers)
-
-    def vectors(self, rows):
-        numbers,codes = rows[:,self.is_number],rows[:,~self.is_number].long()
-        low,middle,high = numbers.quantile(torch.tensor([.16,.5,.84]).double(), dim=0)
-        deviation = torch.where(high>low, (high-low)/2, numbers.std(0)) # which a -9999 for unknown does not reach
-        numbers = ((numbers-middle)/torch.where(deviation>1e-9, deviation, 1)).clamp(-8, 8)
-        parts = [numbers.float()]+([codes_as_numbers(codes)] if codes.shape[1] else [])
-        return unit(told_apart(waves(torch.cat(parts, 1), rows.shape[1]), rows))
-
-    def equal_by_chance(self, rows): return equal_by_chance(rows)
-
-    def named(self, model): return 'column by column'
-
-def _two_d(o): return o if o.ndim==2 else o[:,None]
-
 # %% ../../nbs/views/09_copies.ipynb #4f6de300
 def _in_order(found):
     "Rows as items stand in their dataset"
     idx,rows = (torch.cat(o) for o in zip(*found))
     return torch.empty_like(rows).index_copy(0, idx, rows)
 
-class _ByPieces(_Rows):
+class _ByPieces:
     "Texts by what stands in them, three tokens at a time; the network is not asked"
+    has_mirrors = False
 
     def rows(self, learn, dl):
         "The bag of each text, in halves"
@@ -171,10 +138,10 @@ def _kind_of(learn, layer):
     if layer is not None: return _ByLayer(layer)
     is_text = len(inputs)==1 and inputs[0].ndim==2 and not inputs[0].dtype.is_floating_point
     if is_text: return _ByPieces()
-    if all(o.ndim<3 for o in inputs): return _ByColumns(inputs)
     shapes = ', '.join(str(tuple(o.shape)) for o in inputs)
     raise ValueError(error_text('find_copies', f'inputs of shape {shapes} and a network without maps',
-        'images, rows or texts', 'name a module whose output tells items apart, as in layer=learn.model[0]'))
+        'images or texts', 'name a module whose output tells items apart, as in layer=learn.model[0]. Equal rows of a '
+        'table are df[df.duplicated(keep=False)]'))
 
 # %% ../../nbs/views/09_copies.ipynb #9aeab790
 _parts = 'train','valid'
@@ -263,7 +230,7 @@ def _told_of_size(learn, x, n, m):
     said = f'{n:,} items against {m:,}: {len(x)*x.shape[1]*2/2**20:.0f} MB of features, some {seconds:.0f} seconds'
     print(f'find_copies: {said}.')
 
-def _found_pairs(learn, x, mirrored, items, within, n_equal):
+def _found_pairs(learn, x, mirrored, items, within):
     "All pairs of neighbours, the likeliest copies first"
     is_asked = items.part==1 if within=='across' else torch.ones(len(x), dtype=torch.bool)
     asked,among = is_asked.nonzero().flatten(),torch.arange(len(x))
@@ -274,8 +241,7 @@ def _found_pairs(learn, x, mirrored, items, within, n_equal):
         ticks=bar(learn, 'neighbours'))
     found = search(x)
     if mirrored is not None: found = merged(found, search(mirrored))
-    by_chance = n_equal*2*len(asked)*len(among)/max(1, len(x)*(len(x)-1)) # each is found from both sides, or across
-    return likely_pairs(found[0], among[found[1]], asked, by_chance)
+    return likely_pairs(found[0], among[found[1]], asked)
 
 @patch
 def find_copies(self:Learner,
@@ -298,7 +264,7 @@ def find_copies(self:Learner,
 
     with fixed_random(): kind = _kind_of(self, layer)
     if flips and not kind.has_mirrors:
-        raise ValueError(error_text('flips', 'True for rows or texts', 'images', 'leave flips out'))
+        raise ValueError(error_text('flips', 'True for texts', 'images', 'leave flips out'))
     def rows_of(*args):
         of_parts = [kind.rows(self, self.dls.loaders[i], *args) for i in parts]
         return torch.cat([rows[items.at[items.part==i]] for i,rows in zip(parts, of_parts)])
@@ -308,7 +274,7 @@ def find_copies(self:Learner,
         _check_rows(rows)
         x = kind.vectors(rows)
         x,mirrored = x.chunk(2) if flips else (x,None)
-        pairs = _found_pairs(self, x, mirrored, items, within, kind.equal_by_chance(rows))
+        pairs = _found_pairs(self, x, mirrored, items, within)
 
     n_likely = pairs.n_likely
     n = max(5, n_likely) if n is None else n
