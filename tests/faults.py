@@ -39,7 +39,7 @@ FAULTS = [
     # what is chosen
     Fault('easiest_first', 'core/policies.py',
         '    if not n_bottom: return _first(hardest_first, n_top, multiple_of)',
-        '    hardest_first = hardest_first.flip(0)\n    if not n_bottom: return _first(hardest_first, n_top, multiple_of)',
+        '    if not n_bottom: return _first(hardest_first.flip(0), n_top, multiple_of)',
         'policies fuzz laws'),
     Fault('share_of_the_easiest', 'core/policies.py',
         'losses,order = scores.sort(descending=True)',

@@ -144,7 +144,7 @@ def test_cdf_power(s, past, beta, seed):
     maybe = {i for i in range(n) if u[i]<=prob[i]*(1+1e-4)}
     assert sure<=idx
     assert len(idx)<=len(maybe)
-    if multiple==1: assert idx<=maybe
+    assert idx<=maybe
 
 @given(scores(of=odd, dtype=torch.float32), st.floats(0, 20), seeds)
 def test_cdf_power_of_scores_that_are_not_finite(s, beta, seed):

@@ -174,8 +174,8 @@ def _binary_labels(loss_func, pred, y, losses_of):
     if None in asked: return labels if is_known else None
     raised = [torch.where((t>.5).reshape(pred.shape), o[1], -o[1]) for t,o in zip((y, flipped), asked)]
     if not all((o>0).all() for o in raised): return labels if is_known else None # which may weigh some by 0
-    if are_probabilities or not is_known and _tried(_compete, losses_of, even(), y):
-        return labels if is_known else None
+    if not is_known and _tried(_compete, losses_of, even(), y): return None
+    if are_probabilities: return labels
     return labels._replace(scale=_scale(asked[0][0], raised[0].reshape(len(y), -1).sum(1), 2))
 
 # %% ../../nbs/core/10_labels.ipynb #c0f32cbb
@@ -233,9 +233,10 @@ class _Transitions:
         n_labels,n_classes = given.numel()//given.shape[-1],given.shape[-1]
         n_tabled = n_classes if n_classes<=_most_tabled else 0
         self.n,self.given = n,given
-        self.taken,self.taken_now = (zeros(n_labels, n_tabled, n_tabled) for _ in range(2)) # by label and what is likelier
-        self.sure,self.sure_now = (zeros(n_labels, n_classes) for _ in range(2)) # sums of labels' probabilities
-        self.n_sure,self.n_sure_now = (zeros(n_labels, n_classes) for _ in range(2)) # how many these are
+        self.taken = zeros(n_labels, n_tabled, n_tabled) # looks, by label and what is likelier
+        self.sure = zeros(n_labels, n_classes) # sums of the probabilities of labels as predicted, in the epoch before
+        self.n_sure = zeros(n_labels, n_classes) # how many these are
+        self.taken_now,self.sure_now,self.n_sure_now = (t.clone() for t in (self.taken, self.sure, self.n_sure))
         self.right,self.right_now = zeros(),zeros() # looks that predicted the label
         self.looks,self.looks_now = zeros(),zeros() # all looks before this epoch, and in it
         self.weight = zeros() # of the epochs that were counted
@@ -259,7 +260,7 @@ class _Transitions:
         return ((own-largest)/2).tanh()
 
     def _offsets(self, i, c): # Shape (n, classes), 0 at the label itself
-        "By how much likelier class c of label i is given in each one's place than the other way round, half the log of it"
+        "By how much likelier a label is given in each class's place than the other way round, half the log of it"
         if not self.taken.numel(): return 0.
         every = (self.weight+self.last_weight*self.looks_now/self.n).clamp(min=1e-12)
         taken = (self.taken+self.last_weight*self.taken_now)/every

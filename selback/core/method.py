@@ -218,6 +218,8 @@ class PolicyMethod(BatchMethod):
         **kwargs # What the policy takes besides, such as `keep=.5`
     ):
         super().__init__(gather, seed)
+        if not callable(policy):
+            raise TypeError(error_text('policy', repr(policy), 'a function of one score per item, such as top_k'))
         self.policy = partial(policy, **kwargs)
         self.weighs = weighs
         self._draws_at_random = 'generator' in inspect.signature(self.policy.func).parameters
