@@ -785,7 +785,7 @@ def test_a_score_without_labels_needs_a_tensor():
     def loss(pred, y, reduction='mean'): return F.cross_entropy(pred['out'], y, reduction=reduction)
 
     learn = Learner(dls_of(*class_data()), Named(), loss, cbs=TopLossCallback(score='entropy'))
-    refused = "score='entropy': got predictions that are a dict, wanted a tensor; use score='loss'"
+    refused = "score='entropy': got predictions that are a dict, wanted logits of .*; use score='loss'"
     with pytest.raises(ValueError, match=refused): quiet_fit(learn, 1)
 
 def test_losses_of_trained_items_are_computed_once_a_batch():

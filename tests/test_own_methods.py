@@ -115,6 +115,8 @@ def test_what_is_set_of_a_method_holds_from_then_on():
 
 def test_a_state_is_of_the_method_that_it_was_saved_of():
     saved = quiet_fit(table_learner(cbs=BatchSelection(TopLoss(.5)))).selection.state_dict()
+    with pytest.warns(UserWarning, match='was saved with keep=0.5, wanted keep=0.1'):
+        table_learner(cbs=BatchSelection(TopLoss(.1))).selection.load_state_dict(saved)
     with pytest.raises(ValueError, match='the state of TopLoss with method, wanted one of SelectiveBackprop'):
         table_learner(cbs=BatchSelection(SelectiveBackprop())).selection.load_state_dict(saved)
 

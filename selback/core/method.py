@@ -6,7 +6,7 @@
 __all__ = ['Now', 'init_classes', 'Method', 'BatchMethod', 'EpochMethod', 'Inclusion', 'PolicyMethod', 'check_method']
 
 # %% ../../nbs/core/13_method.ipynb #ab907892
-import inspect
+import inspect, warnings
 from functools import partial
 from typing import NamedTuple
 
@@ -152,17 +152,30 @@ class Method:
         return f"{type(self).__name__}({', '.join(own)})"
 
     # What is saved
+    def _with_state(self): return {name: getattr(self, name) for name in ('draws', *self.parts)}
+
+    def _settings(self):
+        "Options that are plain numbers or words; draws go on by the state, whatever `seed` began them"
+        return {name: o for name,o in self.options.items() if type(o) in (bool,int,float,str) and name!='seed'}
+
     def state_dict(self):
         "What to save"
-        parts = {name: getattr(self, name).state_dict() for name in ('draws', *self.parts)}
-        return parts | {name: getattr(self, name) for name in self.saved}
+        parts = {name: part.state_dict() for name,part in self._with_state().items()}
+        numbers = {name: getattr(self, name) for name in self.saved}
+        return parts | numbers | dict(settings=self._settings())
 
     def load_state_dict(self,
         state:dict, # As `state_dict` returned it
     ):
-        "Go on with what was saved, by the options that it has"
-        for name in ('draws', *self.parts): getattr(self, name).load_state_dict(state[name])
+        "Go on with what was saved; warns where options were others"
+        for name,part in self._with_state().items(): part.load_state_dict(state[name])
         for name in self.saved: setattr(self, name, state[name])
+        saved,own = state['settings'],self._settings()
+        others = [name for name in saved if saved[name]!=own.get(name, saved[name])]
+        if not others: return
+        got,wanted = (', '.join(f'{name}={of[name]!r}' for name in others) for of in (saved, own))
+        warnings.warn(error_text(type(self).__name__, f'a state that was saved with {got}', wanted,
+            'it was loaded, and goes on with the latter'))
 
 # %% ../../nbs/core/13_method.ipynb #c3fdbd6b
 class BatchMethod(Method):
