@@ -33,7 +33,7 @@ class Now(NamedTuple):
 
     def __call__(self, value): # A number, or a function of the share that is done
         "A number that may follow a schedule, as it is now"
-        return value_at(value, self.pct)
+        return value_at(value, self.pct) if callable(value) else value # a step asks often
 
     def ends_by(self,
         share:float, # Of the training
