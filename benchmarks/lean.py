@@ -12,7 +12,8 @@ import numpy as np
 from against import BS, watched
 from common import *
 from fastai.optimizer import Adam
-from selback.functional import ItemMemory, fixed_random, loss_share, prune_easy, select_batch, top_k, untouched
+from selback.functional import ItemMemory, fixed_random, include, loss_share, mean_inclusion, select_batch, top_k
+from selback.functional import untouched
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -73,7 +74,7 @@ def epochs():
         return chosen,weights
 
     yield "InfoBatch's choice of 50,000 items, by hand",by_hand,None
-    yield 'prune_easy',lambda: prune_easy(scores),by_hand
+    yield 'include',lambda: include(scores, mean_inclusion, 1.),by_hand
 
 GROUPS = [functional, parts, epochs] # of what is timed in turn: a name, a function, and what it is compared with
 

@@ -10,11 +10,10 @@ from .core.batches import as_tensors, join, n_items, take
 from .core.losses import item_losses, unreduced
 from .core.first_batch import separable_losses
 from .core.item_loss import weigh_grads
-from .core.scores import ReducibleLoss, entropy_score, get_score, grad_bound_score, margin_score
-from selback.core.policies import (Chosen, History, at_least_two, avoid_singleton_batch, balanced, balanced_chances,
-    cdf_power, importance_sample, include, loss_share, mean_inclusion, mid_rank, prioritized, prioritized_epoch,
-    priorities, prune_easy, random_k, rank_inclusion, rank_sample, round_up, step_inclusion, top_and_bottom, top_k,
-    variance_gain)
+from .core.scores import ReducibleLoss, entropy_score, get_score, grad_bound_score
+from .core.policies import (Chosen, History, at_least_two, avoid_singleton_batch, balanced, balanced_chances,
+    cdf_power, importance_sample, include, loss_share, mean_inclusion, mid_rank, priorities,
+    prioritized_epoch, random_k, rank_inclusion, rank_sample, step_inclusion, top_k, variance_gain)
 from .core.schedules import Window, value_at
 from .core.memory import ItemMemory
 from .core.untouched import fixed_random, untouched

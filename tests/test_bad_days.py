@@ -280,9 +280,8 @@ def test_item_loss_leaves_scores_of_classes_alone():
     pred,y = torch.randn(6, 5, 3),torch.randint(0, 5, (6, 3))
     exclusive = CrossEntropyLossFlat(axis=1),CrossEntropyLossFlat(axis=2)
     for loss in (*exclusive, BCEWithLogitsLossFlat(), nn.BCEWithLogitsLoss()):
-        for score in 'entropy','margin':
-            with_item_loss,wanted = get_score(score, ItemLoss(by_item, loss)),get_score(score, loss)
-            torch.testing.assert_close(with_item_loss(pred, y), wanted(pred, y))
+        with_item_loss,wanted = get_score('entropy', ItemLoss(by_item, loss)),get_score('entropy', loss)
+        torch.testing.assert_close(with_item_loss(pred, y), wanted(pred, y))
     with pytest.raises(ValueError, match='takes no logits of classes'):
         get_score('entropy', ItemLoss(by_item, MSELossFlat()))
 
@@ -742,9 +741,10 @@ def test_an_epoch_cancelled_before_ours_began_is_not_counted():
 def test_a_state_that_is_refused_changes_nothing():
     trained = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2)
     state = trained.selection.state_dict()
-    learn = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True, hist_size=5)), 3)
+    state['parts']['method']['history'] = {} # as of a file that is damaged
+    learn = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 3)
     before = learn.selection.memory.loss.clone()
-    with pytest.raises(ValueError, match='hist_size'): learn.selection.load_state_dict(state)
+    with pytest.raises(KeyError, match='values'): learn.selection.load_state_dict(state)
     assert torch.equal(learn.selection.memory.loss, before)
     assert not torch.equal(before, trained.selection.memory.loss)
 
@@ -785,7 +785,7 @@ def test_a_score_without_labels_needs_a_tensor():
     def loss(pred, y, reduction='mean'): return F.cross_entropy(pred['out'], y, reduction=reduction)
 
     learn = Learner(dls_of(*class_data()), Named(), loss, cbs=TopLossCallback(score='entropy'))
-    refused = "score='entropy': got predictions that are a dict, wanted a tensor; use score='loss'"
+    refused = "score='entropy': got predictions that are a dict, wanted logits of .*; use score='loss'"
     with pytest.raises(ValueError, match=refused): quiet_fit(learn, 1)
 
 def test_losses_of_trained_items_are_computed_once_a_batch():

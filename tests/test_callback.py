@@ -387,7 +387,7 @@ def test_counts_are_rounded_in_mixed_precision_alone():
     learn = table_learner().batch_loss_filter(.01)
     assert learn.selection.round_to==1
     learn.add_cb(CPUMixedPrecision())
-    assert learn.selection.round_to=='auto'
+    assert learn.selection.round_to==8
 
 # Resolution and scores
 class AnySize(nn.Module):

@@ -162,8 +162,6 @@ def test_classes_that_have_other_numbers_now_keep_their_names():
     other = from_table(df, vocab=['ant','aye','bee','cat'], n_out=4)
     other.selection.load_state_dict(learn.selection.state_dict())
     pd.testing.assert_frame_equal(other.selection.suspects(), learn.selection.suspects())
-    def given(learn): return dict(zip(learn.dls.vocab, learn.selection.labels.given.tolist()))
-    assert given(other)==dict(given(learn), aye=0)
     quiet_fit(other, 1)
     assert other.selection.suspects().looks.eq(4).all()
 
@@ -379,7 +377,7 @@ def test_folds_by_places_in_different_datasets_are_refused():
 def told(others, n_labels=1):
     others = torch.tensor(others)
     ones = torch.ones(len(others))
-    return Told(ones, ones*.5, ones*.25, others, torch.ones(3))
+    return Told(ones, ones*.5, ones*.25, others, torch.ones(3), torch.zeros(len(others), 3), torch.zeros_like(others))
 
 def test_memories_of_the_same_items_add_up():
     a,b = LabelMemory(3),LabelMemory(4)
@@ -389,6 +387,11 @@ def test_memories_of_the_same_items_add_up():
     joined.add(a, torch.arange(3))
     joined.add(b, torch.tensor([0,1,1,2])) # items 1 and 2 of `b` are the same
     assert joined.looks.tolist()==[3,4,3] and joined.times_other.tolist()==[3,3,1]
-    assert joined.margins.tolist()==[1.5,2.,1.5] and joined.weights.tolist()==[3.,4.,3.]
+    assert joined.logit_margins.tolist()==[3.,4.,3.] and joined.probabilities.tolist()==[.75,1.,.75]
+    for memory in (a,b): memory.end_epoch()
+    weights = [float(memory.weights[0]/memory.looks[0]) for memory in (a,b)]
+    shares = torch.tensor([[2.,1.],[2.,2.],[2.,1.]])*torch.tensor(weights)
+    margins = shares@torch.tensor([float(memory.margin[0]) for memory in (a,b)])
+    torch.testing.assert_close(joined.margin, margins/shares.sum(1))
     assert joined.most_other.tolist()==[1,2,1] and joined.votes.tolist()==[1,3,1]
     assert joined.is_outvoted.tolist()==[True,True,False]

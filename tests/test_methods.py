@@ -94,14 +94,6 @@ def test_grad_bound_is_the_distance_of_softmax_and_label():
     with torch.no_grad(): of_squares = get_score('grad_bound', F.mse_loss)(pred, torch.zeros(9,4))
     torch.testing.assert_close(of_squares, (2*pred/4).norm(dim=1))
 
-def test_margin_by_hand():
-    pred = torch.tensor([[2.,1,0],[0,0,0]])
-    p = pred.softmax(1)
-    torch.testing.assert_close(margin_score(pred), torch.stack([1-(p[0,0]-p[0,1]), torch.tensor(1.)]))
-    pred = torch.tensor([[0.,9.]])
-    by_hand = 1-(2*pred[0].sigmoid()-1).abs().mean()[None]
-    torch.testing.assert_close(margin_score(pred, multi_label=True), by_hand)
-
 def flat_grads(grads): return torch.cat([grad.flatten() for grad in grads])
 
 class Grads(Callback):
@@ -363,11 +355,10 @@ def test_holdout_sets_that_overlap_are_refused():
 # both tails, random, schedules
 def test_both_tails():
     scores = torch.randperm(20, generator=gen()).float()
-    rows = top_and_bottom(scores, .3, .2).rows
+    rows = top_k(scores, .3, .2).rows
     assert sorted(scores[rows].tolist())==[0,1,2,3,14,15,16,17,18,19]
     assert rows.tolist()==sorted(rows.tolist())
-    assert top_and_bottom(scores, .3, 0.).rows.tolist()==top_k(scores, .3).rows.tolist()
-    assert len(top_and_bottom(scores, .3, .2, 8).rows)==16
+    assert len(top_k(scores, .3, .2, 8).rows)==16
     for bad in (dict(keep=.8, also_bottom=.3), dict(also_bottom=-.1)):
         with pytest.raises(ValueError, match='also_bottom'): TopLossCallback(**bad)
 
@@ -598,8 +589,6 @@ def test_two_that_load_a_state_share_nothing():
     a,b = (short_learner().stale_loss().selection for _ in range(2))
     for cb in (a, b): cb.load_state_dict(state)
     assert a.history.values is not b.history.values
-    other_size = short_learner().stale_loss(hist_size=64).selection
-    with pytest.raises(ValueError, match='same hist_size'): other_size.load_state_dict(state)
 
 def test_select_batch_chooses_as_the_callback_does():
     seen = []
@@ -621,7 +610,7 @@ def test_select_batch_keeps_forms_and_refuses_names():
     assert len(y)==len(w)==4
     with pytest.raises(TypeError, match="policy: got 'hardest', wanted a function of one score per item"):
         select_batch(Two(), F.cross_entropy, xb, yb, 'hardest')
-    with pytest.raises(ValueError, match="'loss', 'entropy', 'margin', 'grad_bound'"):
+    with pytest.raises(ValueError, match="'loss', 'entropy', 'grad_bound'"):
         select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
 
 # what the report says of epochs that leave items out

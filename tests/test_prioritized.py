@@ -8,7 +8,7 @@ from fastai.callback.core import Callback
 from fastai.callback.data import WeightedDL
 from fastai.optimizer import SGD
 from helpers import *
-from selback.core.policies import own_positions, priorities, prioritized, prioritized_epoch
+from selback.core.policies import priorities, prioritized_epoch
 from torch.nn import functional as F
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
@@ -46,21 +46,18 @@ def test_items_are_drawn_as_often_as_the_power_of_their_loss_says(losses, alpha)
     n = 20_000
     p = torch.tensor(shares(losses, alpha), dtype=torch.float64)
     torch.testing.assert_close(priorities(torch.tensor(losses), alpha), p, rtol=1e-5, atol=0.)
-    rows = prioritized(torch.tensor(losses), n, alpha, gen()).rows
-    assert is_near(torch.bincount(rows, minlength=len(losses))/n, p, n)
+    tiled = torch.tensor(losses).repeat(n//len(losses))
+    rows = prioritized_epoch(tiled, alpha, 0., generator=gen()).rows%len(losses)
+    assert is_near(torch.bincount(rows, minlength=len(losses))/len(rows), p, len(rows))
 
-def test_nothing_to_draw_from():
-    empty = torch.zeros(0)
-    with pytest.raises(ValueError, match='got no items to draw 3 from'): prioritized(empty, 3)
-    for chosen in (prioritized(empty, 0), prioritized(torch.ones(2), 0), prioritized_epoch(empty)):
-        assert chosen.rows.tolist()==[]
+def test_nothing_to_draw_from(): assert prioritized_epoch(torch.zeros(0)).rows.tolist()==[]
 
 def test_draws_are_independent():
     "Also of each other's place in the epoch: each position is drawn alike"
-    loss,counts = torch.tensor([1.,2.,5.]),torch.zeros(6, 3)
+    loss,counts = torch.tensor([1.,2.,5.,1.,2.,5.]),torch.zeros(6, 3)
     generator = gen()
-    for _ in range(2000): counts += F.one_hot(prioritized(loss, 6, 1., generator).rows, 3)
-    p = loss/8
+    for _ in range(2000): counts += F.one_hot(prioritized_epoch(loss, 1., 0., generator=generator).rows%3, 3)
+    p = loss[:3]/8
     assert ((counts/2000-p).abs()<4*(p*(1-p)/2000).sqrt()).all()
 
 @pytest.mark.parametrize('u', [0., 1-2**-53])
@@ -68,12 +65,18 @@ def test_an_item_without_probability_is_never_drawn(u, monkeypatch):
     "Be the random number as low or as high as can be"
     losses = F.pad(torch.rand(200, 7, generator=gen())+.1, (2, 1))
     monkeypatch.setattr(torch, 'rand', lambda n, dtype=None, **kwargs: torch.full((n,), u, dtype=dtype))
-    for loss in losses: assert prioritized(loss, 2, 1.).rows.tolist()==[8 if u else 2]*2
+    for loss in losses: assert prioritized_epoch(loss, 1., 0.).rows.tolist()==[8 if u else 2]*10
 
 # the layout
+def own_positions(n, u):
+    "Which positions keep their item, where all that are drawn are the first, or the last one"
+    def kept(loss): return prioritized_epoch(loss, 1., u).rows==torch.arange(n)
+    first = torch.zeros(n).index_fill_(0, torch.tensor(0), 1.)
+    return kept(first) & kept(first.flip(0))
+
 @pytest.mark.parametrize('u', mostly_slow([0., .1, .3, .5, .7, .9, .123, 1.], 0., .3, .123, 1.))
 def test_positions_keep_their_own_item_where_a_multiple_of_the_share_is_passed(u):
-    for n in 0,1,7,10,1000,30_000: assert own_positions(n, u).tolist()==mixed(n, u)
+    for n in 2,7,10,1000,30_000: assert own_positions(n, u).tolist()==mixed(n, u)
 
 @pytest.mark.parametrize('a,b', [(1,3), (2,3), (1,7), (29,30)])
 def test_shares_that_no_float_is_are_exact(a, b):
@@ -312,8 +315,7 @@ def test_training_and_memory_are_those_of_a_loop_by_hand(correct):
     lambda: PrioritizedSamplingCallback(alpha=lambda pct: 1-2*pct),
     lambda: PrioritizedSamplingCallback(warmup=-1),
     lambda: priorities(torch.ones(3), -1.),
-    lambda: prioritized(torch.ones(3), -1),
-    lambda: own_positions(3, 2.),
+    lambda: prioritized_epoch(torch.ones(3), uniform=2.),
     lambda: prioritized_epoch(torch.ones(3), correct=-1.)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()

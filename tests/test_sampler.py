@@ -3,7 +3,7 @@ import random
 from functools import partial
 
 import numpy as np, pytest, torch
-from helpers import chosen_before_loading, quiet_fit, slow, table_learner
+from helpers import chosen_before_loading, prune_easy, quiet_fit, slow, table_learner
 from selback.core.policies import Draws
 from selback.functional import *
 from torch import nn
@@ -43,7 +43,7 @@ CHOOSE = [
     partial(include, inclusion=mean_inclusion, correct=.5),
     prune_easy,
     prioritized_epoch,
-    partial(prioritized, n=77),
+    partial(prioritized_epoch, uniform=0.),
     partial(random_k, keep=.3),
     partial(top_k, keep=.25),
     harder_half,
@@ -346,7 +346,7 @@ MISTAKES = [
     (dict(memory=torch.zeros(4), method=prune_easy), TypeError,
         r'memory: got Tensor, wanted an ItemMemory\(len\(dataset\)\)'),
     (dict(method='rank_inclusion'), TypeError,
-        "MemorySampler: got 'rank_inclusion', wanted a method, of Method; write a class with choose"),
+        "MemorySampler: got 'rank_inclusion', wanted a method, of Method; pass an object"),
     (dict(method=rank_inclusion), TypeError,
         r"got a tensor of torch.float32.*wanted Chosen\(rows\).*partial\(include, inclusion=...\)"),
     (dict(method=include), TypeError, 'inclusion'),

@@ -79,7 +79,7 @@ def own_loss(pred, y, reduction='mean'): return F.cross_entropy(pred, y, reducti
     (nn.CrossEntropyLoss(), {}, False),
     (F.cross_entropy, dict(score='grad_bound'), False),
     (CrossEntropyLossFlat(), dict(score='entropy'), False),
-    (partial(F.cross_entropy, label_smoothing=.1), dict(score='margin'), False),
+    (partial(F.cross_entropy, label_smoothing=.1), dict(score='entropy'), False),
     (own_loss, {}, True),
     (own_loss, dict(score='entropy'), False),
     (own_loss, dict(score='grad_bound'), True),

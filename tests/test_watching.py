@@ -160,15 +160,6 @@ def of_yes_or_no(logit, label, given, place=0):
     look.label,look.logits,look.chances,look.place = int(label),[0.,logit],[1-p,p],place
     return look
 
-def mean_of(parts):
-    "Of an item in parts: another class is predicted if that holds for most, the one that most are given"
-    if not parts: return None
-    *means,others = zip(*parts)
-    times = Counter(o for o in others if o>=0)
-    is_other = 2*sum(times.values())>len(parts)
-    most = min(times, key=lambda c: (-times[c],c)) if is_other else -1
-    return Look((*map(fmean, means), most))
-
 def single(pred, y, given): return [of_item(pred, y, given)]
 
 def steep(pred, y, given): return single([30*o for o in pred], y, given)
@@ -186,17 +177,6 @@ def yes_or_no(pred, y, given): return several(pred, y if isinstance(y, list) els
 def logit(p): return math.log(p/(1-p))
 
 def several_chances(pred, y, given): return several([logit(p) for p in pred], y, given)
-
-def mask(pred, y, given):
-    "Classes first, then rows and columns of pixels"
-    places = [(r,c) for r,row in enumerate(y) for c,label in enumerate(row) if label!=255]
-    return [mean_of([of_class([plane[r][c] for plane in pred], y[r][c], given) for r,c in places])]
-
-def words(pred, y, given): return [mean_of([of_class(*o, given) for o in zip(pred, y)])]
-
-def yes_or_no_mask(pred, y, given):
-    pixels = [o for rows in zip(*pred, *y) for o in zip(*rows)]
-    return [mean_of([of_yes_or_no(*o, given) for o in pixels])]
 
 # All looks at a label, by hand
 def leader(others):
@@ -321,12 +301,6 @@ def some_ignored():
     y[::5] = -100
     return y
 
-def some_masks():
-    "Of one item no pixel counts"
-    y = labels_by_chance(3, 2)
-    y[::4,0],y[7] = 255,255
-    return y
-
 def has_labels(*shape): return labels_by_chance(*shape, classes=2).float()
 
 def focal(pred, y):
@@ -338,7 +312,6 @@ def log_of(pred, y): return -pred.gather(1, y[:,None]).log().mean()
 WEIGHT = torch.tensor([.5,1.,2.,4.])
 BY_CLASS = dict(enumerate(WEIGHT.tolist()))
 MORE_IF_THERE = torch.tensor([1.,2.,3.])
-PIXELS = dict(y=some_masks, shape=(CLASSES,3,2))
 SEVERAL = dict(y=partial(has_labels, 3), shape=(3,))
 
 class SteepLoss(CrossEntropyLossFlat):
@@ -364,17 +337,11 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
     column=(dict(y=partial(labels_by_chance, 1)), in_a_column),
     log_chances=(dict(loss_func=nn.NLLLoss(), activation=nn.LogSoftmax(1)), single),
     chances=(dict(loss_func=log_of, activation=nn.Softmax(1)), of_chances),
-    masks=(dict(PIXELS, loss_func=CrossEntropyLossFlat(axis=1, ignore_index=255)), mask),
-    weighted_masks=(dict(PIXELS, loss_func=nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=255)), mask,
-        BY_CLASS),
-    words=(dict(y=partial(labels_by_chance, 6), shape=(6,CLASSES)), words),
     several=(dict(SEVERAL, loss_func=BCEWithLogitsLossFlat()), several),
     several_by_module=(dict(SEVERAL, loss_func=nn.BCEWithLogitsLoss(pos_weight=MORE_IF_THERE)), several),
     several_chances=(dict(SEVERAL, loss_func=nn.BCELoss(), activation=nn.Sigmoid()), several_chances),
     yes_or_no=(dict(y=has_labels, shape=(1,), loss_func=BCEWithLogitsLossFlat()), yes_or_no),
-    yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no),
-    yes_or_no_masks=(dict(y=partial(has_labels, 1, 3, 2), shape=(1,3,2), loss_func=BCEWithLogitsLossFlat()),
-        yes_or_no_mask))
+    yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no))
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_told_of_each_kind_of_labels(kind):
@@ -498,7 +465,7 @@ def test_the_vote_is_that_of_boyer_and_moore():
         others = [generator.choice([-1,0,0,1,2]) for _ in range(generator.randint(1, 12))]
         for other in others:
             margin,p = torch.tensor([0.]),torch.tensor([.5])
-            told = Told(margin, margin, p, torch.tensor([other]), torch.ones(3))
+            told = Told(margin, margin, p, torch.tensor([other]), torch.ones(3), torch.zeros(1, 3), torch.tensor([0]))
             memory.note(torch.tensor([0]), told)
         frame,votes = memory.frame(),[o for o in others if o>=0]
         assert frame.most_other[0]==leader(votes)
@@ -614,6 +581,18 @@ def test_of_numbers_the_losses_are_remembered(loss_func):
     assert found.mean_loss.tolist()==mean[found.index].tolist()
     said = r'plot_items: got predictions and targets that do not tell of classes, wanted .*; suspects\(\) goes by '
     with pytest.raises(ValueError, match=said): learn.selection.plot_items()
+
+PARTS = dict(
+    masks=dict(y=labels_by_chance(3, 2), shape=(CLASSES,3,2), loss_func=CrossEntropyLossFlat(axis=1)),
+    words=dict(y=labels_by_chance(6), shape=(6,CLASSES)),
+    yes_or_no=dict(y=has_labels(1, 3, 2), shape=(1,3,2), loss_func=BCEWithLogitsLossFlat()))
+
+@pytest.mark.parametrize('kind', PARTS)
+def test_of_items_in_parts_the_losses_are_remembered(kind):
+    learn = quiet_fit(learner(**PARTS[kind]).watch_items(), 2)
+    assert learn.selection.labels is None
+    assert learn.selection.items().seen.tolist()==[2]*N
+    assert learn.selection.suspects().mean_loss.is_monotonic_decreasing
 
 class Centred(nn.CrossEntropyLoss):
     "Its own centres are the classes; what the model predicts is an embedding"
@@ -861,21 +840,19 @@ def noted(memory, logits, y, epochs=3):
         memory.end_epoch()
     return memory
 
-def test_other_numbers_of_classes_change_nothing():
+def test_other_numbers_of_classes_change_no_look():
+    "What was predicted has its class's number, and none if the class is gone; what comes is counted by the new ones"
     y,logits = labels_by_chance(),3*F.one_hot(labels_by_chance(), CLASSES).float()
-    numbers = torch.tensor([2,0,4,1]) # of five: class 3 is new
-    memory = noted(LabelMemory(N), logits, y)
-    memory.renumber(numbers, 5)
-    looks = torch.zeros(N, 5)-1e4
-    looks[:,numbers] = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(5))
-    other = noted(LabelMemory(N), logits, y)
-    before = memory.margin.clone()
-    assert before.tolist()==other.margin.tolist()
-    memory.note(torch.arange(N), ClassLabels()(looks, numbers[y], memory.given))
-    other.note(torch.arange(N), ClassLabels()(looks[:,numbers], y, other.given))
-    at = torch.arange(CLASSES)
-    assert torch.equal(memory.transitions.taken[numbers[:,None],numbers], other.transitions.taken[at[:,None],at])
-    assert memory.transitions.taken_now[numbers[:,None],numbers].tolist()==other.transitions.taken_now.tolist()
+    numbers = torch.tensor([2,0,-1,1])
+    memory,before = (noted(LabelMemory(N), logits.roll(1, 0), y) for _ in range(2))
+    memory.renumber(numbers)
+    changed = 'last_other','most_other'
+    pd.testing.assert_frame_equal(memory.frame().drop(columns=[*changed]), before.frame().drop(columns=[*changed]))
+    for name in changed:
+        got,was = getattr(memory, name),getattr(before, name)
+        assert got.tolist()==[-1 if o<0 else int(numbers[o]) for o in was.tolist()]
+    memory.note(torch.arange(N), ClassLabels()(torch.zeros(N, 5), y, memory.given))
+    assert memory.given.tolist()==y.bincount(minlength=5).tolist()
 
 def test_of_thousands_of_classes_no_table_is_kept():
     n = 1001

@@ -43,7 +43,7 @@ class BatchSelection(Selection):
     @delegates(Selection.__init__)
     def __init__(self,
         method=None, # What chooses: a `BatchMethod`, or a function of one score per item that returns `Chosen`
-        score=None, # 'loss', 'entropy', 'margin', 'grad_bound', `ReducibleLoss`, or `(pred, *yb)`; None: the method's
+        score=None, # 'loss', 'entropy', 'grad_bound', `ReducibleLoss`, or `(pred, *yb)`; None: the method's
         scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
         precision:str|None=None, # Precision of the scoring pass, 'bf16' or 'fp16'; None: that of training
         scorer=None, # What scores in the model's place: a smaller model or `Ahead(...)`; None: the model
@@ -193,9 +193,9 @@ class BatchSelection(Selection):
         return self.method.choose(scores, now)
 
     @property
-    def round_to(self): # A number, or 'auto'
-        "What a count is rounded up to a multiple of; 'auto' is 8, if that leaves items out"
-        return 'auto' if callback_of(self.learn, MixedPrecision) and not self.gathers else 1
+    def round_to(self)->int:
+        "What a count is rounded up to a multiple of: 8 for tensor cores"
+        return 8 if callback_of(self.learn, MixedPrecision) and not self.gathers else 1
 
     def alone(self)->float:
         "What a single item's weight is multiplied by, which trains beside one of weight 0"

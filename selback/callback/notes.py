@@ -119,7 +119,7 @@ class ItemNotes(TrainingOnly):
         if place is None or not place.n_read: return
         is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
         is_whole = place.is_done and not self.is_partial and not is_frozen
-        self.train.end_epoch(is_whole, after=self.early_after, pct=self.learn.pct_train)
+        self.train.end_epoch(is_whole, after=self.early_after, pct=self.learn.pct_train, steps=place.n_read)
         self.is_after_epoch = True
 
     def after_cancel_train(self): self.is_partial = True
@@ -207,9 +207,9 @@ class ItemNotes(TrainingOnly):
             self.of_valid.note(idx, losses, targets=self.marks)
             self.note_labels(self.of_valid, idx, lambda o: o)
         labels = self.train.labels
-        if labels is None or labels.transitions is None or self.reader.kind is None: return
+        if labels is None or labels.given is None or self.reader.kind is None: return
         told = self.reader.kind(detached(learn.pred), *as_tensors(learn.yb))
-        if told.logits is None or told.given.shape!=labels.given.shape: return
+        if told.given.shape!=labels.given.shape: return
         has_label = told.labels>=0
         self.hits = self.hits+(has_label & (told.logits.argmax(-1)==told.labels)).sum()
         self.looks = self.looks+has_label.sum()
@@ -219,7 +219,7 @@ class ItemNotes(TrainingOnly):
         if tracker is None: return
         if self.of_valid:
             tracker.end_epoch(self.train.early.loss is not None, after=1)
-            if tracker.labels is not None: tracker.weigh_epoch(tracker.labels.accuracy)
+            if tracker.labels is not None: tracker.weigh_epoch(tracker.labels.transitions.accuracy)
         self.weigh_epoch()
 
     def weigh_epoch(self):
@@ -250,4 +250,4 @@ class ItemNotes(TrainingOnly):
             rows = rows_in_state(now, saved, part=i)
             tracker.load_state_dict(saved['of'], rows)
             numbers = numbers_of_classes(now['classes'], saved['classes'])
-            if numbers is not None: tracker.renumber(numbers, len(now['classes']))
+            if numbers is not None: tracker.renumber(numbers)

@@ -77,7 +77,7 @@ class ItemTracker:
     @property
     def losses(self)->Tensor: # Shape (items,), NaN where unknown
         "The last loss of each dataset item, or a smoothed one"
-        return self.memory.losses_by(self.ema)
+        return self.memory.loss if self.ema is None else self.memory.ewma
 
     @property
     def doubt(self)->str: # '' if there is none
@@ -96,7 +96,6 @@ class ItemTracker:
 
     def begin_epoch(self):
         "An epoch begins"
-        self.early.begin_epoch()
         self.weigh_epoch()
         for table in self.tables: table.begin_epoch()
 
@@ -111,7 +110,6 @@ class ItemTracker:
             raise ValueError(error_text('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items',
                 'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
         self.memory.note(idxs, losses, **kwargs)
-        self.early.count_step()
 
     def note_labels(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
@@ -187,14 +185,13 @@ class ItemTracker:
 
     def renumber(self,
         numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
-        n_classes:int, # How many there are then
     ):
         "Classes have other numbers now; of items with several labels, what was predicted begins anew"
         if self.memory is None: return
         self.memory.forget_targets()
         if self.labels is None: return
         if self.labels.n_labels==1:
-            self.labels.renumber(numbers, n_classes)
+            self.labels.renumber(numbers)
         else:
             self.labels = None
             print('Items have several labels of other classes now: what was predicted of them begins anew.')
@@ -214,8 +211,7 @@ def make_plan(
     n_ranks = tracker.ranks.n
     weights = None
     if of_rows is not None:
-        ones = torch.ones(len(tracker.memory), dtype=of_rows.dtype, device=idxs.device)
-        weights = weights_of_items(idxs[rows], of_rows, ones)
+        weights = weights_of_items(idxs[rows], of_rows, len(tracker.memory))
 
     losses = tracker.losses[idxs] if len(rows)<2*n_ranks else None # then the hardest join them
     rows = avoid_singleton_batch(rows, len(idxs), bs, n_ranks, drop_last, generator, losses)

@@ -79,22 +79,13 @@ def few_are_hard(
     known = losses[losses.isfinite()]
     return bool(known.median()<.3*known.mean())
 
-def _ranks_within(values, groups):
-    "Of each value its rank within its group, -1/2 to 1/2"
-    order = torch.argsort(values, stable=True)
-    order = order[torch.argsort(groups[order], stable=True)]
-    sizes = groups.bincount()
-    starts = sizes.cumsum(0)-sizes
-    ranks = torch.empty_like(values)
-    sorted_groups = groups[order]
-    ranks[order] = (torch.arange(len(order), device=values.device)-starts[sorted_groups]+.5)/sizes[sorted_groups]-.5
-    return ranks
-
 def order_kept(
     before:Tensor, # Margins of labels, shape (n,)
     after:Tensor, # By another layer, shape (n,)
     groups:Tensor, # The class of each, int64, shape (n,)
 )->float: # -1 to 1
     "Spearman's correlation within classes"
-    both = torch.stack([_ranks_within(o, groups) for o in (before,after)])
-    return float(torch.corrcoef(both)[0,1])
+    import pandas as pd # here, since nothing else needs it
+    of_group = pd.DataFrame({i: t.cpu().numpy() for i,t in enumerate((before, after))}).groupby(groups.cpu().numpy())
+    ranks = (of_group.rank(method='first')-.5).div(of_group[0].transform('size'), axis=0) # 0 to 1
+    return float(ranks.corr().iloc[0,1])

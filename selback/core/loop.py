@@ -166,7 +166,7 @@ def chosen(
     model:torch.nn.Module, # The model that trains
     loss_func, # The loss that trains; one of a single number must treat each item by itself, else a `ValueError`
     method, # What chooses, such as `SelectiveBackprop()`, made once before the first epoch; or a function of scores
-    score=None, # 'loss', 'entropy', 'margin', 'grad_bound', or a function `(pred, *yb)`; None: what the method goes by
+    score=None, # 'loss', 'entropy', 'grad_bound', or a function `(pred, *yb)`; None: what the method goes by
     scale_factor:float=1., # Resolution of the scoring pass as a share of that of training
     precision:str|None=None, # Precision of the scoring pass, 'bf16' or 'fp16'; None: that of `autocast`
     scorer=None, # What scores in the model's place: a smaller model, or `Ahead(...)`; None: the model
@@ -274,7 +274,7 @@ class MemorySampler(Sampler):
         finally: self._draws.load_state_dict(state)
 
     @property
-    def _losses(self): return self.memory.losses_by(self.method.ema)
+    def _losses(self): return self.memory.loss if self.method.ema is None else self.memory.ewma
 
     def __iter__(self):
         losses = self._losses
@@ -284,7 +284,7 @@ class MemorySampler(Sampler):
         if chosen is not None:
             idx = idx[chosen.rows]
             weight = chosen.weight
-            if weight is not None: self.weight = weights_of_items(idx, weight, torch.ones_like(losses))
+            if weight is not None: self.weight = weights_of_items(idx, weight, len(losses))
         self._epoch = self.memory.epochs
         self._n = len(idx)
         yield from idx.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .checks import check_range, error_text
 from .policies import Chosen, Draws, include
-from .schedules import check_schedule, ends_by, value_at
+from .schedules import check_schedule, value_at
 
 # %% ../../nbs/core/13_method.ipynb #2abb27ec
 class Now(NamedTuple):
@@ -27,19 +27,21 @@ class Now(NamedTuple):
     bs:int|None=None # Items in a full batch
     n_ranks:int=1 # Processes that train together
     gather:bool=False # Do chosen items wait until they fill a batch?
-    multiple_of:int|str=1 # What a count is rounded up to a multiple of; 'auto': 8, if that leaves items out
+    multiple_of:int=1 # What a count is rounded up to a multiple of, if that leaves items out
     idx:Tensor|None=None # Dataset indices of the items, shape (n,); None: unknown
     due:Tensor|None=None # Which items must be chosen, a mask of shape (n,); None: none
 
     def __call__(self, value): # A number, or a function of the share that is done
         "A number that may follow a schedule, as it is now"
-        return value_at(value, self.pct) if callable(value) else value
+        return value_at(value, self.pct) if callable(value) else value # a step asks often
 
     def ends_by(self,
         share:float, # Of the training
     )->bool: # True where it is not known how long that is
-        "Will this epoch be over by then?"
-        return self.n_epoch is None or ends_by(share, self.pct, self.epoch, self.n_epoch)
+        "Will this epoch be over by then, if it is as long as those before it were?"
+        if self.n_epoch is None: return True
+        one_epoch = self.pct/self.epoch if self.epoch else 1/self.n_epoch # of a budget most epochs are left undone
+        return min(1., self.pct+one_epoch)<=share+1e-9
 
 # %% ../../nbs/core/13_method.ipynb #e840c50a
 def init_classes(
@@ -64,7 +66,7 @@ def _signature(cls):
     return inspect.Signature(found.values())
 
 # %% ../../nbs/core/13_method.ipynb #a1fdb8f9
-_may_be_options = 'weighs','gather','presample','ema','max_rest','before_loading','seed' # of what every method has
+_may_be_options = {'weighs','gather','presample','ema','max_rest','before_loading','seed'} # of what every method has
 
 class Method:
     "Chooses items by their scores"
@@ -91,11 +93,10 @@ class Method:
         self._used_by = None # the selection that has trained by it, as a number
 
     def __init_subclass__(cls):
-        own = inspect.signature(cls.__init__).parameters if '__init__' in vars(cls) else {}
-        of_all = {'draws', *(name for name in vars(Method) if name[0]!='_')}-{*_may_be_options}
-        taken = [name for name in own if name in of_all]
+        own = {*inspect.signature(cls.__init__).parameters} if '__init__' in vars(cls) else set()
+        taken = own & {'draws', *vars(Method)}-_may_be_options
         if taken:
-            got = f"options called {', '.join(taken)}, as what every method has"
+            got = f"options called {', '.join(sorted(taken))}, as what every method has"
             raise TypeError(error_text(cls.__name__, got, 'other names'))
         cls.__signature__ = _signature(cls)
 
@@ -248,7 +249,7 @@ def _remedy_of(method):
     "What to do with a method of another kind"
     if isinstance(method, EpochMethod): return 'it chooses before loading: EpochSelection and MemorySampler take it'
     if isinstance(method, BatchMethod): return 'it chooses from batches: BatchSelection and chosen take it'
-    return 'write a class with choose(self, scores, now)'
+    return 'pass an object such as TopLoss(), or one of a class of your own with choose(self, scores, now)'
 
 def check_method(
     method, # A method, or a function of one score per item that returns `Chosen`
@@ -256,17 +257,8 @@ def check_method(
     where:str, # Who takes it
 )->Method: # Raises a `TypeError` for anything else
     "Check that an object is a method of that kind"
-    if isinstance(method, type):
-        name = method.__name__
-        raise TypeError(error_text(where, f'the class {name}', f'a method, as {name}(...) makes one'))
-    of_callback = getattr(method, 'method', None)
-    if isinstance(of_callback, Method):
-        name = type(of_callback).__name__
-        got = f'{type(method).__name__}, a callback'
-        raise TypeError(error_text(where, got, f'a method, as {name}(...) makes one'))
-
-    is_function = callable(method) and not isinstance(method, Method)
-    if is_function and issubclass(PolicyMethod, takes): method = PolicyMethod(method)
+    is_other = isinstance(method, (type,Method)) or hasattr(method, 'method') # as callbacks have it
+    if callable(method) and not is_other and issubclass(PolicyMethod, takes): method = PolicyMethod(method)
     if not isinstance(method, takes):
         raise TypeError(error_text(where, repr(method), f'a method, of {takes.__name__}', _remedy_of(method)))
     if 'draws' not in vars(method):

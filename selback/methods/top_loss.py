@@ -10,7 +10,7 @@ import torch
 
 from ..core.checks import error_text
 from ..core.method import BatchMethod
-from ..core.policies import random_k, top_and_bottom
+from ..core.policies import random_k, top_k
 from ..core.schedules import check_schedule, schedule_points, value_at
 
 # %% ../../nbs/methods/08_top_loss.ipynb #a70256f9
@@ -25,10 +25,10 @@ class TopLoss(BatchMethod):
         self.keep = check_schedule('keep', keep, 0, 1, above=True)
         self.also_bottom = check_schedule('also_bottom', also_bottom, 0, 1)
         for pct in schedule_points: # together at most 1
-            top_and_bottom(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct))
+            top_k(torch.ones(1), value_at(keep, pct), value_at(also_bottom, pct))
 
     def choose(self, scores, now):
-        return top_and_bottom(scores, now(self.keep), now(self.also_bottom), now.multiple_of)
+        return top_k(scores, now(self.keep), now(self.also_bottom), now.multiple_of)
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
 class RandomSubset(BatchMethod):

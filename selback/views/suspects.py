@@ -78,7 +78,7 @@ def _watched_items(
     if told is not None and len(first)<len(keys):
         joined = LabelMemory(len(first), told.n_labels, told.looks.device)
         joined.add(told, same.to(told.looks.device))
-        joined.given,told = told.given,joined
+        told = joined
     frame = tracker.memory.frame()[['seen','total','loss']]
     losses = _of_distinct(frame, keys.same)
     columns = keys.columns().assign(**_mask_files(keys) if labels is None else {}).iloc[first]
@@ -96,7 +96,7 @@ def _looked_at(selection, labels):
     def note(look):
         told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
         if told is None: return
-        if told.given.shape!=labels.given.shape:
+        if not labels.is_of(told.n_labels, told.given.shape):
             got = f'a model of {told.given.shape[-1]} classes'
             raise ValueError(error_text('suspects', got, f'the {labels.given.shape[-1]} that were watched',
                 'leave look out'))
@@ -280,7 +280,7 @@ def _renumbered(items, names):
     told = LabelMemory(len(items.index), items.told.n_labels)
     told.load_state_dict(items.told.state_dict())
     numbers = numbers_of_classes(names, items.names)
-    if numbers is not None: told.renumber(numbers, len(names))
+    if numbers is not None: told.renumber(numbers)
     return told
 
 def suspects_of_folds(
@@ -312,7 +312,7 @@ def suspects_of_folds(
 def estimated_errors(self:Attached)->int: # Raises a `ValueError` if nothing is remembered of labels
     "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
     _check_watched(self, 'estimated_errors')
-    return _check_labels(self, 'estimated_errors').estimated_errors()
+    return int(_check_labels(self, 'estimated_errors').is_outvoted.sum())
 
 # %% ../../nbs/views/04_suspects.ipynb #4334fee0
 @patch
