@@ -369,8 +369,8 @@ FAULTS = [
         'watching suspects'),
     # what is reported
     Fault('kept_is_seen', 'callback/report.py',
-        "samp_perc = _ratio(of['kept'].sum(), of['seen'].sum())",
-        "samp_perc = _ratio(of['seen'].sum(), of['seen'].sum())",
+        "samp_perc = _ratio(df.kept.sum(), df.seen.sum())",
+        "samp_perc = _ratio(df.seen.sum(), df.seen.sum())",
         'report'),
 ]
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import cycle
 
-import pytest, torch
+import pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
 from selback.core.batches import take
@@ -861,11 +861,11 @@ def test_stats_are_joined_once(monkeypatch):
 
     joined = []
     class Counts:
-        def __getattr__(self, name): return getattr(np, name)
-        def concatenate(self, arrays):
-            joined.append(len([array for array in arrays if len(array)]))
-            return np.concatenate(arrays)
-    monkeypatch.setattr(report, 'np', Counts())
+        def __getattr__(self, name): return getattr(pd, name)
+        def concat(self, frames, **kwargs):
+            joined.append(len(frames))
+            return pd.concat(frames, **kwargs)
+    monkeypatch.setattr(report, 'pd', Counts())
     after = learn.selection.stats
     learn.selection.stats
     assert joined==[3,1,1]
