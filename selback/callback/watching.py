@@ -27,6 +27,10 @@ class WatchItemsCallback(Attached):
         self.notes = ItemNotes(self.losses, labels_too=True, valid=valid)
         self.door = FirstBatch(self.losses, of_items=True)
 
+    def __getattr__(self, name):
+        if name!='stats': return super().__getattr__(name)
+        raise AttributeError('watch_items trains all items: there are no stats; a selection has them.')
+
     @property
     def companions(self): return [self.notes,self.door]
 
