@@ -221,7 +221,7 @@ class Record: logits:object
 ODD = [
     (lambda xb: (*xb, torch.zeros(3)), ValueError, 'got tensors of 16 and of 3 items'),
     (lambda xb: (*xb, ['a']*16), TypeError, 'got a str in the batch'),
-    (lambda xb: (*xb, [4]*16), TypeError, 'a list of 16 numbers in a batch of 16 items'),
+    (lambda xb: (*xb, [4]*16), TypeError, 'got a list in the batch'),
     (lambda xb: (*xb, {'lengths': (.5,)*16}), TypeError, 'a tuple of 16 numbers'),
     (lambda xb: (*xb, torch.ones(16, 4).to_sparse()), TypeError, 'got a sparse Tensor in the batch'),
     (lambda xb: (*xb, Record(xb[0])), TypeError, 'got a Record in the batch')]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .batches import as_tensors, map_tensors, n_items, tensors_in
 from .checks import error_text
-from .losses import has_side_effects, is_sum, item_losses_how, name_of, shape_of
+from .losses import has_side_effects, is_sum, item_losses, name_of, shape_of
 from .untouched import fixed_random
 
 # %% ../../nbs/core/08_item_loss.ipynb #1626b07a
@@ -75,7 +75,7 @@ class ItemLosses:
         "The loss of each item"
         function = self.by(loss_func)
         with fixed_random() if self.is_own else nullcontext():
-            return item_losses_how(function, pred, *yb, effects=self.is_own)[0]
+            return item_losses(function, pred, *yb, effects=self.is_own)
 
     def of_mixed(self,
         loss_func, # Trains
