@@ -7,6 +7,7 @@ __all__ = ['Attached', 'NoSelection', 'set_selection', 'with_one_liner', 'known_
 
 # %% ../../nbs/callback/06_attach.ipynb #14b2d4f4
 import inspect
+from copy import deepcopy
 from operator import attrgetter
 from types import FunctionType
 
@@ -191,7 +192,12 @@ class Attached(TrainingOnly):
         if (state['of'],state['parts'].keys())!=(self.chooses,parts.keys()): raise ValueError(error_text(where,
             f"the state of {state['of']} with {', '.join(state['parts'])}",
             f"one of {self.chooses} with {', '.join(parts)}", 'attach the method that was saved first'))
-        for name,part in parts.items(): part.load_state_dict(state['parts'][name])
+        before = deepcopy({name: part.state_dict() for name,part in parts.items()})
+        try:
+            for name,part in parts.items(): part.load_state_dict(state['parts'][name])
+        except Exception:
+            for name,part in parts.items(): part.load_state_dict(before[name])
+            raise
 
 # %% ../../nbs/callback/06_attach.ipynb #d9c1ed97
 class NoSelection:
