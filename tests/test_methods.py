@@ -1,6 +1,5 @@
 "Every method against its paper"
 import math, pickle, random, warnings
-from functools import partial
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException

@@ -101,7 +101,7 @@ def test_options_are_read_and_not_set(cls):
     parts |= dict.fromkeys(('start','end','warmup','interrupt'), selection.window)
     for name,part in parts.items():
         assert getattr(selection, name)==getattr(part, name)
-        with pytest.raises(AttributeError, match=f'of {cls.__name__!r} object has no setter'): setattr(selection, name, 1)
+        with pytest.raises(AttributeError, match='object has no setter'): setattr(selection, name, 1)
 
 def test_a_method_of_ones_own_can_be_compared(make):
     cls = make('HalfCallback')

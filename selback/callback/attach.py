@@ -28,6 +28,8 @@ class _Learner:
         cb.move_to(learn)
         cb.__dict__['learn'] = learn
 
+def _noted(path, doc): return property(lambda self: self.notes and attrgetter(path)(self.notes), doc=doc)
+
 _empty = ('the training loader gave no batch, so that nothing was trained. Where its batch size is above the number of '
     'items, drop_last drops the only batch: take a smaller one.')
 
@@ -69,25 +71,10 @@ class Attached(TrainingOnly):
         learn.add_cbs(self.companions)
 
     # What is noted of items
-    @property
-    def memory(self):
-        "What is remembered of the loss of each training item, an `ItemMemory`; None: nothing"
-        return self.notes and self.notes.train.memory
-
-    @property
-    def labels(self):
-        "What was predicted of the label of each training item, a `LabelMemory`; None: nothing"
-        return self.notes and self.notes.train.labels
-
-    @property
-    def early(self):
-        "What each training item lost in an early epoch, `EarlyLosses`"
-        return self.notes and self.notes.train.early
-
-    @property
-    def validation(self):
-        "What is noted of validation items, an `ItemTracker`; None: nothing"
-        return self.notes and self.notes.of_valid
+    memory = _noted('train.memory', "What is remembered of the losses of training items, `ItemMemory`; None: nothing")
+    labels = _noted('train.labels', "What was predicted of the labels of training items, `LabelMemory`; None: nothing")
+    early = _noted('train.early', "What each training item lost in an early epoch, `EarlyLosses`")
+    validation = _noted('of_valid', "What is noted of validation items, an `ItemTracker`; None: nothing")
 
     @property
     def item_idx(self): # int64, shape (n,); None: unknown
@@ -271,8 +258,6 @@ def _init(cls, kind):
         kind.__init__(self, cls.of(*args, **own), **(cls.defaults | kwargs))
 
     init.__signature__ = _signature(cls, kind)
-    params = init.__signature__.parameters
-    init.__annotations__ = {name: p.annotation for name,p in params.items() if p.annotation is not p.empty}
     init.__delwrap__ = _chained([c.__init__ for c in (*init_classes(cls.of),*init_classes(kind))])
     init.__qualname__,init.__module__ = f'{cls.__qualname__}.__init__',cls.__module__
     return init
@@ -304,7 +289,6 @@ def with_one_liner(
         attach.attaches = cls
         attach.__doc__ = does or cls.__doc__
         attach.__module__ = cls.__module__
-        attach.__annotations__ = cls.__init__.__annotations__ | attach.__annotations__
         attach.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=Learner)
         attach.__delwrap__ = cls.__init__ # where `docments` finds what is said of the options
         name = vars(cls).get('one_liner', camel2snake(cls.__name__.removesuffix('Callback')))

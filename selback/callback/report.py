@@ -273,4 +273,5 @@ class SelectionReport(TrainingOnly):
     def samples(self)->pd.DataFrame:
         "A sample of each epoch's scored items, 2,048 at most: their loss, and were they chosen?"
         _,samples = self.with_now()
-        return pd.concat(samples, ignore_index=True) if samples else pd.DataFrame(columns=['fit','epoch','loss','chosen'])
+        none = pd.DataFrame(columns=['fit','epoch','loss','chosen'])
+        return pd.concat(samples, ignore_index=True) if samples else none

@@ -36,13 +36,6 @@ def n_items(
     raise ValueError(error_text('n_items', got, 'one at least'))
 
 # %% ../../nbs/core/01_batches.ipynb #94ccbab4
-def _like(batch, parts):
-    "A mapping of the same kind as `batch`, with other parts"
-    if not isinstance(batch, MutableMapping): return type(batch)(parts)
-    new = copy(batch)
-    for k,v in parts.items(): new[k] = v
-    return new
-
 def map_tensors(
     f, # A function of tensors, one from each batch
     batch, # Tensors, in tuples, lists and dicts
@@ -53,7 +46,10 @@ def map_tensors(
 
     if isinstance(batch, Mapping):
         parts = {k: map_tensors(f, v, *(o[k] for o in others)) for k,v in batch.items()}
-        return _like(batch, parts)
+        if not isinstance(batch, MutableMapping): return type(batch)(parts)
+        new = copy(batch) # of the same kind, whatever it was made of
+        new.update(parts)
+        return new
 
     if isinstance(batch, (tuple,list)):
         parts = [map_tensors(f, *vs) for vs in zip(batch, *others)]
@@ -142,10 +138,8 @@ def check_rows(
 ): # Raises a `ValueError` or a `TypeError` if rows can't be taken from it
     "Check that the rows of each tensor of a batch are its items"
     sizes = {n_items(side) for side in batch if len(side)} # a list of inputs tells its own length, the targets another
-    for part in (o for side in batch for o in side):
-        if not isinstance(part, (tuple,list)) or len(part)<2 or len(part) not in sizes: continue
-        if not all(isinstance(t, (Tensor,Mapping)) for t in part): continue
-
+    for part in (o for side in batch for o in side if isinstance(o, (tuple,list))):
+        if len(part)<2 or len(part) not in sizes or not all(isinstance(t, (Tensor,Mapping)) for t in part): continue
         kind,of_what,n = type(part).__name__,type(part[0]).__name__,len(part)
         raise ValueError(error_text('take',
             f'a {kind} of {n} {of_what}s in a batch of {n} items, one for each item, as detection has them',
