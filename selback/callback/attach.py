@@ -41,6 +41,8 @@ class Attached(TrainingOnly):
     companions = () # callbacks of one job each
     notes = None # `ItemNotes`, one of them, where items are noted
     is_watching = False # does it note what was predicted, and choose nothing?
+    options = {} # what it was made with, by name
+    parts = {} # what has a state of its own, by name
 
     def __init__(self, **kwargs):
         for name in kwargs: raise TypeError(unknown_option(name, type(self)))
@@ -149,16 +151,6 @@ class Attached(TrainingOnly):
         for text in said: print(f'{type(self).__name__}: {text}')
 
     # Is saved
-    @property
-    def options(self)->dict:
-        "What it was made with"
-        return {}
-
-    @property
-    def parts(self)->dict:
-        "What has a state of its own, by name"
-        return {}
-
     @property
     def chooses(self)->str:
         "What chooses, by the name of its class"
