@@ -10,7 +10,6 @@ __all__ = ['n_items', 'map_tensors', 'tensors_in', 'as_tensors', 'take_rows', 's
 import math
 from collections.abc import Mapping, MutableMapping
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
 from numbers import Number
 
@@ -157,18 +156,22 @@ def _rows_of_tensors(xb, yb, rows):
     return tuple([t[rows] for t in xb]),tuple([t[rows] for t in yb])
 
 # %% ../../nbs/core/01_batches.ipynb #5b1f0a3b
-@dataclass(eq=False)
 class Batch:
     "Items that are read, chosen or trained together, and what is known of them"
-    xb:tuple # Inputs
-    yb:tuple=() # Targets
-    idx:Tensor|None=None # Dataset indices, int64, shape (n,); None: unknown
-    weight:Tensor|None=None # What each item's gradient is multiplied by, shape (n,); None: 1
-    i:int=0 # Number of the loader's batch that was read last
-    form:type|None=None # Of a batch that the loader hands out, where `xb` is its parts; None: it is one part
-    is_chosen:bool=False # Were they chosen from batches that were loaded?
-    rows:Tensor|None=None # Of the batch, that count, int64; None: all
-    predicted:object=None # Of all its items, before it was its turn; None: nothing
+    def __init__(self,
+        xb:tuple, # Inputs
+        yb:tuple=(), # Targets
+        idx:Tensor|None=None, # Dataset indices, int64, shape (n,); None: unknown
+        weight:Tensor|None=None, # What each item's gradient is multiplied by, shape (n,); None: 1
+        i:int=0, # Number of the loader's batch that was read last
+        form=None, # The type of a batch that the loader hands out, where `xb` is its parts; None: it is one part
+        is_chosen:bool=False, # Were they chosen from batches that were loaded?
+        rows:Tensor|None=None, # Of the batch, that count, int64; None: all
+        predicted=None, # Of all its items, before it was its turn; None: nothing
+    ):
+        self.xb,self.yb,self.idx,self.weight = xb,yb,idx,weight
+        self.i,self.form,self.is_chosen,self.rows = i,form,is_chosen,rows
+        self.predicted = predicted
 
     @classmethod
     def of(cls,
