@@ -12,8 +12,8 @@ import numpy as np
 from against import BS, watched
 from common import *
 from fastai.optimizer import Adam
-from selback.functional import ItemMemory, fixed_random, include, loss_share, mean_inclusion, select_batch, top_k
-from selback.functional import untouched
+from selback.core.scoring import ScoringPass, batch_scores
+from selback.functional import ItemMemory, fixed_random, include, loss_share, mean_inclusion, top_k, untouched
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -33,17 +33,21 @@ def functional():
         with torch.no_grad(): return F.cross_entropy(model(x), y, reduction='none')
     def bare_flat():
         with torch.no_grad(): return flat(model(x), y)
-    def select(policy, loss_func=loss_func, **kwargs):
-        return lambda: select_batch(model, loss_func, x, y, policy, **kwargs)
+    def select(policy, loss_func=loss_func, score='loss', **kwargs):
+        policy = partial(policy, **kwargs)
+        def chosen():
+            pred = ScoringPass()(model, (x,), (y,))
+            return policy(batch_scores(score, loss_func, pred, (y,)))
+        return chosen
     def own(pred, y, reduction='mean'): return F.cross_entropy(pred, y, reduction=reduction)
     def back(n): return lambda: F.cross_entropy(model(x[:n]), y[:n]).backward()
 
     yield 'a look and its losses, by hand',bare,None
     yield LOOK,bare_flat,None
-    yield 'select_batch top_k',select(top_k, keep=.5),bare
-    yield 'select_batch loss_share',select(loss_share),bare
-    yield "select_batch top_k, score='entropy'",select(top_k, keep=.5, score='entropy'),bare
-    yield "select_batch top_k, a loss function of one's own",select(top_k, own, keep=.5),bare
+    yield 'a look and top_k',select(top_k, keep=.5),bare
+    yield 'a look and loss_share',select(loss_share),bare
+    yield "a look and top_k, score='entropy'",select(top_k, keep=.5, score='entropy'),bare
+    yield "a look and top_k, a loss function of one's own",select(top_k, own, keep=.5),bare
     for n in SIZES: yield of_size(n),back(n),None
 
 def parts():

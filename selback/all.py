@@ -22,7 +22,6 @@ from .core.untouched import untouched
 from .core.scoring import ScoringPass
 from .core.method import BatchMethod, EpochMethod, Inclusion, Method, Now, PolicyMethod
 from .core.ahead import Ahead
-from .core.loop import select_batch
 from .callback.report import SelectionReport
 from .callback.attach import known_methods, set_selection, with_one_liner
 from .callback.selection import EpochSelection, Selection

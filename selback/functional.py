@@ -20,7 +20,7 @@ from .core.untouched import fixed_random, untouched
 from .core.scoring import ScoringPass, batch_scores
 from .core.method import BatchMethod, EpochMethod, Inclusion, Method, Now, PolicyMethod
 from .core.ahead import Ahead
-from .core.loop import MemorySampler, chosen, inputs_and_targets, select_batch
+from .core.loop import MemorySampler, chosen, inputs_and_targets
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import BatchLossFilter
 from .methods.drop_easy import DropEasy

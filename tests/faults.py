@@ -133,8 +133,8 @@ FAULTS = [
         'policies chosen callback saving'),
     # items of batches
     Fault('waiting_taken_from_the_end', 'core/batches.py',
-        'return items.take(slice(0, n))',
-        'return items.take(slice(len(items)-n, None))',
+        'items = items.take(slice(0, self.bs))',
+        'items = items.take(slice(len(items)-self.bs, None))',
         'pull matrix'),
     Fault('drops_what_waits', 'core/steps.py',
         'while waiting.must_step(True): yield _popped(waiting, i)',
@@ -145,8 +145,8 @@ FAULTS = [
         'if exhausted: return False',
         'pull laws matrix'),
     Fault('filled_up_with_the_easiest', 'core/batches.py',
-        'return batch.take(hardness.argsort(descending=True, stable=True)[:n].sort().values)',
-        'return batch.take(hardness.masked_fill(~is_left, math.inf).argsort(stable=True)[:n].sort().values)',
+        'return self.last.take(hardness.argsort(descending=True, stable=True)[:n].sort().values)',
+        'return self.last.take(hardness.masked_fill(~is_left, math.inf).argsort(stable=True)[:n].sort().values)',
         'pull matrix'),
     Fault('indices_joined_in_turn', 'core/batches.py',
         'idx = torch.cat([self.idx, other.idx])',
@@ -369,8 +369,8 @@ FAULTS = [
         'watching suspects'),
     # what is reported
     Fault('kept_is_seen', 'callback/report.py',
-        "samp_perc = _ratio(of['kept'].sum(), of['seen'].sum())",
-        "samp_perc = _ratio(of['seen'].sum(), of['seen'].sum())",
+        "samp_perc = _ratio(df.kept.sum(), df.seen.sum())",
+        "samp_perc = _ratio(df.seen.sum(), df.seen.sum())",
         'report'),
 ]
 

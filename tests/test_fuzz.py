@@ -5,8 +5,8 @@ import pytest, torch
 from helpers import prune_easy
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from selback.core.batches import Batch as Items
-from selback.core.losses import item_losses_how
-from selback.core.batches import ItemPool
+from selback.core.losses import item_losses
+from selback.core.batches import UntilFull
 from selback.functional import *
 from torch import nn
 from torch.nn import functional as F
@@ -227,21 +227,22 @@ def numbered_items(idx):
     return Items((idx[:,None].float(),), dict(y=idx), idx)
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=20))
-def test_the_pool_is_first_in_first_out(steps):
-    pool,queue,next_item = ItemPool(),[],0
+def test_who_waits_is_first_in_first_out(steps):
+    waiting,queue,next_item = UntilFull(),[],0
     for adds,n in steps:
         if adds:
             new = list(range(next_item, next_item+n))
             next_item += n
-            pool.add(numbered_items(new))
+            waiting.add(numbered_items(new), Chosen(torch.arange(n)))
             queue += new
         elif queue:
-            items = pool.pop(n)
             first,queue = queue[:n],queue[n:]
+            waiting.bs = len(first) # a full batch
+            items = waiting.pop()
             assert items.xb[0][:,0].long().tolist()==first
             assert items.yb['y'].tolist()==first
             assert items.idx.tolist()==first
-        assert len(pool)==len(queue)
+        assert len(waiting)==len(queue)
 
 # schedules
 unit = st.floats(0, 1)
@@ -368,8 +369,7 @@ def test_losses_that_return_one_number(n, shape, dtype, is_traceable, seed):
         if is_traceable or p.sum().item()<1e30: return ((p-t)**2).mean()
         return p.sum()
 
-    losses,way = item_losses_how(one_number, pred, y)
-    assert way==('vmap' if is_traceable else 'loop')
+    losses = item_losses(one_number, pred, y)
     assert_near(losses, ((pred.double()-y)**2).reshape(n, -1).mean(1), n, dtype)
     torch.testing.assert_close(separable_losses(one_number, pred, y), losses)
 

@@ -71,14 +71,13 @@ def test_a_new_method_takes_part_by_itself(monkeypatch):
     class Newcomer(BatchMethod):
         "A method as a notebook of its own would have it"
         def choose(self, scores, now): return Chosen(torch.arange(len(scores)))
-    @with_one_liner
     class NewcomerCallback(BatchSelection):
         of = Newcomer
         __module__,keeps_all = OWN_MODULES[0],(dict(),)
-    del Learner.newcomer
     assert 'newcomer' not in known_methods() # it has no one-liner yet
 
-    monkeypatch.setattr(Learner, 'newcomer', lambda learn: learn.add_cb(NewcomerCallback()), raising=False)
+    monkeypatch.setattr(Learner, 'newcomer', None, raising=False) # what takes its place goes with the test
+    with_one_liner(NewcomerCallback)
     assert known_methods()['newcomer'] is NewcomerCallback
     assert NewcomerCallback in methods()
     test_selecting_everything_is_plain_training(NewcomerCallback, {}, 'table')

@@ -7,7 +7,7 @@ from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss
 from helpers import Trail
 from selback.core.batches import n_items
 from selback.core.first_batch import separable_losses
-from selback.core.losses import item_losses, item_losses_how, unreduced
+from selback.core.losses import item_losses, unreduced
 from selback.core.scores import entropy_score, get_score
 from torch import nn
 from torch.nn import functional as F
@@ -141,8 +141,7 @@ def test_a_loss_stays_as_it_is_while_its_copy_is_unreduced(make):
     loss = make()
     def said(): return [o.reduction for o in (loss, getattr(loss, 'func', loss)) if hasattr(o, 'reduction')]
     before = said()
-    losses,how = item_losses_how(loss, logits, label)
-    assert how=='reduction'
+    losses = item_losses(loss, logits, label)
     torch.testing.assert_close(losses.mean(), torch.as_tensor(loss(logits, label)), check_dtype=False)
     assert said()==before==['mean']*len(before)
     with pytest.raises(RuntimeError), unreduced(loss): raise RuntimeError
@@ -199,21 +198,22 @@ def has_none(pred, targ): return (pred-targ).mean()
 def not_traceable(pred, targ): return (pred-targ).mean() if pred.sum().item()<1e9 else pred.sum()
 def of_numbers(pred, targ): return float((pred-targ).mean())
 
-@pytest.mark.parametrize('loss,way', [
-    (HasNone(), 'vmap'),
-    (has_none, 'vmap'),
-    (Ignores(), 'vmap'),
-    (ReadOnly(), 'vmap'),
-    (partial(has_none), 'vmap'),
-    (lambda p,t,reduction='mean': (p-t).mean(), 'vmap'),
-    (not_traceable, 'loop'),
-    (of_numbers, 'loop')], ids=name_of)
-def test_losses_that_return_one_number_are_taken_item_by_item(loss, way):
-    got,how = item_losses_how(loss, logits, labels)
-    assert how==way
+@pytest.mark.parametrize('loss', [HasNone(), has_none, Ignores(), ReadOnly(), partial(has_none),
+    lambda p,t,reduction='mean': (p-t).mean(), not_traceable, of_numbers], ids=name_of)
+def test_losses_that_return_one_number_are_taken_item_by_item(loss):
+    got = item_losses(loss, logits, labels)
     assert got.dtype==torch.float32
     torch.testing.assert_close(got, (logits-labels).double().mean(1).float())
     torch.testing.assert_close(separable_losses(loss, logits, labels), got)
+
+@pytest.mark.parametrize('loss,n_calls', [(has_none, 1), (not_traceable, 1+n)])
+def test_a_loss_is_called_for_all_items_at_once_where_it_can_be(loss, n_calls):
+    calls = []
+    def counted(pred, targ):
+        calls.append(1)
+        return loss(pred, targ)
+    item_losses(counted, logits, labels)
+    assert len(calls)==n_calls
 
 def test_losses_that_return_one_number_take_dicts_and_several_targets():
     def loss(pred, y, w): return ((pred['a']-y)*w).mean()

@@ -1,6 +1,5 @@
 "Every method against its paper"
 import math, pickle, random, warnings
-from functools import partial
 
 import numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException
@@ -9,7 +8,6 @@ from fastai.callback.schedule import SchedLin
 from fastai.data.block import CategoryBlock
 from helpers import *
 from selback.callback.reducible_loss import reducible_loss
-from selback.functional import select_batch
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
@@ -590,29 +588,6 @@ def test_two_that_load_a_state_share_nothing():
     for cb in (a, b): cb.load_state_dict(state)
     assert a.history.values is not b.history.values
 
-def test_select_batch_chooses_as_the_callback_does():
-    seen = []
-    def note(batch, scores, losses, chosen):
-        (xb,),(yb,),learn = batch.xb,batch.yb,cb.learn
-        x,y,w = select_batch(learn.model, learn.loss_func, xb, yb, partial(top_k, keep=.25))
-        seen.append(w is None and torch.equal(x, xb[chosen.rows]) and torch.equal(y, yb[chosen.rows]))
-    cb = watch_choices(TopLossCallback(keep=.25, warmup=0), note)
-    quiet_fit(table_learner(n=160, cbs=cb), 1)
-    assert seen==[True]*8
-
-def test_select_batch_keeps_forms_and_refuses_names():
-    class Two(nn.Module):
-        def forward(self, a, b): return a+b
-    xb,yb = (torch.randn(8,3), torch.randn(8,3)),torch.randint(0,3,(8,))
-    x,y,w = select_batch(Two(), F.cross_entropy, xb, yb, partial(importance_sample, count=4), score='grad_bound')
-    assert type(x) is tuple
-    assert [len(o) for o in x]==[4,4]
-    assert len(y)==len(w)==4
-    with pytest.raises(TypeError, match="policy: got 'hardest', wanted a function of one score per item"):
-        select_batch(Two(), F.cross_entropy, xb, yb, 'hardest')
-    with pytest.raises(ValueError, match="'loss', 'entropy', 'grad_bound'"):
-        select_batch(Two(), F.cross_entropy, xb, yb, score='luck')
-
 # what the report says of epochs that leave items out
 @pytest.mark.parametrize('make', [
     lambda: RandomSubsetCallback(.3, before_loading=True),
@@ -692,20 +667,6 @@ def test_tables_held_out():
         assert len(reducible_loss(learn, apart, n_epoch=1).holdout)==35
         with pytest.raises(ValueError, match='items with the training set'):
             reducible_loss(learn, overlapping, n_epoch=0)
-
-def test_select_batch_by_reducible_loss():
-    x,y = class_data(16)
-    small,idx = mlp().eval(),torch.arange(16)
-    def select(score): return select_batch(small, F.cross_entropy, x, y, partial(top_k, keep=.5), score=score, idx=idx)
-    by_item = select(ReducibleLoss(torch.arange(16.)))
-    assert by_item[0].shape==(8,4)
-    reducible = F.cross_entropy(small(x), y, reduction='none')-torch.arange(16.)
-    assert torch.equal(by_item[0], x[reducible.topk(8).indices.sort().values])
-    assert len(select_batch(small, F.cross_entropy, x, y)[1])<=16
-    with pytest.raises(ValueError, match='dataset indices'):
-        select_batch(mlp(), F.cross_entropy, x, y, score=ReducibleLoss(torch.zeros(16)))
-    with pytest.raises(ValueError, match='one number for each of 16'):
-        select_batch(small, F.cross_entropy, x, y, score=lambda pred, y: pred)
 
 def test_stale_losses_by_reducible_loss():
     holdout_losses = torch.zeros(50)

@@ -101,15 +101,10 @@ def test_options_are_read_and_not_set(cls):
     parts |= dict.fromkeys(('start','end','warmup','interrupt'), selection.window)
     for name,part in parts.items():
         assert getattr(selection, name)==getattr(part, name)
-        match = f'{name} of {cls.__name__}: got another value, wanted the one that it was made with; attach it anew'
-        with pytest.raises(AttributeError, match=match): setattr(selection, name, 1)
+        with pytest.raises(AttributeError, match='object has no setter'): setattr(selection, name, 1)
 
-def test_what_is_written_by_hand_takes_part(make, monkeypatch):
-    "As one wrote it before there was a decorator"
+def test_a_method_of_ones_own_can_be_compared(make):
     cls = make('HalfCallback')
-    def half(self:Learner, times=1, **kwargs): return set_selection(self, cls(times, **kwargs))
-    monkeypatch.setattr(Learner, 'half', half)
-    assert known_methods()['half'] is cls
     assert type(get_method('half(times=2)')()) is cls
     runs = compare(partial(table_learner, metrics=error_rate), ['none','half(warmup=0)'], epochs=1, seeds=1, plot=False)
     assert set(runs.method)=={'none','half(warmup=0)'}

@@ -103,8 +103,7 @@ def test_options_are_read_of_a_selection_and_not_set(name):
     cb = SelectiveBackpropCallback(3., start=.1, end=.9, seed=5)
     options = dict(beta=3., gather=True, seed=5, hist_size=1024, start=.1, end=.9, warmup=1, interrupt=0)
     assert getattr(cb, name)==options[name]
-    refused = f'{name} of {type(cb).__name__}: got another value, wanted the one that it was made with; attach it anew'
-    with pytest.raises(AttributeError, match=refused): setattr(cb, name, .5)
+    with pytest.raises(AttributeError, match='no setter'): setattr(cb, name, .5)
 
 def test_what_is_set_of_a_method_holds_from_then_on():
     learn = table_learner().favor_hard(beta=9, seed=0)

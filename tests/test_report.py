@@ -62,7 +62,7 @@ def test_a_row_does_not_hold_the_graph_of_its_loss():
     x = torch.ones(3, requires_grad=True)
     report.read(0, 3, 3)
     step(report, 3, (x*x).mean().as_subclass(TensorCategory))
-    assert not report.steps[0].loss.requires_grad and type(report.steps[0].loss) is torch.Tensor
+    assert not report.steps[0].sums.requires_grad and type(report.steps[0].sums) is torch.Tensor
     report.after_train()
     assert report.log==[1,1,1]
 

@@ -348,7 +348,7 @@ MISTAKES = [
     (dict(method='rank_inclusion'), TypeError,
         "MemorySampler: got 'rank_inclusion', wanted a method, of Method; pass an object"),
     (dict(method=rank_inclusion), TypeError,
-        r"got a tensor of torch.float32.*wanted Chosen\(rows\).*partial\(include, inclusion=...\)"),
+        r"got a tensor of torch.float32.*wanted Chosen\(rows\)"),
     (dict(method=include), TypeError, 'inclusion'),
     (dict(method=partial(include, inclusion=rank_inclusion, corect=1.)), TypeError,
         "unexpected keyword argument 'corect'"),
@@ -365,8 +365,8 @@ def test_errors_when_it_is_made(kwargs, error, message):
 def test_states_that_do_not_fit():
     def sampler(n, generator=None): return MemorySampler(ItemMemory(n), prune_easy, generator)
     plain,seeded = sampler(4).state_dict(),sampler(4, gen()).state_dict()
-    with pytest.raises(ValueError, match='made without a generator, wanted one made with a'):
+    with pytest.raises(ValueError, match='made otherwise, wanted with a generator'):
         sampler(4, gen()).load_state_dict(plain)
-    with pytest.raises(ValueError, match='made with a generator, wanted one made without'):
+    with pytest.raises(ValueError, match='made otherwise, wanted without a generator'):
         sampler(4).load_state_dict(seeded)
     with pytest.raises(ValueError, match='got a state of 4 items, wanted 5'): sampler(5).load_state_dict(plain)

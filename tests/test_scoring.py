@@ -9,7 +9,7 @@ from selback.core.first_batch import separable_losses
 from selback.core.losses import has_side_effects, item_losses
 from selback.core.untouched import fixed_random, untouched
 from selback.core.scoring import ScoringPass, batch_scores
-from selback.functional import TopLoss, chosen, select_batch, top_k
+from selback.functional import TopLoss, chosen
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,6 +19,10 @@ def random_states():
 
 def batch(n=8): return torch.randn(n, 4),torch.randint(0, 3, (n,))
 def inputs(): return batch()[:1]
+
+def look(model, loss, x, y, score='loss'):
+    "The scores of a batch, by a pass of their own"
+    return batch_scores(score, loss, ScoringPass()(model, (x,), (y,)), (y,))
 
 class Failed(Exception): pass
 
@@ -90,7 +94,7 @@ def test_random_states_are_kept_for_a_pass_and_for_what_may_draw(loss, kwargs, m
     n,(x,y) = entries(monkeypatch),batch()
     for model in nn.Linear(4, 3),Own(4, 3):
         n[0] = 0
-        select_batch(model, loss, x, y, partial(top_k, keep=.5), **kwargs)
+        look(model, loss, x, y, **kwargs)
         assert n[0]>1 if may_draw else n==[1]
 
 def drawing(pred, y, reduction='mean'):
@@ -108,7 +112,7 @@ def drawing(pred, y, reduction='mean'):
 def test_losses_and_scores_that_draw_leave_no_trace(loss, score):
     model,(x,y) = nn.Linear(4, 3),batch()
     before = random_states()
-    select_batch(model, loss, x, y, score=score)
+    look(model, loss, x, y, score)
     assert random_states()==before
     if score!='entropy': batch_scores(score, loss, model(x).detach(), (y,))
     assert random_states()==before

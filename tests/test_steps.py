@@ -8,7 +8,7 @@ from fastai.callback.mixup import CutMix
 from fastai.callback.training import GradientAccumulation
 from helpers import *
 from selback.callback.loaders import ChosenBefore, ChosenWithin
-from selback.core.batches import ItemPool, Batch as Items, join, take
+from selback.core.batches import Batch as Items, UntilFull, join, take
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -328,9 +328,9 @@ def test_channels_last_stays():
     assert is_last(join(kept, kept))
     assert is_last(take(x, slice(2, 4)))
 
-    pool = ItemPool()
-    for _ in range(3): pool.add(Items((kept,), (idx,)))
-    assert is_last(pool.pop(8).xb[0])
+    waiting = UntilFull(8)
+    for _ in range(3): waiting.add(Items((kept,), (idx,)), Chosen(torch.arange(len(idx))))
+    assert is_last(waiting.pop().xb[0])
 
 def test_batch_sizes_are_few_in_mixed_precision():
     def sizes(cb):

@@ -343,6 +343,11 @@ KINDS = dict( # how a learner is made, and what is told of its items by hand
     yes_or_no=(dict(y=has_labels, shape=(1,), loss_func=BCEWithLogitsLossFlat()), yes_or_no),
     yes_or_no_column=(dict(y=partial(has_labels, 1), shape=(1,), loss_func=nn.BCEWithLogitsLoss()), yes_or_no))
 
+def test_a_learner_that_is_watched_has_no_stats():
+    selection = learner().watch_items().selection
+    with pytest.raises(AttributeError, match='trains all items: there are no stats'): selection.stats
+    assert not hasattr(selection, 'stats')
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_told_of_each_kind_of_labels(kind):
     options,told,*weights = KINDS[kind]

@@ -106,9 +106,6 @@ def test_a_plain_loop_refuses_it(name):
     make,of_pixels,why = REFUSED[name]
     loader,model = DataLoader(TensorDataset(*data_of(of_pixels)), BS),network(of_pixels)
     with pytest.raises(ValueError, match=why): [*plain.chosen(loader, model, make(), plain.TopLoss(.25))]
-    hardest = partial(plain.top_k, k=2)
-    x,y = next(iter(loader))
-    with pytest.raises(ValueError, match=why): plain.select_batch(model, make(), x, y, hardest)
 
 def by_item(of_pixels):
     "What a user passes as `item_loss=`"

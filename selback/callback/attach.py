@@ -8,7 +8,7 @@ __all__ = ['Attached', 'NoSelection', 'set_selection', 'with_one_liner', 'known_
 # %% ../../nbs/callback/06_attach.ipynb #14b2d4f4
 import inspect
 from copy import deepcopy
-from functools import partial
+from operator import attrgetter
 from types import FunctionType
 
 from fastai.callback.core import TrainEvalCallback
@@ -28,9 +28,7 @@ class _Learner:
         cb.move_to(learn)
         cb.__dict__['learn'] = learn
 
-def _is_patched(cls, o):
-    "Does a class have a function or property from another module?"
-    return getattr(getattr(o, 'fget', o), '__module__', cls.__module__)!=cls.__module__
+def _noted(path, doc): return property(lambda self: self.notes and attrgetter(path)(self.notes), doc=doc)
 
 _empty = ('the training loader gave no batch, so that nothing was trained. Where its batch size is above the number of '
     'items, drop_last drops the only batch: take a smaller one.')
@@ -43,7 +41,8 @@ class Attached(TrainingOnly):
     companions = () # callbacks of one job each
     notes = None # `ItemNotes`, one of them, where items are noted
     is_watching = False # does it note what was predicted, and choose nothing?
-    tells = 'memory','state_dict','load_state_dict' # names for users, beside its views and its options
+    options = {} # what it was made with, by name
+    parts = {} # what has a state of its own, by name
 
     def __init__(self, **kwargs):
         for name in kwargs: raise TypeError(unknown_option(name, type(self)))
@@ -55,11 +54,7 @@ class Attached(TrainingOnly):
         self.muted = () # keys of sentences that are left unsaid
         self.refitted = None # the last layer, its state as it was trained, and as it is; None: it is as it was trained
 
-    def __dir__(self):
-        "Names for users; a learner's, which fastai would add, work and are not offered"
-        views = {name for cls in type(self).__mro__ for name,o in vars(cls).items()
-            if name[0]!='_' and _is_patched(cls, o)}
-        return sorted({*self.tells, *views, *self.options})
+    def _dir(self): return [] # a learner's names, which fastai would offer too, work all the same
 
     # Comes and goes
     def move_to(self, learn):
@@ -70,37 +65,18 @@ class Attached(TrainingOnly):
             old.remove_cbs(self.companions)
             if 'dl' in vars(old): old.dl = unwrapped_loader(old.dl) # an epoch that begins trains whole
             return
-        self._refuse_second(learn)
-        learn.add_cbs(self.companions)
-
-    def _refuse_second(self, learn):
-        "Raise a `ValueError` if it has another learner, or the learner another selection"
         if self.learn is not None: raise ValueError(error_text('cbs', f'a {type(self).__name__} of another learner',
             'one for each learner', 'make another one'))
         others = [type(cb).__name__ for cb in learn.cbs if isinstance(cb, Attached) and cb is not self]
         if others: raise ValueError(error_text('cbs', f'{type(self).__name__} beside {others[0]}', 'one selection',
             'take the other one off with learn.full_batches(), or attach this one by its one-liner, which does so'))
+        learn.add_cbs(self.companions)
 
     # What is noted of items
-    @property
-    def memory(self):
-        "What is remembered of the loss of each training item, an `ItemMemory`; None: nothing"
-        return self.notes and self.notes.train.memory
-
-    @property
-    def labels(self):
-        "What was predicted of the label of each training item, a `LabelMemory`; None: nothing"
-        return self.notes and self.notes.train.labels
-
-    @property
-    def early(self):
-        "What each training item lost in an early epoch, `EarlyLosses`"
-        return self.notes and self.notes.train.early
-
-    @property
-    def validation(self):
-        "What is noted of validation items, an `ItemTracker`; None: nothing"
-        return self.notes and self.notes.of_valid
+    memory = _noted('train.memory', "What is remembered of the losses of training items, `ItemMemory`; None: nothing")
+    labels = _noted('train.labels', "What was predicted of the labels of training items, `LabelMemory`; None: nothing")
+    early = _noted('train.early', "What each training item lost in an early epoch, `EarlyLosses`")
+    validation = _noted('of_valid', "What is noted of validation items, an `ItemTracker`; None: nothing")
 
     @property
     def item_idx(self): # int64, shape (n,); None: unknown
@@ -176,16 +152,6 @@ class Attached(TrainingOnly):
 
     # Is saved
     @property
-    def options(self)->dict:
-        "What it was made with"
-        return {}
-
-    @property
-    def parts(self)->dict:
-        "What has a state of its own, by name"
-        return {}
-
-    @property
     def chooses(self)->str:
         "What chooses, by the name of its class"
         return type(self).__name__
@@ -247,10 +213,6 @@ def full_batches(self:Learner):
     return self.remove_cbs([cb for cb in self.cbs if isinstance(cb, Attached)])
 
 # %% ../../nbs/callback/06_attach.ipynb #4576bd38
-def _name_on_learner(cls):
-    "What a class is called as a method of `Learner`"
-    return vars(cls).get('one_liner', camel2snake(cls.__name__.removesuffix('Callback')))
-
 def _chained(functions):
     "Copies of functions, each of which names the next one as where more is said of its options, as `docments` asks"
     then = getattr(functions[-1], '__delwrap__', None)
@@ -260,25 +222,22 @@ def _chained(functions):
         then = f
     return then
 
-def _refuse_shared_names(cls, of_method, of_kind):
-    "Raise a `TypeError` for a method's options that are called like those of every selection"
-    shared = [name for name in of_method if name in of_kind]
-    if not shared: return
-    got = f"options of {cls.of.__name__} called {', '.join(shared)}, as every selection has them"
-    raise TypeError(error_text(cls.__name__, got, 'other names'))
-
 # %% ../../nbs/callback/06_attach.ipynb #4576bd39
 def _signature(cls, kind):
     "The options of a class of selections: its method's, then as keywords those of its kind"
     of_method = inspect.signature(cls.of).parameters
     of_kind = inspect.signature(kind.__init__).parameters
-    _refuse_shared_names(cls, of_method, of_kind)
-    params = dict(self=inspect.Parameter('self', inspect.Parameter.POSITIONAL_OR_KEYWORD), **of_method)
+    shared = [name for name in of_method if name in of_kind]
+    if shared:
+        got = f"options of {cls.of.__name__} called {', '.join(shared)}, as every selection has them"
+        raise TypeError(error_text(cls.__name__, got, 'other names'))
+
+    params = [of_kind['self'], *of_method.values()]
     for name,p in of_kind.items():
-        if name in params or name=='method' or name in cls.without or p.kind==p.VAR_KEYWORD: continue
+        if name in ('self','method',*cls.without) or p.kind==p.VAR_KEYWORD: continue
         default = cls.of.score if name=='score' else cls.defaults.get(name, p.default)
-        params[name] = p.replace(kind=p.KEYWORD_ONLY, default=default)
-    return inspect.Signature(params.values())
+        params.append(p.replace(kind=p.KEYWORD_ONLY, default=default))
+    return inspect.Signature(params)
 
 def _init(cls, kind):
     "The `__init__` of a class of selections, which makes its method of the options that this takes"
@@ -291,61 +250,45 @@ def _init(cls, kind):
         kind.__init__(self, cls.of(*args, **own), **(cls.defaults | kwargs))
 
     init.__signature__ = _signature(cls, kind)
-    params = init.__signature__.parameters
-    init.__annotations__ = {name: p.annotation for name,p in params.items() if p.annotation is not p.empty}
     init.__delwrap__ = _chained([c.__init__ for c in (*init_classes(cls.of),*init_classes(kind))])
     init.__qualname__,init.__module__ = f'{cls.__qualname__}.__init__',cls.__module__
     return init
-
-def _read_only(name, part):
-    "What a part of a selection has, as its own attribute"
-    def found(self): return getattr(getattr(self, part), name)
-    def refuse(self, value):
-        wanted = 'the one that it was made with'
-        raise AttributeError(error_text(f'{name} of {type(self).__name__}', 'another value', wanted, 'attach it anew'))
-    return property(found, refuse)
 
 def _take_options(cls):
     "Give a class of selections the options of its method, before its own, as arguments and as attributes"
     kind = cls.__bases__[0]
     if '__init__' not in vars(cls): cls.__init__ = _init(cls, kind)
     own = vars(kind(kind.takes())) # what every selection of the kind has by that name stays
-    of_parts = dict.fromkeys(vars(Window()), 'window')
-    of_parts |= dict.fromkeys((*inspect.signature(cls.of).parameters, *cls.of.saved, *cls.of.parts), 'method')
-    for name,part in of_parts.items():
-        if name not in own and not hasattr(cls, name): setattr(cls, name, _read_only(name, part))
+    of_method = *inspect.signature(cls.of).parameters,*cls.of.saved,*cls.of.parts
+    paths = {name: f'window.{name}' for name in vars(Window())} | {name: f'method.{name}' for name in of_method}
+    for name,path in paths.items():
+        if name not in own and not hasattr(cls, name): setattr(cls, name, property(attrgetter(path)))
 
 # %% ../../nbs/callback/06_attach.ipynb #4576bd3a
-def _add_one_liner(cls, does=None):
-    "Give `Learner` the one-liner of a class, and the class the options of its method"
-    if getattr(cls, 'of', None) and 'of' in vars(cls):
-        _take_options(cls)
-        cls.__doc__ = cls.__doc__ or cls.of.__doc__
-    def attach(self:Learner, *args, **kwargs)->Learner: # The learner
-        return set_selection(self, cls(*args, **kwargs))
-
-    attach.__doc__ = does or cls.__doc__
-    attach.__module__ = cls.__module__
-    attach.__annotations__ = cls.__init__.__annotations__ | attach.__annotations__
-    attach.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=Learner)
-    attach.__delwrap__ = cls.__init__ # where `docments` finds what is said of the options
-    patch_to(Learner, nm=_name_on_learner(cls))(attach)
-    return cls
-
 def with_one_liner(
     does=None, # What the docstring of the method says, if not what that of the class does
 ): # The class; its name in snake case is that of the method, without 'Callback', unless its `one_liner` is another
     "Decorate a selection's class: give `Learner` a method that attaches one, with the same options"
-    return _add_one_liner(does) if isinstance(does, type) else partial(_add_one_liner, does=does)
+    if isinstance(does, type): return with_one_liner()(does) # without brackets
+
+    def add(cls):
+        if vars(cls).get('of'):
+            _take_options(cls)
+            cls.__doc__ = cls.__doc__ or cls.of.__doc__
+        def attach(self:Learner, *args, **kwargs)->Learner: # The learner
+            return set_selection(self, cls(*args, **kwargs))
+
+        attach.attaches = cls
+        attach.__doc__ = does or cls.__doc__
+        attach.__module__ = cls.__module__
+        attach.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=Learner)
+        attach.__delwrap__ = cls.__init__ # where `docments` finds what is said of the options
+        name = vars(cls).get('one_liner', camel2snake(cls.__name__.removesuffix('Callback')))
+        patch_to(Learner, nm=name)(attach)
+        return cls
+    return add
 
 # %% ../../nbs/callback/06_attach.ipynb #8ae9d031
-def _is_one_liner(o):
-    "Is what `Learner` has under the name of a class a one-liner? What fastai has there is none"
-    return inspect.isfunction(o) and o.__module__.partition('.')[0]!='fastai'
-
 def known_methods()->dict: # Classes by the name of their one-liner
     "Every method that has been imported and has a one-liner"
-    def below(cls):
-        for c in cls.__subclasses__(): yield from (c, *below(c))
-    named = {_name_on_learner(c): c for c in below(Attached)}
-    return {name: c for name,c in named.items() if _is_one_liner(getattr(Learner, name, None))}
+    return {name: f.attaches for name,f in vars(Learner).items() if hasattr(f, 'attaches')}

@@ -154,7 +154,6 @@ class EarlyLossSamplingCallback(EpochSelection):
     of,defaults = EarlyLossSampling,dict(warmup=0)
     without = dict(warmup='after= says how many epochs train on all items')
     keeps_all = dict(uniform=1.),
-    tells = *EpochSelection.tells,'early_items','show_early'
 
     def make_notes(self, track_items):
         return ItemNotes(self.losses, labels_too=track_items, only_early=not track_items, early_after=self.method.after)

@@ -42,7 +42,6 @@ def _why_idle(window, also, n_epochs):
 class Selection(Attached):
     "Trains on what a method chooses"
     takes = Method # the kind of its method
-    tells = *Attached.tells,'stats'
     of = None # the class of its method, whose options it takes, too
     defaults,without = {},{} # other defaults of options; options that there are not, and why
     is_scored = scores_apart = False # is each batch scored? by a pass of its own?

@@ -27,6 +27,12 @@ class WatchItemsCallback(Attached):
         self.notes = ItemNotes(self.losses, labels_too=True, valid=valid)
         self.door = FirstBatch(self.losses, of_items=True)
 
+    def __getattr__(self, name): # a learner's names work here, too, as in all callbacks of fastai
+        if name=='stats':
+            raise AttributeError('watch_items trains all items: there are no stats; a selection has them.')
+        if name=='learn' or name[:2]=='__': raise AttributeError(name)
+        return getattr(self.learn, name)
+
     @property
     def companions(self): return [self.notes,self.door]
 

@@ -48,17 +48,6 @@ def _copied(model, device):
     for m in new.modules(): m._modules.update({name: _uncompiled(child) for name,child in m._modules.items()})
     return new.to(device).eval().requires_grad_(False)
 
-# %% ../../nbs/core/15_ahead.ipynb #dfa690a7
-def _numbers(model): return [*model.parameters(),*model.buffers()]
-
-@torch.no_grad()
-def _follow(copied, model):
-    "Bring a copy up to date, and tell whether it could be"
-    own,new = _numbers(copied),_numbers(model)
-    if [t.shape for t in own]!=[t.shape for t in new]: return False
-    for old,now in zip(own, new): old.copy_(now)
-    return True
-
 # %% ../../nbs/core/15_ahead.ipynb #21c10461
 def _random_states():
     "Of Python, NumPy and PyTorch, in bytes"
@@ -115,10 +104,15 @@ class _Passes:
     def predict(self, batch, stream):
         with torch.no_grad(),torch.cuda.stream(stream): return self.by.predict(self.copy, batch)
 
+    @torch.no_grad()
     def follow(self):
-        "Let the copy be as the model is, once it predicts nothing"
+        "Let the copy be as the model is, once it predicts nothing; make it anew if a layer was exchanged"
         wait([self.last])
-        if self.copy is not None and not _follow(self.copy, unwrapped(self.by.model)): self.copy = None
+        if self.copy is None: return
+        own,new = ([*m.parameters(),*m.buffers()] for m in (self.copy, unwrapped(self.by.model)))
+        if [t.shape for t in own]!=[t.shape for t in new]: self.copy = None
+        else:
+            for old,now in zip(own, new): old.copy_(now)
 
     def end(self): self.thread.shutdown(cancel_futures=True)
 

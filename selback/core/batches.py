@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['n_items', 'map_tensors', 'tensors_in', 'as_tensors', 'take_rows', 'sum_dtype', 'take', 'join', 'check_rows', 'Batch',
-           'ItemPool', 'lowest_of_all', 'hardest_others', 'AtOnce', 'UntilFull']
+           'lowest_of_all', 'AtOnce', 'UntilFull']
 
 # %% ../../nbs/core/01_batches.ipynb #4595e4ce
 import math
@@ -35,13 +35,6 @@ def n_items(
     raise ValueError(error_text('n_items', got, 'one at least'))
 
 # %% ../../nbs/core/01_batches.ipynb #94ccbab4
-def _like(batch, parts):
-    "A mapping of the same kind as `batch`, with other parts"
-    if not isinstance(batch, MutableMapping): return type(batch)(parts)
-    new = copy(batch)
-    for k,v in parts.items(): new[k] = v
-    return new
-
 def map_tensors(
     f, # A function of tensors, one from each batch
     batch, # Tensors, in tuples, lists and dicts
@@ -52,7 +45,10 @@ def map_tensors(
 
     if isinstance(batch, Mapping):
         parts = {k: map_tensors(f, v, *(o[k] for o in others)) for k,v in batch.items()}
-        return _like(batch, parts)
+        if not isinstance(batch, MutableMapping): return type(batch)(parts)
+        new = copy(batch) # of the same kind, whatever it was made of
+        new.update(parts)
+        return new
 
     if isinstance(batch, (tuple,list)):
         parts = [map_tensors(f, *vs) for vs in zip(batch, *others)]
@@ -98,16 +94,13 @@ def _refuse_others(batch, n):
     is_dense = isinstance(batch, Tensor) and batch.layout==torch.strided
     if is_dense or batch is None or isinstance(batch, Number): return
 
-    kind = 'sparse Tensor' if isinstance(batch, Tensor) else type(batch).__name__
-    is_list = isinstance(batch, (tuple,list))
-    if not is_list and not isinstance(batch, Mapping):
-        raise TypeError(error_text('take', f'a {kind} in the batch', 'tensors',
-            'which items it belongs to is unknown: collate it into a tensor, or leave it out of the batch'))
-    if is_list and len(batch)==n>1 and all(isinstance(o, Number) for o in batch):
-        raise TypeError(error_text('take', f'a {kind} of {n} numbers in a batch of {n} items', 'a tensor',
-            'if they are one for each item, collate them into a tensor'))
-
-    for part in batch if is_list else batch.values(): _refuse_others(part, n)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    is_structure = isinstance(batch, (tuple,list,Mapping))
+    if not is_structure or len(parts)==n>1 and all(isinstance(o, Number) for o in parts):
+        kind = 'sparse Tensor' if isinstance(batch, Tensor) else type(batch).__name__
+        raise TypeError(error_text('take', f'a {kind} in the batch', 'tensors', 'which items it belongs to is unknown: '
+            'collate it into a tensor, or leave it out of the batch'))
+    for part in parts: _refuse_others(part, n)
 
 # %% ../../nbs/core/01_batches.ipynb #fe4aaeda
 def take(
@@ -144,10 +137,8 @@ def check_rows(
 ): # Raises a `ValueError` or a `TypeError` if rows can't be taken from it
     "Check that the rows of each tensor of a batch are its items"
     sizes = {n_items(side) for side in batch if len(side)} # a list of inputs tells its own length, the targets another
-    for part in (o for side in batch for o in side):
-        if not isinstance(part, (tuple,list)) or len(part)<2 or len(part) not in sizes: continue
-        if not all(isinstance(t, (Tensor,Mapping)) for t in part): continue
-
+    for part in (o for side in batch for o in side if isinstance(o, (tuple,list))):
+        if len(part)<2 or len(part) not in sizes or not all(isinstance(t, (Tensor,Mapping)) for t in part): continue
         kind,of_what,n = type(part).__name__,type(part[0]).__name__,len(part)
         raise ValueError(error_text('take',
             f'a {kind} of {n} {of_what}s in a batch of {n} items, one for each item, as detection has them',
@@ -176,10 +167,11 @@ class Batch:
         form=None, # The type of a batch that the loader hands out, where `xb` is its parts; None: it is one part
         is_chosen:bool=False, # Were they chosen from batches that were loaded?
         rows:Tensor|None=None, # Of the batch, that count, int64; None: all
+        predicted=None, # Of all its items, before it was its turn; None: nothing
     ):
         self.xb,self.yb,self.idx,self.weight = xb,yb,idx,weight
         self.i,self.form,self.is_chosen,self.rows = i,form,is_chosen,rows
-        self.predicted = None # of all its items, before it was its turn; None: nothing
+        self.predicted = predicted
 
     @classmethod
     def of(cls,
@@ -202,12 +194,10 @@ class Batch:
     def __len__(self): return self.n
 
     @property
-    def device(self): return tensors_in((self.xb, self.yb))[0].device
-
-    @property
     def weights(self):
         "The weight of each item: 1 where none is known"
-        return torch.ones(len(self), device=self.device) if self.weight is None else self.weight
+        if self.weight is not None: return self.weight
+        return torch.ones(len(self), device=tensors_in((self.xb, self.yb))[0].device)
 
     @property
     def trained(self)->Tensor|None: # Int64; None: unknown
@@ -221,15 +211,6 @@ class Batch:
         "Note which rows were chosen; all of them stay in the batch"
         self.is_chosen,self.rows,self.weight = True,rows,weight
 
-    def like(self,
-        xb, # Inputs
-        yb, # Targets
-        idx=None, # Dataset indices
-        weight=None, # Of each item
-    ):
-        "A batch of other items, with the place and the form of this one"
-        return Batch(xb, yb, idx, weight, self.i, self.form, self.is_chosen)
-
     def take(self,
         rows, # Which: an index tensor or a slice
         weight=None, # Their weights from now on, shape (taken,); None: those that they have
@@ -238,7 +219,7 @@ class Batch:
         xb,yb = _rows_of_tensors(self.xb, self.yb, rows) or take((self.xb, self.yb), rows)
         idx = None if self.idx is None else self.idx[rows]
         if weight is None and self.weight is not None: weight = self.weight[rows]
-        return self.like(xb, yb, idx, weight)
+        return Batch(xb, yb, idx, weight, self.i, self.form, self.is_chosen)
 
     def join(self,
         other, # Items of the same structure and shapes
@@ -248,10 +229,9 @@ class Batch:
         idx,weight = None,None
         if self.idx is not None and other.idx is not None: idx = torch.cat([self.idx, other.idx])
         if self.weight is not None or other.weight is not None: weight = torch.cat([self.weights, other.weights])
-        both = other.like(xb, yb, idx, weight)
-        is_predicted = self.predicted is not None and other.predicted is not None
-        if is_predicted: both.predicted = join(self.predicted, other.predicted)
-        return both
+        predicted = None
+        if self.predicted is not None and other.predicted is not None: predicted = join(self.predicted, other.predicted)
+        return Batch(xb, yb, idx, weight, other.i, other.form, other.is_chosen, predicted=predicted)
 
     def predicted_by(self,
         predict, # A function without arguments
@@ -262,27 +242,6 @@ class Batch:
     def known(self):
         "What is known of it, without its tensors, which may be large"
         return Batch((), (), self.idx, self.weight, self.i, self.form, self.is_chosen, self.rows)
-
-# %% ../../nbs/core/01_batches.ipynb #c9adb49d
-class ItemPool:
-    "Items that wait until there are enough for a batch"
-    def __init__(self): self.items = None
-    def __len__(self): return 0 if self.items is None else len(self.items)
-
-    def add(self,
-        items, # A `Batch`, of the same structure and shapes as those that wait
-    ):
-        "Let items wait"
-        self.items = items if self.items is None else self.items.join(items)
-
-    def pop(self,
-        n:int, # How many, at most
-    ): # A `Batch`; None if none wait
-        "Hand over the items that have waited longest"
-        items,self.items = self.items,None
-        if items is None or n>=len(items): return items
-        self.items = items.take(slice(n, None))
-        return items.take(slice(0, n))
 
 # %% ../../nbs/core/01_batches.ipynb #0ead2e53
 def lowest_of_all(
@@ -295,21 +254,6 @@ def lowest_of_all(
     return int(value)
 
 # %% ../../nbs/core/01_batches.ipynb #1179e5f4
-def hardest_others(
-    batch:Batch, # All of it
-    rows:Tensor|None, # Those that were chosen; None: it was not chosen from
-    scores:Tensor|None, # What they were chosen by, shape (bs,)
-    n:int, # How many, at most
-)->Batch|None:
-    "The hardest `n` items that were not chosen, or as many as there are, in batch order; None if there are none"
-    if rows is None: return
-    is_left = torch.ones_like(scores, dtype=torch.bool).index_fill_(0, rows, False)
-    n = min(n, int(is_left.sum()))
-    if not n: return
-
-    hardness = torch.where(scores.isfinite(), scores, math.inf).masked_fill(~is_left, -math.inf)
-    return batch.take(hardness.argsort(descending=True, stable=True)[:n].sort().values)
-
 class AtOnce:
     "Makes a step of the chosen items of each batch"
     gathers = False # do chosen items wait for others?
@@ -322,9 +266,10 @@ class AtOnce:
     ):
         self.bs,self.n_ranks,self.alone = bs,n_ranks,alone
         self.lowest = lowest or int # of one process: its own number
-        self.drop()
+        self.items = None # that wait, a `Batch`
+        self.last = self.chosen = self.scores = None # the last batch, what was chosen of it, and by what
 
-    def __len__(self): return len(self.pool)
+    def __len__(self): return 0 if self.items is None else len(self.items)
 
     def add(self,
         batch:Batch, # All of it
@@ -333,7 +278,9 @@ class AtOnce:
     ):
         "Put aside what is chosen of a batch"
         self.last,self.chosen,self.scores = batch,chosen,scores
-        if chosen is not None and len(chosen.rows): self.pool.add(batch.take(chosen.rows, chosen.weight))
+        if chosen is None or not len(chosen.rows): return
+        taken = batch.take(chosen.rows, chosen.weight)
+        self.items = taken if self.items is None else self.items.join(taken)
 
     def take_size(self,
         bs:int, # Items
@@ -343,7 +290,7 @@ class AtOnce:
 
     def is_ready(self)->bool:
         "Can a step be made without another batch? In several processes always, as all must make one"
-        return self.n_ranks>1 or self.pool.items is not None
+        return self.n_ranks>1 or self.items is not None
 
     def must_step(self,
         exhausted:bool, # Has the loader nothing more?
@@ -353,24 +300,25 @@ class AtOnce:
 
     def pop(self)->Batch:
         "What trains now"
-        items,self.pool = self.pool.items,ItemPool()
+        items,self.items = self.items,None
         return self.idle() if items is None else items
 
     def idle(self):
         "Two items of weight 0: a step must be made, and there is nothing to train"
         items = self.last.take(slice(0, 2))
-        return items.like(items.xb, items.yb, None, torch.zeros(len(items), device=items.device))
+        items.idx = None
+        items.weight = torch.zeros_like(items.weights)
+        return items
 
-    def others(self, n):
-        "The hardest of the last batch that were not chosen, up to `n`, or None"
-        return hardest_others(self.last, self.chosen and self.chosen.rows, self.scores, n)
+    def others(self, n): # A `Batch`; None if there are none
+        "The hardest `n` items of the last batch that were not chosen, or as many as there are, in batch order"
+        if self.chosen is None: return
+        is_left = torch.ones_like(self.scores, dtype=torch.bool).index_fill_(0, self.chosen.rows, False)
+        n = min(n, int(is_left.sum()))
+        if not n: return
 
-    def drop(self)->int: # How many
-        "Forget what waits, since its epoch is over"
-        n = len(self) if 'pool' in vars(self) else 0
-        self.pool = ItemPool()
-        self.last = self.chosen = self.scores = None
-        return n
+        hardness = torch.where(self.scores.isfinite(), self.scores, math.inf).masked_fill(~is_left, -math.inf)
+        return self.last.take(hardness.argsort(descending=True, stable=True)[:n].sort().values)
 
 # %% ../../nbs/core/01_batches.ipynb #0bf0c9a5
 class UntilFull(AtOnce):
@@ -384,21 +332,21 @@ class UntilFull(AtOnce):
         return self.bs is not None and self.is_ready()
 
     def pop(self):
-        items = self.pool.pop(self.bs)
+        items,self.items = self.items,None
         if items is None: return self._in_place_of_none()
+        if len(items)>self.bs:
+            self.items = items.take(slice(self.bs, None))
+            items = items.take(slice(0, self.bs))
         if len(items)==self.bs: return items
-        return self._with_company(self._filled_up(items))
+
+        others = None if items.weight is not None else self.others(self.bs-len(items)) # else the mean is another
+        return self._with_company(items if others is None else items.join(others))
 
     def _in_place_of_none(self):
         "Others of the last batch where they may train without a chosen one, else a step without effect"
-        if self.n_ranks>1 or self.chosen is None or self.chosen.weight is not None: return self.idle()
-        others = self.others(self.bs)
+        may_train = self.n_ranks==1 and self.chosen is not None and self.chosen.weight is None
+        others = self.others(self.bs) if may_train else None
         return self.idle() if others is None else self._with_company(others)
-
-    def _filled_up(self, items):
-        "An epoch's last items, and the hardest that were not chosen; not with weights, whose mean would be another"
-        others = None if items.weight is not None else self.others(self.bs-len(items))
-        return items if others is None else items.join(others)
 
     def _with_company(self, items):
         "Items, where it is a single one of several with another of weight 0"

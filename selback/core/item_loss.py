@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .batches import as_tensors, map_tensors, n_items, tensors_in
 from .checks import error_text
-from .losses import has_side_effects, is_sum, item_losses_how, name_of, shape_of
+from .losses import has_side_effects, is_sum, item_losses, name_of, shape_of
 from .untouched import fixed_random
 
 # %% ../../nbs/core/08_item_loss.ipynb #1626b07a
@@ -75,7 +75,7 @@ class ItemLosses:
         "The loss of each item"
         function = self.by(loss_func)
         with fixed_random() if self.is_own else nullcontext():
-            return item_losses_how(function, pred, *yb, effects=self.is_own)[0]
+            return item_losses(function, pred, *yb, effects=self.is_own)
 
     def of_mixed(self,
         loss_func, # Trains
@@ -86,7 +86,10 @@ class ItemLosses:
         "The loss of each item, or of each mixture of two, without a graph"
         try:
             with torch.set_grad_enabled(self.takes_derivatives):
-                return self._of_mixed(loss_func, pred, yb, mixed).detach()
+                losses = self(loss_func, pred, yb)
+                if mixed is None: return losses.detach()
+                others,share = mixed
+                return torch.lerp(self(loss_func, pred, others), losses, share).detach()
         except (RuntimeError,ValueError) as e:
             if self.takes_derivatives or 'does not require grad' not in str(e): raise
         self.takes_derivatives = True
@@ -104,12 +107,6 @@ class ItemLosses:
         if self.unit is None: return self.of_mixed(loss_func, pred, yb, mixed).mean()
         return loss.detach().mean()/(n_items(yb or pred) if self.unit=='sum' else 1)
 
-    def _of_mixed(self, loss_func, pred, yb, mixed):
-        losses = self(loss_func, pred, yb)
-        if mixed is None: return losses
-        others,share = mixed
-        return torch.lerp(self(loss_func, pred, others), losses, share)
-
 # %% ../../nbs/core/08_item_loss.ipynb #1f581c70
 def detached(
     pred, # Predictions of training
@@ -119,13 +116,6 @@ def detached(
     return map_tensors(plain, as_tensors(pred))
 
 # %% ../../nbs/core/08_item_loss.ipynb #7434224a
-def _check_rows(t, n):
-    "Raise a `ValueError` if the rows of an output are not `n` items"
-    if t.ndim and len(t)==n: return
-    raise ValueError(error_text('weights', f'an output of shape {shape_of(t)} for {n} weights',
-        f'{n} items along its first dimension', 'have the model return what the loss goes by in this form, or use a '
-        'method or options without weights'))
-
 def weigh_grads(
     pred, # What the model predicts: a tensor, or tensors in tuples, lists and dicts
     weight:Tensor, # Of each item, shape (bs,)
@@ -139,7 +129,10 @@ def weigh_grads(
 
     def weighed(t):
         if not t.ndim and len(found)>1: return t # such as a term that is added to the loss, which is of no item
-        _check_rows(t, len(weight))
+        if not t.ndim or len(t)!=len(weight):
+            raise ValueError(error_text('weights', f'an output of shape {shape_of(t)} for {len(weight)} weights',
+                f'{len(weight)} items along its first dimension', 'have the model return what the loss goes by in this '
+                'form, or use a method or options without weights'))
         if not t.requires_grad: return t
         t = t.view_as(t) # one output may be made from another
         by_row = weight.view(-1, *[1]*(t.ndim-1))

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['item_loss_remedy', 'innermost', 'name_of', 'is_sum', 'unreduced', 'has_side_effects', 'parts_of', 'preserved',
-           'ignored_target', 'no_item_losses', 'one_by_one', 'shape_of', 'unreduced_losses', 'item_losses_how',
-           'item_losses']
+           'ignored_target', 'no_item_losses', 'shape_of', 'item_losses']
 
 # %% ../../nbs/core/03_losses.ipynb #ca67bec8
 import inspect
@@ -60,11 +59,6 @@ def _owner(loss_func):
     while loss_func is not None and not hasattr(loss_func, 'reduction'): loss_func = getattr(loss_func, 'func', None)
     return loss_func
 
-def _takes_reduction(loss_func):
-    "Does what `loss_func` wraps innermost take a keyword `reduction`?"
-    params = _params(innermost(loss_func))
-    return any(k=='reduction' or p.kind==p.VAR_KEYWORD for k,p in params.items())
-
 # %% ../../nbs/core/03_losses.ipynb #52a338d9
 def is_sum(
     loss_func, # Any loss
@@ -72,9 +66,8 @@ def is_sum(
     "Does a loss add up the losses of a batch, instead of averaging them?"
     owner = _owner(loss_func)
     if owner is not None: return owner.reduction=='sum'
-    partials = [o for o in _layers(loss_func) if isinstance(o, partial)]
-    said = [o.keywords['reduction'] for o in partials if 'reduction' in o.keywords]
-    return said[:1]==['sum'] # the outermost wins
+    said = [o.keywords.get('reduction') for o in _layers(loss_func) if isinstance(o, partial)]
+    return next((o for o in said if o), None)=='sum' # the outermost wins
 
 # %% ../../nbs/core/03_losses.ipynb #1514a6fc
 class _NoneUnreduced(TypeError):
@@ -94,17 +87,16 @@ def _copied(loss_func):
 @contextmanager
 def unreduced(
     loss_func, # A loss with a `reduction` attribute or keyword; else raises a `TypeError`
-    copies:bool=True, # Set `reduction` on a copy? Else on the loss itself, where it is put back afterwards
 ):
     "Within the context, `loss_func` with `reduction='none'`; the loss itself stays as it is"
     if _owner(loss_func) is None:
-        if not _takes_reduction(loss_func): raise _NoneUnreduced(loss_func)
+        params = _params(innermost(loss_func)).values()
+        if not any(p.name=='reduction' or p.kind==p.VAR_KEYWORD for p in params): raise _NoneUnreduced(loss_func)
         yield partial(loss_func, reduction='none')
         return
 
     loss = loss_func
-    if copies:
-        with suppress(Exception): loss = _copied(loss_func) # some can't be
+    with suppress(Exception): loss = _copied(loss_func) # some can't be
     owner = _owner(loss)
     before = owner.reduction
     try: owner.reduction = 'none'
@@ -136,18 +128,14 @@ def parts_of(
     parts = [m for o in objects for m in (o.modules() if isinstance(o, nn.Module) else [o])]
     return [m for m in parts if isinstance(getattr(m, '__dict__', None), dict)]
 
-def _contents(parts):
-    "Pairs: a list, a dict or a set that is an attribute, and a copy of it"
-    held = [o for part in parts for name,o in vars(part).items() if name[0]!='_'] # others are PyTorch's
-    return [(o, copy(o)) for o in held if isinstance(o, (list,dict,set,deque))]
-
 @contextmanager
 def preserved(
     loss_func, # Any loss
 ):
     "Within the context a loss may change its attributes and buffers, and add to its lists, dicts and sets"
     parts = parts_of(loss_func)
-    contents = _contents(parts)
+    held = [o for part in parts for name,o in vars(part).items() if name[0]!='_'] # others are PyTorch's
+    contents = [(o, copy(o)) for o in held if isinstance(o, (list,dict,set,deque))]
     try:
         with kept(parts): yield
     finally:
@@ -161,14 +149,13 @@ def ignored_target(
     loss_func, # Any
 ):
     "The target value that `loss_func` ignores, or None"
-    innermost_first = reversed([*_layers(loss_func)])
-    said = (getattr(o, 'ignore_index', None) for o in innermost_first)
-    found = next((o for o in said if o is not None), None)
-    if found is not None or isinstance(loss_func, nn.Module) or hasattr(loss_func, 'reduction'): return found
+    for o in reversed([*_layers(loss_func)]):
+        found = getattr(o, 'ignore_index', None)
+        if found is not None: return found
+    if isinstance(loss_func, nn.Module) or hasattr(loss_func, 'reduction'): return
 
     param = _params(loss_func).get('ignore_index')
-    if param is None or param.default is param.empty: return None
-    return param.default
+    return None if param is None or param.default is param.empty else param.default
 
 # %% ../../nbs/core/03_losses.ipynb #d30a3e23
 item_loss_remedy = 'Pass item_loss=, a function `(pred, *yb)` that returns one number for each item.'
@@ -183,29 +170,19 @@ def no_item_losses(
     said = error_text(f'{name_of(loss_func)} gives no loss per item', got, wanted)
     return ValueError(f'{said} {why}{item_loss_remedy}')
 
-def _at_once(of_one, batch):
-    "The losses of all items by `vmap`; None if it can't follow. If the loss itself is at fault, a loop raises"
-    def of_row(row): return of_one(map_tensors(lambda t: t[None], row))
-    try: return torch.func.vmap(of_row, randomness='different')(batch)
-    except torch.cuda.OutOfMemoryError: raise
-    except Exception: return None
-
-def one_by_one(
-    loss_func, # Any loss
-    pred, # What the model predicts for the batch
-    *yb, # Targets
-): # One float32 loss per item, shape (bs,), and how it was computed: 'vmap' or 'loop'
-    "The loss of each item as a batch of its own; raises a `ValueError` if a batch of one fails"
-    def of_one(batch): return torch.as_tensor(loss_func(*batch)).float().mean()
-    def of_one_anew(batch):
-        with preserved(loss_func): return of_one(batch)
+def _one_by_one(loss_func, pred, yb):
+    "The loss of each item as a batch of its own, by `vmap` or, where that can't follow, in a loop"
     batch = (pred,*yb)
-    with preserved(loss_func): losses = _at_once(of_one, batch)
-    if losses is not None: return losses,'vmap'
+    def of_one(batch): return torch.as_tensor(loss_func(*batch)).float().mean()
+    def of_row(row): return of_one(map_tensors(lambda t: t[None], row))
+    with preserved(loss_func),suppress(Exception): # if the loss itself is at fault, the loop raises
+        return torch.func.vmap(of_row, randomness='different')(batch)
 
+    found = []
     try:
-        ones = (take_rows(batch, slice(i, i+1)) for i in range(n_items(yb or pred)))
-        return torch.stack([of_one_anew(one) for one in ones]),'loop'
+        for i in range(n_items(yb or pred)):
+            with preserved(loss_func): found.append(of_one(take_rows(batch, slice(i, i+1))))
+        return torch.stack(found)
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
         if tensors_in(pred): got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes it'
@@ -219,39 +196,26 @@ def shape_of(
     "The shape of a tensor, for a message"
     return tuple(getattr(o, 'shape', ()))
 
-def _broadcast(pred, yb):
-    "A hint where predictions and targets are held against each other item by item with all others"
-    y = yb[0] if yb else None
-    if not (isinstance(pred, Tensor) and isinstance(y, Tensor) and y.is_floating_point()): return ''
-    try: shape = torch.broadcast_shapes(pred.shape, y.shape)
-    except RuntimeError: return ''
-    if shape.numel()<=max(pred.numel(), y.numel()): return ''
-    return (f'Predictions of shape {shape_of(pred)} and targets of shape {shape_of(y)} are broadcast to '
-        f'{tuple(shape)}: give both the same shape. ')
-
-def _row_counts(pred, yb):
-    "How many rows unreduced losses may have: one for each element of predictions or targets, or for its classes"
-    parts = [t for t in tensors_in((pred, yb)) if t.numel()]
-    of_elements = {t.numel() for t in parts}
-    return of_elements | {t.numel()//n for t in parts if t.ndim>1 for n in (t.shape[1],t.shape[-1])}
-
 def _per_item(losses, n, loss_func, pred, yb):
     "Unreduced `losses` as a matrix with a row for each of `n` items"
-    if not n: return losses.reshape(0, 1)
+    parts = tensors_in((pred, yb))
+    rows = {n, *(t.numel() for t in parts)} # for each element of predictions or targets, or for its classes
+    rows |= {t.numel()//k for t in parts if t.ndim>1 and t.numel() for k in (t.shape[1],t.shape[-1])}
     n_rows = len(losses) if losses.ndim else 1
-    hint = _broadcast(pred, yb)
-    is_of_items = n_rows==n or n_rows%n==0 and n_rows in _row_counts(pred, yb)
-    if losses.numel() and is_of_items and not hint: return losses.reshape(n, -1)
+    is_broadcast = losses.numel()>max(t.numel() for t in parts) # each item is held against all others
+    if losses.numel() and n_rows%n==0 and n_rows in rows and not is_broadcast: return losses.reshape(n, -1)
 
     targets = shape_of(yb[0]) if yb else ()
-    got = f'unreduced losses of shape {shape_of(losses)}'
     given = f'for predictions of shape {shape_of(pred)} and targets of shape {targets}'
-    raise no_item_losses(loss_func, f'{got} {given}', f'{n} items along the first dimension', hint)
+    raise no_item_losses(loss_func, f'unreduced losses of shape {shape_of(losses)} {given}',
+        f'{n} items along the first dimension',
+        'They were broadcast: give predictions and targets the same shape. ' if is_broadcast else '')
 
 # %% ../../nbs/core/03_losses.ipynb #aa5be4f8
 def _mean_unreduced(losses, n, loss_func, pred, yb):
     "The mean of each item's unreduced losses over its elements that are not ignored"
     if losses.shape==(n,): return losses
+    if not n: return losses.reshape(0)
 
     losses = _per_item(losses, n, loss_func, pred, yb)
     ignored,y = ignored_target(loss_func),yb[0] if yb else None
@@ -261,55 +225,30 @@ def _mean_unreduced(losses, n, loss_func, pred, yb):
     counts = y.reshape(n, -1)!=ignored
     return losses.sum(1) / counts.sum(1).clamp(min=1)
 
-def _of_known(loss_func, pred, yb):
-    "The unreduced losses by a class of PyTorch's or fastai's, whose attribute `reduction` says so"
-    loss = innermost = copy(loss_func)
-    while 'func' in vars(innermost):
-        innermost.func = copy(innermost.func)
-        innermost = innermost.func
-    loss.reduction = 'none'
-    return as_tensors(loss(pred, *yb)).float() # fastai's make a type of their own of it
-
-def unreduced_losses(
-    loss_func, # Any loss
-    pred, # What the model predicts for the batch
-    *yb, # Targets
-    effects:bool=True, # As `has_side_effects` says
-)->Tensor|None: # float32, as the loss gives them; None: it has none after all
-    "The unreduced losses of a batch"
-    n = n_items(yb or pred)
+def _unreduced_losses(loss_func, pred, yb, effects):
+    "The unreduced losses of a batch, float32, as the loss gives them; None: it has none"
     try:
-        if not effects and hasattr(loss_func, 'reduction'):
-            losses = _of_known(loss_func, pred, yb)
-            return losses if losses.numel()!=1 or n<2 else None
-
-        for copies in True,False: # a loss that refers to itself may not notice that it was copied
-            with unreduced(loss_func, copies) as f: losses = as_tensors(f(pred, *yb)).float()
-            if losses.numel()!=1 or n<2: return losses
-            if _owner(loss_func) is None: return
+        if effects or not hasattr(loss_func, 'reduction'):
+            with unreduced(loss_func) as loss: return as_tensors(loss(pred, *yb)).float()
+        loss = _copied(loss_func) # of PyTorch or fastai
+        loss.reduction = 'none'
+        return as_tensors(loss(pred, *yb)).float()
     except _NoneUnreduced: return
     except torch.cuda.OutOfMemoryError: raise
     except Exception: loss_func(pred, *yb) # raises if the loss itself is at fault, and not that it was to be unreduced
 
 # %% ../../nbs/core/03_losses.ipynb #5b1f0a52
-def item_losses_how(
-    loss_func, # Any loss; one that returns a single number must treat each item by itself (`check_shares`)
-    pred, # What the model predicts for the batch
-    *yb, # Targets, as `loss_func` takes them
-    effects:bool|None=None, # As `has_side_effects` says; None: it is asked
-): # One float32 loss per item, shape (bs,), and how it was computed: 'reduction', 'vmap' or 'loop'
-    "The loss of each item, and how it was found"
-    pred,*yb = as_tensors((pred, *yb))
-    if effects is None: effects = has_side_effects(loss_func)
-    with preserved(loss_func) if effects else nullcontext():
-        losses = unreduced_losses(loss_func, pred, *yb, effects=effects)
-        if losses is None: return one_by_one(loss_func, pred, *yb)
-        return _mean_unreduced(losses, n_items(yb or pred), loss_func, pred, yb),'reduction'
-
 def item_losses(
     loss_func, # Any loss; one that returns a single number must treat each item by itself (`check_shares`)
     pred, # What the model predicts for the batch
     *yb, # Targets, as `loss_func` takes them
+    effects:bool|None=None, # As `has_side_effects` says; None: it is asked
 )->Tensor: # One float32 loss per item, shape (bs,)
     "The mean unreduced loss of each item over its elements that are not ignored (0 if all are)"
-    return item_losses_how(loss_func, pred, *yb)[0]
+    pred,*yb = as_tensors((pred, *yb))
+    if effects is None: effects = has_side_effects(loss_func)
+    n = n_items(yb or pred)
+    with preserved(loss_func) if effects else nullcontext():
+        losses = _unreduced_losses(loss_func, pred, yb, effects)
+        if losses is None or losses.numel()==1<n: return _one_by_one(loss_func, pred, yb)
+        return _mean_unreduced(losses, n, loss_func, pred, yb)

@@ -23,18 +23,13 @@ from .untouched import fixed_random, untouched, unwrapped
 # %% ../../nbs/core/09_scoring.ipynb #c59cc820
 _modes = {3:'linear', 4:'bilinear', 5:'trilinear'}
 
-def _check_resolution(x):
-    "Raise a `ValueError` if an input has no resolution that could be lower"
-    is_tensor = isinstance(x, Tensor)
-    if is_tensor and x.is_floating_point() and x.ndim in _modes: return
-
-    got = f'{x.dtype} of shape {tuple(x.shape)}' if is_tensor else type(x).__name__
-    wanted = 'float tensors of 3 to 5 dimensions'
-    raise ValueError(error_text('scale_factor', f'an input that is {got}', wanted, 'use scale_factor=1'))
-
 def _shrink(x, scale_factor):
-    "`x` at a lower resolution"
-    _check_resolution(x)
+    "`x` at a lower resolution; raises a `ValueError` if it has none that could be lower"
+    is_tensor = isinstance(x, Tensor)
+    if not is_tensor or not x.is_floating_point() or x.ndim not in _modes:
+        got = f'an input that is {x.dtype} of shape {tuple(x.shape)}' if is_tensor else f'a {type(x).__name__}'
+        wanted = 'float tensors of 3 to 5 dimensions'
+        raise ValueError(error_text('scale_factor', got, wanted, 'use scale_factor=1'))
     size = [max(1, int(d*scale_factor)) for d in x.shape[2:]]
     return F.interpolate(x, size=size, mode=_modes[x.ndim], align_corners=False)
 
@@ -84,13 +79,7 @@ def _device_of(model, xb):
     "Where a model is; one without weights is where its inputs are"
     return next(model.parameters(), tensors_in(xb)[0]).device
 
-def _check_pass(precision, scorer):
-    "Raise an error if one of them is none that a `ScoringPass` takes"
-    if precision not in (None, *_precisions):
-        raise ValueError(error_text('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
-    if scorer is None or isinstance(scorer, torch.nn.Module) or hasattr(type(scorer), 'hand_on'): return
-    got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
-    raise TypeError(error_text('scorer', got, 'a module, Ahead(...), or None for the model that trains'))
+def _is_scorer(o): return o is None or isinstance(o, torch.nn.Module) or hasattr(type(o), 'hand_on')
 
 # %% ../../nbs/core/09_scoring.ipynb #9e5309d3
 failures = RuntimeError,TypeError,LookupError,AssertionError,AttributeError # of other people's code
@@ -114,7 +103,11 @@ class ScoringPass:
         scorer=None, # What scores in the model's place: a smaller model, or `Ahead(...)`; None: the model
     ):
         self.scale_factor = check_range('scale_factor', scale_factor, 0, 1, above=True)
-        _check_pass(precision, scorer)
+        if precision not in (None, *_precisions):
+            raise ValueError(error_text('precision', repr(precision), "'bf16', 'fp16', or None for that of training"))
+        if not _is_scorer(scorer):
+            got = f'the class {scorer.__name__}' if isinstance(scorer, type) else f'a {type(scorer).__name__}'
+            raise TypeError(error_text('scorer', got, 'a module, Ahead(...), or None for the model that trains'))
         self.precision,self.scorer = precision,scorer
 
     def model_of(self,
@@ -171,21 +164,11 @@ class ScoringPass:
         return pred if self.scale_factor==1 else _dense(pred, xb[0], yb)
 
 # %% ../../nbs/core/09_scoring.ipynb #796e063d
-def _needs_items(score): return getattr(score, 'needs_items', False)
-
 def _may_draw(score, loss_func, losses):
     "May code of the user's own run, and draw random numbers, as scores are computed?"
     if callable(score): return has_side_effects(score)
     calls_loss = score=='grad_bound' or score=='loss' and losses is None
     return calls_loss and has_side_effects(loss_func)
-
-def _scores(score, loss_func, pred, yb, idx, losses):
-    "What `score` says of a batch, as it is"
-    is_by_loss = score=='loss' or _needs_items(score)
-    if is_by_loss and losses is None: losses = item_losses(loss_func, pred, *yb)
-    if score=='loss': return losses
-    if _needs_items(score): return score(losses, idx)
-    return get_score(score, loss_func)(pred, *yb)
 
 @torch.no_grad()
 def batch_scores(
@@ -197,8 +180,12 @@ def batch_scores(
     losses=None, # The items' losses, shape (bs,), if they are known already
 )->Tensor: # One float32 score per item, shape (bs,); raises a `ValueError` if `score` gives something else
     "The score of each item of a batch; the random states are left alone"
+    looks_up = getattr(score, 'needs_items', False)
     with fixed_random() if _may_draw(score, loss_func, losses) else nullcontext():
-        scores = _scores(score, loss_func, pred, yb, idx, losses)
+        if losses is None and (score=='loss' or looks_up): losses = item_losses(loss_func, pred, *yb)
+        if score=='loss': scores = losses
+        elif looks_up: scores = score(losses, idx)
+        else: scores = get_score(score, loss_func)(pred, *yb)
 
     n,shape = n_items(yb or pred),getattr(scores, 'shape', None)
     if shape==(n,): return scores.float()
@@ -223,7 +210,7 @@ class Scorer:
     @property
     def needs_items(self):
         "Does the score look items up by their dataset index?"
-        return _needs_items(self.score)
+        return getattr(self.score, 'needs_items', False)
 
     def scores_of(self,
         loss_func, # The learner's own
