@@ -76,9 +76,9 @@ def loss_share(
 
 def _count_to_share(losses, share):
     "How many of the sorted `losses` make up a `share` of their sum; all if that is not a positive number"
-    sums = losses.cpu().double().cumsum(0) # a GPU waits here
+    sums = losses.cpu().double().cumsum(0).numpy() # a GPU waits here
     if not 0<sums[-1]<math.inf: return len(sums)
-    return 1+int(torch.searchsorted(sums, sums[-1]*share*(1-1e-6)))
+    return 1+int(sums.searchsorted(sums[-1]*share*(1-1e-6)))
 
 # %% ../../nbs/core/05_policies.ipynb #added060
 def _own_mid_rank(values):
@@ -217,7 +217,7 @@ def top_k(
 
     n = len(scores)
     n_top = _share_of(n, keep)
-    n_bottom = min(int(n*also_bottom+1e-9), n-n_top)
+    n_bottom = max(0, min(int(n*also_bottom+1e-9), n-n_top))
     hardest_first = _unknown_highest(scores).argsort(descending=True)
     if not n_bottom: return _first(hardest_first, n_top, multiple_of)
     top,middle,bottom = hardest_first.split([n_top, n-n_top-n_bottom, n_bottom])
