@@ -83,11 +83,13 @@ def one_liners():
         does = inspect.getdoc(vars(Learner)[name])
         yield call('learn.', cls, name)._replace(does=does, module=cls.of.__module__, name=f'Learner.{name}')
 
+TELLS = 'memory','state_dict','load_state_dict','stats' # beside its views
+
 def on_selection():
     "What a learner's selection tells, and how it is taken off"
     yield from of_class(Learner, 'learn.', lambda name, f: name in ('full_batches','selection'))
-    for cls in reversed(Selection.__mro__):
-        yield from of_class(cls, 'learn.selection.', lambda name, f: name in Selection.tells and f.__doc__)
+    for cls in Attached,Selection:
+        yield from of_class(cls, 'learn.selection.', lambda name, f: name in TELLS and f.__doc__)
     def is_view(name, f): return f.__module__.startswith('selback.views.')
     for cls in Attached,Selection,selback.all.EarlyLossSamplingCallback:
         yield from of_class(cls, 'learn.selection.', is_view)

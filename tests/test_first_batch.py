@@ -1,7 +1,244 @@
 "What a fit's first batch is asked: kinds of models, losses, loaders and callbacks that are right by values, or refused"
-import torch
+from functools import partial
+
+import pytest, torch
+from fasttransform import ItemTransform
 from helpers import *
+from selback.functional import chosen
 from torch.nn import functional as F
+
+N = 80
+
+def learner(cb, *cbs, model=None, loss_func=None, data=None, change=None, bs=16, lr=0.):
+    "Without dropout, so that what trains says what was remembered; `change` is a transform of batches"
+    set_seed(0)
+    x,y = data or class_data(N)
+    dls = dls_of(x, y, bs=bs, n_valid=16, after_batch=[ItemTransform(change)] if change else None)
+    model = model or nn.Sequential(nn.Linear(x.shape[-1], 8), nn.ReLU(), nn.Linear(8, 3))
+    return Learner(dls, model, loss_func=loss_func or CrossEntropyLossFlat(), cbs=[cb,*cbs], lr=lr)
+
+LOOK = dict(top_loss=lambda: TopLossCallback(.5, warmup=0),
+    selective_backprop=lambda: SelectiveBackpropCallback(keep=.5, warmup=0),
+    ungathered=lambda: SelectiveBackpropCallback(keep=.5, gather=False, warmup=0),
+    batch_loss_filter=lambda: BatchLossFilterCallback(.5, warmup=0),
+    importance_sampling=lambda: ImportanceSamplingCallback(warmup=0),
+    stale_loss=lambda: StaleLossCallback(warmup=0, n=2))
+REMEMBER = dict(favor_hard=lambda: FavorHardCallback(warmup=1), info_batch=lambda: InfoBatchCallback(warmup=1),
+    watch_items=lambda: WatchItemsCallback())
+def refused(learn, said):
+    "Before the second step, with the true cause and what to do instead"
+    with pytest.raises((ValueError, TypeError), match=said): quiet_fit(learn, 2)
+    assert learn.epoch==0 and learn.train_iter<=1
+
+def remembered(learn):
+    quiet_fit(learn, 2)
+    return learn.selection.memory.loss
+
+# 1. Another model in evaluation
+class Chances(nn.Module):
+    "Logits in training, what `end` makes of them in evaluation"
+    def __init__(self, end, n_out=3):
+        super().__init__()
+        self.layer,self.end = nn.Linear(4, n_out),end
+    def forward(self, x):
+        h = self.layer(x)
+        return h if self.training else self.end(h)
+
+ENDS = dict(sigmoid=torch.sigmoid, softmax=partial(torch.softmax, dim=1),
+    log_softmax=partial(torch.log_softmax, dim=1), tanh=torch.tanh)
+
+@pytest.mark.parametrize('end', ENDS)
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss'))
+def test_other_predictions_in_evaluation_are_refused(method, end):
+    x = torch.randn(N, 4)
+    several = dict(data=(x, (x[:,:3]>0).float()), loss_func=BCEWithLogitsLossFlat()) if end=='sigmoid' else {}
+    said = f'the model in evaluation mode: got {end} of what it predicts in training, wanted the same'
+    refused(learner(LOOK[method](), model=Chances(ENDS[end]), **several), said)
+
+def test_a_plain_loop_refuses_them_too():
+    batches = [(torch.randn(8, 4), torch.arange(8)%3) for _ in range(2)]
+    with pytest.raises(ValueError, match='got softmax of what it predicts in training'):
+        list(chosen(batches, Chances(ENDS['softmax']), F.cross_entropy, TopLoss(.5)))
+
+@pytest.mark.parametrize('method', REMEMBER)
+def test_what_training_predicts_is_remembered(method):
+    learn = learner(REMEMBER[method](), model=Chances(ENDS['softmax']))
+    x,y = learn.dls.train_ds.tensors
+    wanted = F.cross_entropy(learn.model.layer(x), y, reduction='none')
+    torch.testing.assert_close(remembered(learn), wanted.detach())
+
+# 2. Targets and rows that a later callback sets
+class Changes(Callback):
+    "Changes each batch from the `first` on"
+    order,run_valid = 0,False
+    def __init__(self, change, first=0): self.change,self.first = change,first
+    def before_batch(self):
+        if self.train_iter<self.first: return
+        self.learn.xb,self.learn.yb = self.change((self.xb, self.yb))
+
+class Queue:
+    "Puts rows of earlier batches in the place of some"
+    def __init__(self): self.held = None
+    def __call__(self, batch):
+        before,self.held = self.held,batch
+        if before is None: return batch
+        def some_old(new, old): return tuple(torch.cat([b[:4], a[4:]]) for a,b in zip(new, old))
+        return some_old(batch[0], before[0]),some_old(batch[1], before[1])
+
+def every(f): return lambda batch: tuple(tuple(f(t) for t in part) for part in batch)
+
+def sorted_rows(batch):
+    order = batch[0][0][:,0].argsort()
+    return every(lambda t: t[order])(batch)
+
+def next_label(batch): return batch[0],tuple((y+1)%3 for y in batch[1])
+
+CHANGES = dict(
+    other_targets=(lambda: next_label, 'learn.xb, learn.yb: got other targets'),
+    queue=(Queue, "learn.xb, learn.yb: got other (items in some rows|targets)"),
+    joined=(lambda: every(lambda t: torch.cat([t, t])), r'learn.xb: got \d+ items, wanted \d+, as handed out'),
+    shorter=(lambda: every(lambda t: t[:3]), r'learn.xb: got 3 items, wanted \d+, as handed out'),
+    sorted=(lambda: sorted_rows, "learn.xb, learn.yb: got (rows in other places|other targets)"),
+    shuffled=(lambda: every(lambda t: t.flip(0)), "learn.xb, learn.yb: got (rows in other places|other targets)"))
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK | REMEMBER, 'top_loss', 'favor_hard', 'watch_items'))
+@pytest.mark.parametrize('change', CHANGES)
+def test_rows_that_a_later_callback_changes_are_refused(change, method):
+    make,said = CHANGES[change]
+    cb = (LOOK | REMEMBER)[method]()
+    learn = learner(cb, Changes(make()))
+    if change=='other_targets' and method in REMEMBER: return
+    with pytest.raises(ValueError, match=said): quiet_fit(learn, 2)
+    assert learn.train_iter<=(2 if change=='queue' else 1)
+
+@pytest.mark.parametrize('method', REMEMBER)
+def test_losses_of_targets_that_are_set_later_are_remembered(method):
+    learn = learner(REMEMBER[method](), Changes(next_label))
+    x,y = learn.dls.train_ds.tensors
+    wanted = F.cross_entropy(learn.model(x), (y+1)%3, reduction='none')
+    torch.testing.assert_close(remembered(learn), wanted.detach())
+
+# 3. Rows that a collate or a batch transform sorts, and 10. mixes
+def sort_batch(b):
+    order = b[0][:,0].argsort()
+    return b[0][order],b[1][order]
+
+def mix(b):
+    perm = torch.randperm(len(b[0]))
+    return .6*b[0]+.4*b[0][perm],b[1]
+
+def mix_labels(b):
+    perm = torch.randperm(len(b[0]))
+    y = F.one_hot(b[1], 3).float()
+    return .6*b[0]+.4*b[0][perm],.6*y+.4*y[perm]
+
+def roll(b): return .6*b[0]+.4*b[0].roll(1, 0),b[1]
+
+@pytest.mark.parametrize('method', REMEMBER)
+@pytest.mark.parametrize('change', [sort_batch, mix, mix_labels, roll], ids=lambda f: f.__name__)
+def test_a_loader_that_sorts_or_mixes_is_refused_by_what_remembers(change, method):
+    loss_func = nn.CrossEntropyLoss() if change is mix_labels else None
+    learn = learner(REMEMBER[method](), loss_func=loss_func, change=change)
+    refused(learn, 'rows that are sorted, shuffled or mixed as a batch is made.*such as top_loss')
+
+def test_the_remedy_for_a_loader_that_sorts():
+    "A method that chooses within a batch goes by its rows"
+    learn,seen = learner(LOOK['top_loss'](), change=sort_batch),[]
+    def note(batch, scores, losses, chosen): seen.append((batch, chosen))
+    watch_choices(learn.selection, note)
+    quiet_fit(learn, 1)
+    for batch,chosen in seen:
+        losses = F.cross_entropy(learn.model(batch.xb[0]), batch.yb[0], reduction='none')
+        assert {*chosen.rows.tolist()}=={*losses.topk(len(chosen.rows)).indices.tolist()}
+
+# 4. Labels that are places in the batch
+class Views(nn.Module):
+    "Which of a batch's items is each item's other view? Labels are places"
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 8)
+    def seen(self, x): return F.normalize(self.layer(x[:,:2]), dim=1),F.normalize(self.layer(x[:,2:]), dim=1)
+    def forward(self, x):
+        a,b = self.seen(x)
+        return a@b.T
+
+class Features(Views):
+    "The loss compares items, and makes labels of their places"
+    def forward(self, x): return torch.stack(self.seen(x), 1)
+
+def contrast(pred, y):
+    a,b = pred.unbind(1)
+    return F.cross_entropy(a@b.T, torch.arange(len(a)))
+
+def places(b): return b[0],torch.arange(len(b[0]))
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss', 'selective_backprop'))
+def test_labels_that_are_places_are_refused(method):
+    refused(learner(LOOK[method](), model=Views(), change=places), 'rows are no items of their own')
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK | REMEMBER, 'top_loss', 'favor_hard', 'watch_items'))
+def test_a_loss_that_compares_items_is_refused(method):
+    learn = learner((LOOK | REMEMBER)[method](), model=Features(), loss_func=contrast)
+    refused(learn, 'Pass item_loss=|rows are no items of their own')
+
+# 5. Time first, and 6. state that goes from row to row
+class OverTime(nn.Module):
+    "An RNN over the first dimension"
+    def __init__(self, kind=nn.GRU):
+        super().__init__()
+        self.rnn,self.out = kind(4, 8),nn.Linear(8, 3)
+    def forward(self, x): return self.out(self.rnn(x)[0])
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss'))
+@pytest.mark.parametrize('kind', [nn.GRU, nn.LSTM, nn.RNN])
+def test_rows_that_are_steps_of_time_are_refused(kind, method):
+    x = torch.randn(N, 12, 4)
+    y = (x[...,0]>0).long()
+    def time_first(b): return b[0].transpose(0, 1),b[1].transpose(0, 1)
+    loss_func = CrossEntropyLossFlat()
+    learn = learner(LOOK[method](), model=OverTime(kind), data=(x,y), loss_func=loss_func, change=time_first)
+    refused(learn, 'rows are no items of their own')
+
+@pytest.mark.parametrize('method', REMEMBER)
+def test_rows_that_are_steps_of_time_are_no_items(method):
+    x = torch.randn(N, 12, 4)
+    def time_first(b): return b[0].transpose(0, 1),b[1].transpose(0, 1)
+    learn = learner(REMEMBER[method](), model=OverTime(), data=(x,(x[...,0]>0).long()), change=time_first)
+    refused(learn, 'learn.xb: got a batch of 12 items, wanted 16')
+
+class GoesOn(nn.Module):
+    "Keeps the state of the last row for the next batch"
+    def __init__(self):
+        super().__init__()
+        self.cell,self.out,self.h = nn.GRUCell(4, 8),nn.Linear(8, 3),None
+    def forward(self, x):
+        h = torch.zeros(len(x), 8) if self.h is None else self.h.expand(len(x), -1)
+        h = self.cell(x, h)
+        self.h = h[-1:].detach()
+        return self.out(h)
+
+class RowToRow(GoesOn):
+    "Each row goes on with the state of the one before"
+    def forward(self, x):
+        found,h = [],torch.zeros(1, 8)
+        for row in x:
+            h = self.cell(row[None], h)
+            found.append(h)
+        return self.out(torch.cat(found))
+
+class OneForEachRow(GoesOn):
+    "Each place of the batch has a state that goes on from batch to batch"
+    def forward(self, x):
+        self.h = self.cell(x, None if self.h is None else self.h).detach()
+        return self.out(self.h)
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK, 'top_loss'))
+@pytest.mark.parametrize('model', [RowToRow, OneForEachRow])
+def test_state_that_goes_from_row_to_row_is_refused(model, method):
+    learn = learner(LOOK[method](), model=model(), bs=16)
+    with pytest.raises(ValueError, match='rows are no items of their own|the model failed in the scoring pass'):
+        quiet_fit(learn, 1)
+    assert learn.train_iter<=1
 
 class BatchNormByBatch(nn.Module):
     "Predicts by the statistics of its batch in evaluation, too, as BatchNorm without running statistics does"
@@ -23,3 +260,21 @@ def test_items_may_go_by_the_others_if_not_by_their_order():
         half = losses.topk(len(rows)).indices
         assert {*rows.tolist()}=={*half.tolist()}
         assert len(rows)==-(-len(losses)//2)
+
+# 9. A loss that reads what the learner trains on
+@pytest.mark.parametrize('method', LOOK)
+def test_an_item_loss_may_read_the_batch(method):
+    "The items of the batch that is scored, gathered or not"
+    at = []
+    def item_loss(pred, y): return F.cross_entropy(pred, y, reduction='none')*at[0].xb[0][:,0].abs()
+    cb = LOOK[method]()
+    cb.losses.item_loss = item_loss
+    learn,seen = learner(cb),[]
+    at.append(learn)
+    if isinstance(cb, BatchSelection) and not cb.method.before_loading:
+        watch_choices(cb, lambda batch, scores, losses, chosen: seen.append((batch, losses)))
+    quiet_fit(learn, 2)
+    for batch,losses in seen:
+        x,y = batch.xb[0],batch.yb[0]
+        wanted = F.cross_entropy(learn.model(x), y, reduction='none')*x[:,0].abs()
+        torch.testing.assert_close(losses, wanted.detach())

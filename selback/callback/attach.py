@@ -291,4 +291,5 @@ def with_one_liner(
 # %% ../../nbs/callback/06_attach.ipynb #8ae9d031
 def known_methods()->dict: # Classes by the name of their one-liner
     "Every method that has been imported and has a one-liner"
-    return {name: f.attaches for name,f in vars(Learner).items() if hasattr(f, 'attaches')}
+    by_name = vars(Learner).items()
+    return {name: f.attaches for name,f in by_name if hasattr(f, 'attaches') and name[0]!='_'} # no replaced ones

@@ -22,6 +22,8 @@ from .learner import TrainingOnly, base_loss, callback_of, precision_of, predict
 from .loaders import known_of, own_loader
 
 # %% ../../nbs/callback/08_first_batch.ipynb #0088f920
+_n_asked = 2 # steps of a fit that are asked of their rows: a queue of earlier ones is empty at first
+
 class FirstBatch(TrainingOnly):
     "Asks, in a fit's first batch, whether items can be told from each other"
     order,run_valid,name = Attached.order-2,False,'first_batch' # before all that goes by the batch
@@ -42,10 +44,10 @@ class FirstBatch(TrainingOnly):
 
     def begin(self):
         self.n_looks = 0
-        self.n_steps = 0 # of which something was asked
+        self.n_steps = 0 # of this fit, until there is nothing to ask of one
         self.n_losses = 0 # how often losses of items were told
         self.loss_func = None # by which they were
-        self.handed = None # inputs and targets of the first step, as the loader hands them out
+        self.handed = () # inputs and targets of a step that is asked of its rows, as the loader hands them out
         self.is_open = False # is there something to ask of the coming step?
         self.was_weighed = False
         self.is_told = False # has a step told what trains?
@@ -115,9 +117,9 @@ class FirstBatch(TrainingOnly):
     # A step
     def before_batch(self):
         self.is_told = False
-        if self.handed==(): return
+        if self.learn is None or self.n_steps>=_n_asked: return
         self.handed = (self.learn.xb,self.learn.yb)
-        if len(self.learn.yb): check_rows(self.handed)
+        if not self.n_steps and len(self.learn.yb): check_rows(self.handed)
 
     def after_pred(self):
         if self.is_open: self.versions = versions_of(self.learn.pred)
@@ -129,12 +131,12 @@ class FirstBatch(TrainingOnly):
             loss_func = base_loss(learn)
             is_other = self.loss_func is not loss_func
             if self.is_open or is_other or not self.scores: self.told(loss_func, learn.pred, learn.yb)
+        if self.handed: self.ask_rows(known_of(learn.dl))
         if self.is_open: self.ask_step()
 
     def ask_step(self):
         "Ask of a step what it trains on, and follow it until its gradient is known"
         learn,known = self.learn,known_of(self.learn.dl)
-        if self.handed: self.ask_rows(known)
         self.trained,self.grads = (learn.loss_func,learn.pred,learn.yb,known.weight),{}
         if not (self.of_losses and len(learn.yb)): return
         if known.weight is not None and not self.was_weighed: self.ask_weights(len(known.weight))
@@ -149,7 +151,7 @@ class FirstBatch(TrainingOnly):
             raise ValueError(error_text('learn.xb', f'{n} rows', f'{len(known.idx)}, one for each item',
                 'have the loader collate an item a row'))
         check_handed(self.handed, (learn.xb,learn.yb), is_mixed, with_targets=self.scores and not is_mixed)
-        self.handed = () # it may be large
+        self.handed = () # they may be large
         loader = own_loader(learn.dl)
         if not self.of_items or known.idx is None or loader is self.loader: return
         check_collates(loader, known.idx)
@@ -164,8 +166,8 @@ class FirstBatch(TrainingOnly):
 
     def after_backward(self):
         self.is_told = True
-        if not self.is_open: return
         self.n_steps += 1
+        if not self.is_open: return
         if self.n_steps==1: self.n_losses = min(self.n_losses, 1) # a fit's first batch is asked several times
         (loss_func,pred,yb,weight),grads = self.trained,self.grads
         self.trained = self.grads = self.versions = None
@@ -184,8 +186,8 @@ class FirstBatch(TrainingOnly):
     def after_batch(self):
         "Has the first step told what trains?"
         learn = self.learn
-        if not self.is_open: # only a loss of one's own is asked again, by what scores or by each step
-            self.run_train = self.of_losses and not self.scores and self.losses.is_own
+        if not self.is_open: # then only a loss of one's own is asked again, by what scores or by each step
+            self.run_train = self.n_steps<_n_asked or self.of_losses and not self.scores and self.losses.is_own
         if not self.is_open or self.is_told or not len(learn.yb): return
         if not self.of_losses and known_of(learn.dl).weight is None: return
         got = 'none of the events after_pred, after_loss and after_backward'

@@ -426,7 +426,13 @@ class Looks:
 _do_before = ('a callback sets targets, or takes, joins or moves rows, after the selection: do so in the dataset or in '
     'a batch transform')
 
-def _is_same(a, b): return a is b or a.shape==b.shape and torch.equal(a, b.to(a))
+def _are_same(a, b, n):
+    "Which rows of two batches are the same, shape (n,)"
+    found = torch.ones(n, dtype=torch.bool)
+    for s,t in zip(_rows_of(a, n), _rows_of(b, n)):
+        if s.shape!=t.shape: return ~found
+        if s is not t: found &= (_as_rows(s).nan_to_num()==_as_rows(t.to(s)).nan_to_num()).all(1).cpu()
+    return found
 
 def _moves_rows(a, b):
     "Is a row of one tensor at another place in the other?"
@@ -448,10 +454,13 @@ def check_handed(
     n = n_items(xb)
     if n_items(new_xb)!=n:
         raise ValueError(error_text('learn.xb', f'{n_items(new_xb)} items', f'{n}, as handed out', _do_before))
-    if with_targets and not all(map(_is_same, tensors_in(yb), tensors_in(new_yb))):
-        raise ValueError(error_text('learn.yb', 'other targets', 'those that were handed out', _do_before))
-    if not is_mixed and any(map(_moves_rows, _rows_of(xb, n), _rows_of(new_xb, n))):
-        raise ValueError(error_text('learn.xb', 'rows in other places', 'those that were handed out', _do_before))
+    has_target,has_input = _are_same(yb, new_yb, n),_are_same(xb, new_xb, n)
+    got = None
+    if with_targets and not has_target.all(): got = 'other targets'
+    elif is_mixed: return
+    elif any(map(_moves_rows, _rows_of(xb, n), _rows_of(new_xb, n))): got = 'rows in other places'
+    elif has_input.any() and not (has_input | has_target).all(): got = 'other items in some rows'
+    if got is not None: raise ValueError(error_text('learn.xb, learn.yb', got, 'what was handed out', _do_before))
 
 # %% ../../nbs/core/11_first_batch.ipynb #8a1c9eb1
 def check_unchanged(
