@@ -147,9 +147,9 @@ def test_the_remedy_for_a_loader_that_sorts():
     def note(batch, scores, losses, chosen): seen.append((batch, chosen))
     watch_choices(learn.selection, note)
     quiet_fit(learn, 1)
-    for batch,chosen in seen:
+    for batch,kept in seen:
         losses = F.cross_entropy(learn.model(batch.xb[0]), batch.yb[0], reduction='none')
-        assert {*chosen.rows.tolist()}=={*losses.topk(len(chosen.rows)).indices.tolist()}
+        assert {*kept.rows.tolist()}=={*losses.topk(len(kept.rows)).indices.tolist()}
 
 # 4. Labels that are places in the batch
 class Views(nn.Module):
