@@ -256,7 +256,7 @@ FAULTS = [
         'return',
         'what_trains bad_days'),
     Fault('another_loss_believed', 'core/first_batch.py',
-        'if any(_have_one_direction(a, b, tol) for a,b in pairs): return True',
+        'if any(_factor(a, b, tol, by_row=True) is not None for a,b in pairs): return True',
         'return True',
         'what_trains'),
     Fault('rows_by_their_place_believed', 'core/first_batch.py',
