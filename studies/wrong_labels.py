@@ -384,7 +384,7 @@ def score(left, n_listed=0): # DataFrame
     if listed is not None: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
         recall=is_wrong[listed].sum()/n_wrong))
     memory,*_ = watched(left)
-    counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=memory.estimated_errors(), listed=n_listed)
+    counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=int(memory.is_outvoted.sum()), listed=n_listed)
     return pd.DataFrame(rows).astype({c: float for c in row if c!='measure'}).assign(**counts)
 
 flips = [f'{kind} {percent}' for kind in ('symmetric','pairwise') for percent in (5, 20, 40)]

@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest, torch
+from fastai.callback.core import CancelEpochException
 from fasttransform import ItemTransform
 from helpers import *
 from selback.functional import chosen
@@ -278,3 +279,49 @@ def test_an_item_loss_may_read_the_batch(method):
         x,y = batch.xb[0],batch.yb[0]
         wanted = F.cross_entropy(learn.model(x), y, reduction='none')*x[:,0].abs()
         torch.testing.assert_close(losses, wanted.detach())
+
+# What comes within an epoch, or in another order
+class Sets(Callback):
+    "Sets another loader as an epoch begins"
+    def __init__(self, order, make): self.order,self.make = order,make
+    def before_train(self): self.learn.dl = self.make(self.learn.dl)
+
+def other_items(dl): return TfmdDL([*zip(*class_data(64))], bs=16, num_workers=0)
+
+@pytest.mark.parametrize('method', REMEMBER)
+def test_a_loader_that_is_set_after_items_were_drawn_is_refused_and_the_remedy_works(method):
+    refused(learner(REMEMBER[method](), Sets(-6, other_items)), 'learn.dl: got a .*order below -6')
+    learn = learner(REMEMBER[method](), Sets(-7, other_items))
+    quiet_fit(learn, 2)
+    assert len(learn.selection.memory)==64
+    assert learn.selection.memory.seen.min()>0
+
+@pytest.mark.parametrize('missing', ['after_pred','after_loss','after_backward'])
+def test_a_step_that_leaves_out_an_event_is_refused(missing):
+    class Own(Learner):
+        def __call__(self, event): return None if event==missing else super().__call__(event)
+    dls = dls_of(*class_data(N), n_valid=16)
+    learn = Own(dls, mlp(), loss_func=CrossEntropyLossFlat(), cbs=FavorHardCallback())
+    refused(learn, 'a step of Own: got not all of the events after_pred, after_loss and after_backward')
+
+def test_an_epoch_that_is_cancelled_is_not_weighed_later():
+    class Cancels(Callback):
+        order = 70
+        def after_train(self): raise CancelEpochException
+    learn = learner(WatchItemsCallback(), Cancels())
+    quiet_fit(learn, 1)
+    before = learn.selection.labels.margin.clone()
+    for p in learn.model.parameters(): nn.init.zeros_(p)
+    learn.validate()
+    assert torch.equal(learn.selection.labels.margin, before)
+
+def test_a_loader_of_the_first_items_saves_a_state_of_these():
+    def half():
+        dls = dls_of(*class_data(N), n_valid=16)
+        dls.loaders[0] = dls.train.new(n=32)
+        return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), cbs=FavorHardCallback())
+    learn,other = quiet_fit(half(), 1),half()
+    other.dls = learn.dls
+    other.selection.load_state_dict(quiet_fit(learn, 1).selection.state_dict())
+    assert other.selection.memory.loss.equal(learn.selection.memory.loss)
+    assert len(other.selection.memory)==32

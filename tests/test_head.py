@@ -498,3 +498,12 @@ def test_early_losses_are_saved_and_go_on_with_a_method():
     assert other.selection.early.loss.equal(learn.selection.early.loss)
     learn.favor_hard()
     assert learn.selection.early.loss.equal(other.selection.early.loss)
+
+@pytest.mark.parametrize('look', ['summary','validate'])
+def test_a_look_at_the_model_is_no_fit(look):
+    learn,_ = misled(epochs=2)
+    before = [p.detach().clone() for p in learn.model.parameters()]
+    learn.refit_head()
+    with learn.no_bar(),learn.no_logging(): getattr(learn, look)()
+    learn.restore_head()
+    assert all(map(torch.equal, learn.model.parameters(), before))

@@ -91,3 +91,6 @@ def test_schedules_and_optimizers_of_pytorch():
     plain = fitted()
     assert learn.recorder.lrs==plain.recorder.lrs
     assert learn.rates.used==pytest.approx([lr/2 for lr in plain.recorder.lrs])
+
+def test_in_one_pass_those_count_whose_gradients_do():
+    assert trained(TopLossCallback(.5, warmup=0, passes=1)).rates.used==pytest.approx([.1*n/16 for n in [8]*6+[2]])

@@ -895,3 +895,17 @@ def test_a_class_that_is_filed_under_another_is_found():
     is_filed = (right==3) & (torch.rand(600, generator=torch.Generator().manual_seed(2))<.4)
     ours,by_probability = found_of(x, torch.where(is_filed, 0, right), right)
     assert ours>=.85>.65>=by_probability
+
+def test_a_method_goes_on_with_what_was_watched_of_validation_too(capsys):
+    learn = quiet_fit(learner().watch_items(valid=True), 1)
+    learn.favor_hard()
+    assert 'goes on noting' in capsys.readouterr().out
+    quiet_fit(learn, 1)
+    assert learn.selection.labels.looks.tolist()==[2]*N
+    assert learn.selection.validation.labels.looks.unique().tolist()==[2]
+
+def test_losses_of_another_function_do_not_go_on(capsys):
+    learn = quiet_fit(learner().watch_items(item_loss=lambda pred, y: 100*F.cross_entropy(pred, y, reduction='none')), 1)
+    learn.favor_hard()
+    assert 'what it remembered of items is gone' in capsys.readouterr().out
+    assert learn.selection.memory is None

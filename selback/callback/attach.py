@@ -104,9 +104,11 @@ class Attached(TrainingOnly):
     def before_fit(self):
         super().before_fit()
         if self.learn.lock.locked(): return # it is a validation
-        self.refitted = None
         self.say() # an interrupt may have kept it
         self.is_fitting = True
+
+    def before_train(self):
+        if self.run_train: self.refitted = None
 
     def after_fit(self):
         if not self.learn.lock.locked(): self.say()
@@ -200,7 +202,8 @@ def set_selection(
 )->Learner: # `learn`
     "Attach a selection in place of an older one"
     old,end = learn.selection,''
-    if old and old.is_watching and not selection.track_items:
+    goes_on = old and old.is_watching and old.losses.item_loss is selection.losses.item_loss
+    if goes_on and not selection.track_items:
         selection.take_notes(old.notes)
         end = ', and goes on noting what was predicted'
     elif old and old.memory is not None and old.notes.needs_losses: end = ', and what it remembered of items is gone'

@@ -12,7 +12,7 @@ import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastcore.meta import delegates
 
-from ..core.batches import AtOnce, Batch, UntilFull, as_tensors, n_items
+from ..core.batches import AtOnce, Batch, UntilFull, as_tensors
 from ..core.checks import error_text
 from ..core.first_batch import versions_of
 from ..core.item_loss import detached
@@ -94,6 +94,7 @@ class BatchSelection(Selection):
     # A fit and its epochs
     def before_fit(self):
         super().before_fit()
+        if self.learn.lock.locked() or not self.run_train: return # a validation, or `lr_find`
         if self.score_needs_items: self.score_by.check_items(check_loader(self.learn.dls.train).n)
         does_pad = self.method.gather and pads(self.learn.dls.train)
         self.gathers = self.method.gather and self.passes==2 and not does_pad

@@ -51,6 +51,10 @@ class FirstBatch(TrainingOnly):
         self.is_open = False # is there something to ask of the coming step?
         self.was_weighed = False
         self.is_told = False # has a step told what trains?
+        self.versions = () # of what was predicted in a step, and
+        self.trained = None # what trains in it
+        self.grads = {}
+        self.was_predicted = False
 
     def before_fit(self):
         if not self.learn.lock.locked(): self.begin() # else it is a validation
@@ -117,11 +121,13 @@ class FirstBatch(TrainingOnly):
     # A step
     def before_batch(self):
         self.is_told = False
+        self.versions,self.trained,self.was_predicted = (),None,False
         if self.learn is None or self.n_steps>=_n_asked: return
         self.handed = (self.learn.xb,self.learn.yb)
         if not self.n_steps and len(self.learn.yb): check_rows(self.handed)
 
     def after_pred(self):
+        self.was_predicted = True
         if self.is_open: self.versions = versions_of(self.learn.pred)
 
     def after_loss(self):
@@ -132,7 +138,7 @@ class FirstBatch(TrainingOnly):
             is_other = self.loss_func is not loss_func
             if self.is_open or is_other or not self.scores: self.told(loss_func, learn.pred, learn.yb)
         if self.handed: self.ask_rows(known_of(learn.dl))
-        if self.is_open: self.ask_step()
+        if self.is_open and self.was_predicted: self.ask_step()
 
     def ask_step(self):
         "Ask of a step what it trains on, and follow it until its gradient is known"
@@ -165,12 +171,12 @@ class FirstBatch(TrainingOnly):
     def keep(self, i, grads, grad): grads[i] = grad.detach().clone() # of the last backward pass
 
     def after_backward(self):
-        self.is_told = True
         self.n_steps += 1
-        if not self.is_open: return
+        if not self.is_open or self.trained is None: return
+        self.is_told = True
         if self.n_steps==1: self.n_losses = min(self.n_losses, 1) # a fit's first batch is asked several times
         (loss_func,pred,yb,weight),grads = self.trained,self.grads
-        self.trained = self.grads = self.versions = None
+        self.trained,self.grads,self.versions = None,{},()
         self.is_open = False
         if self.losses.item_loss is not None or self.losses.takes_derivatives or not (self.of_losses and grads): return
         trained = [grads.get(i) for i in range(len(tensors_in(pred)))]
@@ -190,6 +196,6 @@ class FirstBatch(TrainingOnly):
             self.run_train = self.n_steps<_n_asked or self.of_losses and not self.scores and self.losses.is_own
         if not self.is_open or self.is_told or not len(learn.yb): return
         if not self.of_losses and known_of(learn.dl).weight is None: return
-        got = 'none of the events after_pred, after_loss and after_backward'
+        got = 'not all of the events after_pred, after_loss and after_backward'
         remedy = 'have it call them, or use a method that goes by no losses and weighs nothing, such as random_subset'
         raise ValueError(error_text(f'a step of {type(learn).__name__}', got, "those of fastai's `Learner`", remedy))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from ..core.checks import error_text
-from .loaders import check_loader, unaugmented, valid_dataset
+from .loaders import check_loader, own_loader, unaugmented, valid_dataset
 
 # %% ../../nbs/callback/03_items.ipynb #0d6df237
 def parent_of(
@@ -328,7 +328,7 @@ def saved_keys(
     own = parts[part]
     folders = [os.path.dirname(os.path.abspath(o)) for keys in parts for o in keys.files or ()]
     texts = own.texts(os.path.commonpath(folders) if folders else '.')
-    labels = _lasting_labels(own.ds)
+    labels = _lasting_labels(own.ds)[:own_loader(dls.loaders[part]).n] # a loader may read the first ones only
     least = 0.
     if own.kind=='idx': # places tell little: of other items as many labels are the same as by chance
         by_chance = pd.Series(labels).value_counts(normalize=True).pow(2).sum()

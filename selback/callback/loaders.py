@@ -84,7 +84,7 @@ class LoaderInPlace(GetAttr):
         if i!=self.n_handed-1:
             raise ValueError(error_text('learn.dl', f'batch {i} when {self.n_handed} had been handed out',
                 'each batch at once', 'a callback replaces or wraps the loader after the selection, or fires '
-                'before_batch by itself. Give that callback an order below -5'))
+                'before_batch by itself. Give that callback an order below -6'))
         idx = self.current.idx
         if idx is None or len(idx)==n: return self.current
         raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{len(idx)}',

@@ -18,7 +18,7 @@ from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.untouched import unwrapped
 from .attach import Attached
-from .items import datasets_of, numbers_of_classes, rows_in_state, saved_keys
+from .items import numbers_of_classes, rows_in_state, saved_keys
 from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of
 from .loaders import ChosenBefore, LoaderInPlace, Plan, check_loader, draw, is_distributed
 from .loaders import known_of, own_loader, place_of, valid_dataset
@@ -48,7 +48,10 @@ class ItemNotes(TrainingOnly):
         self.reader = LabelReader()
         self.is_noting = False # are losses noted now?
         self.validated = None # what a validation that runs tells of; None: nothing is asked of it
-        self.loader = None # what an epoch reads
+        self.loader = None # what knows the items of an epoch, and draws them if the selection's own loader reads
+        self.place = None # what hands out the batches, which a validation within the epoch replaces as `learn.dl`
+        self.has_scores = False # have scoring passes told losses in this epoch?
+        self.is_partial = False # were items left out of it?
         self.drawn = None # dataset indices of this epoch, once it has begun
         self.is_after_epoch = False # has an epoch trained, so that its validation comes next?
         self.ids = {} # of what noted losses are of: model and loss function, by name
@@ -76,9 +79,8 @@ class ItemNotes(TrainingOnly):
 
     def before_train(self):
         self.is_noting = False # until the loader begins
-        self.place = None # what hands out the batches, which a validation within the epoch replaces as `learn.dl`
-        self.has_scores = False # have scoring passes told losses in this epoch?
-        self.is_partial = False # were items left out of it?
+        self.place = None
+        self.has_scores = self.is_partial = self.is_after_epoch = False
         if not self.run_train: return
         self.compare('model', unwrapped(self.learn.model))
         self.compare('loss function', base_loss(self.learn))
@@ -125,7 +127,7 @@ class ItemNotes(TrainingOnly):
     def after_cancel_train(self): self.is_partial = True
 
     def after_cancel_epoch(self):
-        self.is_noting = False
+        self.is_noting = self.is_after_epoch = False
         self.validated = None
 
     # A step
@@ -151,7 +153,7 @@ class ItemNotes(TrainingOnly):
         if place is not None: return place
         raise ValueError(error_text('learn.dl', f'a {type(dl).__name__}', 'the loader that knows its items, or one '
             'that keeps it as an attribute', 'a callback replaces the loader after the selection. Give that callback '
-            'an order below -5'))
+            f'an order below {self.order}'))
 
     def after_loss(self):
         if not len(self.learn.yb): return
@@ -235,8 +237,9 @@ class ItemNotes(TrainingOnly):
 
     def state_dict(self):
         "What to save, a dict for each part"
-        for tracker,ds in zip(self.parts, datasets_of(self.learn.dls)):
-            if tracker.is_other(len(ds), id(ds)):
+        for tracker,dl in zip(self.parts, self.learn.dls.loaders):
+            own = own_loader(dl)
+            if tracker.is_other(own.n, id(own.dataset)):
                 raise ValueError(error_text('learn.dls', 'other items than those that are remembered', 'these',
                     'save before they change, or after the next fit'))
         return [saved_keys(self.learn.dls, i) | dict(of=tracker.state_dict()) for i,tracker in enumerate(self.parts)]

@@ -9,7 +9,7 @@ __all__ = ['ScaleLR']
 from fastai.callback.training import GradientAccumulation, GradientClip
 
 from ..core.batches import n_items
-from .loaders import size_of_batch
+from .loaders import known_of, size_of_batch
 from .learner import TrainingOnly, callback_of
 
 # %% ../../nbs/methods/13_scale_lr.ipynb #e4834977
@@ -25,7 +25,9 @@ class ScaleLR(TrainingOnly):
 
     def before_batch(self): self.full = self.full or size_of_batch(self.dl)
 
-    def after_backward(self): self.n_trained += n_items(self.yb)
+    def after_backward(self):
+        rows = known_of(self.learn.dl).rows # of a batch that stays whole
+        self.n_trained += n_items(self.yb) if rows is None else len(rows)
 
     def before_step(self):
         full = getattr(callback_of(self.learn, GradientAccumulation), 'n_acc', None) or self.full

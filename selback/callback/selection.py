@@ -7,7 +7,6 @@ __all__ = ['Selection', 'EpochSelection']
 
 # %% ../../nbs/callback/09_selection.ipynb #9e51e001
 import inspect
-from functools import partial
 
 import torch
 from fastcore.meta import delegates
@@ -16,7 +15,7 @@ from ..core.batches import Batch, n_items
 from ..core.checks import error_text
 from ..core.first_batch import check_unchanged
 from ..core.item_loss import ItemLosses
-from ..core.method import BatchMethod, EpochMethod, Method, Now, check_method
+from ..core.method import EpochMethod, Method, Now, check_method
 from ..core.outlook import outlook
 from ..core.policies import check_chosen
 from ..core.schedules import Window
@@ -90,6 +89,7 @@ class Selection(Attached):
         "Go on with what was noted of items"
         own = self.make_notes(track_items=True)
         own.train.load_state_dict(notes.train.state_dict())
+        own.of_valid = notes.of_valid
         self.notes = own
         self.door.ask_items()
 
@@ -103,8 +103,12 @@ class Selection(Attached):
 
     def before_train(self):
         self.loader = None
+        super().before_train()
         if not self.run_train: return
         dl = self.learn.dl
+        if self.notes is not None and dl is not self.notes.loader:
+            raise ValueError(error_text('learn.dl', f'a {type(dl).__name__} that a callback has set after items were '
+                'drawn', 'the loader of the epoch', f'give that callback an order below {self.notes.order}'))
         self.device = device_of(self.learn)
         self.ranks = Ranks(dl.world_size, self.device) if is_distributed(dl) else Ranks()
         self.method.begin_epoch()

@@ -108,7 +108,7 @@ class ItemTracker:
         if idxs is None: return
         if len(idxs)!=len(losses):
             raise ValueError(error_text('ItemTracker', f'{len(losses)} losses of a batch of {len(idxs)} items',
-                'as many', 'a callback changes the number of items after the selection. Give it an order below -5'))
+                'as many', 'a callback changes the number of items after the selection. Give it an order below -6'))
         self.memory.note(idxs, losses, **kwargs)
 
     def note_labels(self,

@@ -42,7 +42,7 @@ class WatchItemsCallback(Attached):
         return self.notes.loader
 
     def after_train(self):
-        if self.run_train: self.tell_if_empty(self.loader)
+        if self.run_train and self.loader is not None: self.tell_if_empty(self.loader)
 
     @property
     def parts(self): return dict(notes=self.notes)

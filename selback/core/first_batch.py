@@ -8,7 +8,7 @@ __all__ = ['gradients', 'check_shares', 'separable_losses', 'check_trained', 'ch
            'check_collates']
 
 # %% ../../nbs/core/11_first_batch.ipynb #31e16447
-import io, pickle
+import io, pickle, sys
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
@@ -172,8 +172,11 @@ def check_weighed(
 _plain = int,float,list,dict,set,deque,Tensor,np.ndarray
 
 def _is_theirs(o):
-    "Is a function, a class or an object Python's own, or PyTorch's or fastai's?"
-    return str(getattr(o, '__module__', '')).partition('.')[0] in ('builtins','torch','fastai')
+    "Is a function, a class or an object of an installed package, and no value such as an array or a table?"
+    package = str(getattr(o, '__module__', '')).partition('.')[0]
+    if package in ('numpy','pandas'): return isinstance(o, (type,FunctionType))
+    file = getattr(sys.modules.get(package), '__file__', None) or ''
+    return package in ('builtins','torch','fastai','selback') or 'site-packages' in file or 'dist-packages' in file
 
 def _named_by(o):
     "Numbers, lists and tables that a function names, or a class and the functions in it: globals, too"

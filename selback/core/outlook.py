@@ -8,7 +8,6 @@ __all__ = ['enough', 'paid', 'hardest_tenth', 'outlook']
 # %% ../../nbs/core/12_outlook.ipynb #5f564042
 import math
 
-import torch
 from torch import Tensor
 
 # %% ../../nbs/core/12_outlook.ipynb #775aa876

@@ -482,9 +482,10 @@ def at_least_two(
 
 # %% ../../nbs/core/05_policies.ipynb #209ad8a8
 def _joined(rows, n_more, priority):
-    "`rows` and others, those of the highest priority (at least 0) first"
+    "`rows` and others, those of the highest priority (at least 0) first; in their places, if the rows are in order"
     priority = (priority+1).index_fill_(0, rows, 0.) # 0: it is there already
-    return torch.cat([rows, priority.topk(n_more).indices]).sort().values
+    joined = torch.cat([rows, priority.topk(n_more).indices])
+    return joined.sort().values if bool((rows.diff()>=0).all()) else joined
 
 def avoid_singleton_batch(
     rows:Tensor, # Positions of the items to load, int64, in their order
