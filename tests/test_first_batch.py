@@ -280,6 +280,26 @@ def test_an_item_loss_may_read_the_batch(method):
         wanted = F.cross_entropy(learn.model(x), y, reduction='none')*x[:,0].abs()
         torch.testing.assert_close(losses, wanted.detach())
 
+class OtherLoss(Callback):
+    "Trains on another loss than the loss function's"
+    order = 0
+    def __init__(self, more): self.more = more
+    def after_loss(self):
+        if not self.training: return
+        self.learn.loss_grad = self.loss_grad+self.more(self.pred, self.y)
+        self.learn.loss = self.learn.loss_grad.clone()
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK | REMEMBER, 'top_loss', 'favor_hard', 'watch_items'))
+def test_another_loss_that_a_callback_sets_is_refused(method):
+    def of_predictions(pred, y): return 2*F.cross_entropy(pred, (y+1)%3)
+    refused(learner((LOOK | REMEMBER)[method](), OtherLoss(of_predictions)), 'what trains: got a loss with a gradient')
+
+@pytest.mark.parametrize('method', mostly_slow(LOOK | REMEMBER, 'top_loss', 'favor_hard', 'watch_items'))
+def test_a_penalty_of_the_weights_is_none(method):
+    learn = learner((LOOK | REMEMBER)[method]())
+    learn.add_cb(OtherLoss(lambda pred, y: sum(p.square().sum() for p in learn.model.parameters())))
+    quiet_fit(learn, 2)
+
 # What comes within an epoch, or in another order
 class Sets(Callback):
     "Sets another loader as an epoch begins"

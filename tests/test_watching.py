@@ -905,7 +905,8 @@ def test_a_method_goes_on_with_what_was_watched_of_validation_too(capsys):
     assert learn.selection.validation.labels.looks.unique().tolist()==[2]
 
 def test_losses_of_another_function_do_not_go_on(capsys):
-    learn = quiet_fit(learner().watch_items(item_loss=lambda pred, y: 100*F.cross_entropy(pred, y, reduction='none')), 1)
+    def item_loss(pred, y): return 100*F.cross_entropy(pred, y, reduction='none')
+    learn = quiet_fit(learner().watch_items(item_loss=item_loss), 1)
     learn.favor_hard()
     assert 'what it remembered of items is gone' in capsys.readouterr().out
     assert learn.selection.memory is None
