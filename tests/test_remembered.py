@@ -286,7 +286,7 @@ class OwnStep(Learner):
 @by_losses
 def test_a_step_without_events_is_refused(make):
     learn = learner(at_once(make), lr=1e-3, kind=OwnStep)
-    with pytest.raises(ValueError, match='none of the events after_pred, after_loss and after_backward'): fit(learn)
+    with pytest.raises(ValueError, match='not all of the events after_pred, after_loss and after_backward'): fit(learn)
     assert learn.n_own==1
 
 def test_weights_that_no_step_takes_are_refused():
@@ -295,7 +295,7 @@ def test_weights_that_no_step_takes_are_refused():
         def choose(self, scores, now): return Chosen(torch.arange(len(scores)), torch.linspace(0, 2, len(scores)))
     for cb in BatchSelection(Weighs(), warmup=0),InfoBatchCallback(),TopLossCallback(passes=1):
         learn = learner(cb, lr=1e-3, kind=OwnStep)
-        with pytest.raises(ValueError, match='none of the events after_pred'): fit(learn, 2)
+        with pytest.raises(ValueError, match='not all of the events after_pred'): fit(learn, 2)
         assert learn.iter==0
 
 def test_what_goes_by_no_losses_is_trained_in_a_step_without_events():
