@@ -5,6 +5,7 @@ loader and of as many plain steps on as many items, less that of a look by hand 
 batch of the loader"""
 import statistics, time, warnings
 from contextlib import redirect_stdout
+from functools import partial
 from itertools import cycle
 from time import process_time
 
