@@ -233,12 +233,6 @@ class Batch:
         if self.predicted is not None and other.predicted is not None: predicted = join(self.predicted, other.predicted)
         return Batch(xb, yb, idx, weight, other.i, other.form, other.is_chosen, predicted=predicted)
 
-    def predicted_by(self,
-        predict, # A function without arguments
-    ): # Predictions of all items
-        "What was predicted before, else what `predict` returns"
-        return predict() if self.predicted is None else self.predicted
-
     def known(self):
         "What is known of it, without its tensors, which may be large"
         return Batch((), (), self.idx, self.weight, self.i, self.form, self.is_chosen, self.rows)

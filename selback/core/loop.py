@@ -95,7 +95,8 @@ class _Loop:
         if not self.method.scored: return torch.rand(len(batch), generator=self.generator, device=self.device),None
         scorer,items = self.scorer,self.parts(batch)
         self.n_scored += 1
-        pred = batch.predicted_by(lambda: scorer.scoring(self.model, items.xb, items.yb, copy(self.autocast)))
+        pred = batch.predicted
+        if pred is None: pred = scorer.scoring(self.model, items.xb, items.yb, copy(self.autocast))
         self.check(items, pred)
         losses = scorer.losses.of_mixed(self.loss_func, pred, items.yb, None)
         return scorer.scores_of(self.loss_func, pred, items, losses),losses
