@@ -137,7 +137,10 @@ def preserved(
     held = [o for part in parts for name,o in vars(part).items() if name[0]!='_'] # others are PyTorch's
     contents = [(o, copy(o)) for o in held if isinstance(o, (list,dict,set,deque))]
     try:
-        with kept(parts): yield
+        with kept(parts):
+            for buffers in [vars(part).get('_buffers') for part in parts]: # a backward pass may wait for those there
+                if isinstance(buffers, dict): buffers.update(map_tensors(torch.clone, buffers))
+            yield
     finally:
         for o,before in contents:
             o.clear()
@@ -185,8 +188,11 @@ def _one_by_one(loss_func, pred, yb):
         return torch.stack(found)
     except torch.cuda.OutOfMemoryError: raise
     except Exception as e:
-        if tensors_in(pred): got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes it'
-        else: got,wanted = f'predictions that are a {type(pred).__name__}','tensors, of which rows can be taken'
+        found,n = tensors_in(pred),n_items(yb or pred)
+        others = [tuple(t.shape) for t in found if t.ndim and len(t)!=n]
+        got,wanted = f'a loss that fails on a batch of one item ({e})','one that takes it'
+        if others: got,wanted = f'predictions of shape {others[0]} for {n} items','a row for each item, not time first'
+        if not found: got,wanted = f'predictions that are a {type(pred).__name__}','tensors, of which rows can be taken'
         raise no_item_losses(loss_func, got, wanted) from e
 
 # %% ../../nbs/core/03_losses.ipynb #4bd9d718
