@@ -84,7 +84,8 @@ class ItemTracker:
         "Why what is remembered tells little of items"
         if self.are_drawn:
             return ('most items have another target than in the epoch before, as where a dataset draws or shuffles its '
-                'rows anew. What was remembered is of other items; until they stay, nothing is chosen by it.')
+                'rows anew. What was remembered is of other items; until they stay, nothing is chosen by it. If '
+                'noise is added to targets, have a callback add it in before_batch.')
         known = self.memory.loss[self.memory.loss.isfinite()]
         if len(known)<2 or (known!=known[0]).any(): return ''
         return ('all losses that are remembered are equal, so that they tell no item from another. If they should '
