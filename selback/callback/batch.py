@@ -12,7 +12,7 @@ import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastcore.meta import delegates
 
-from ..core.batches import AtOnce, Batch, UntilFull, as_tensors
+from ..core.batches import AtOnce, Batch, UntilFull, as_tensors, n_items
 from ..core.checks import error_text
 from ..core.first_batch import versions_of
 from ..core.item_loss import detached
@@ -133,8 +133,8 @@ class BatchSelection(Selection):
         "Each batch of the loader, as inputs and targets, where the model is"
         learn,place = self.learn,place_of(dl)
         for i,raw in enumerate(dl):
-            known = Batch(()) if place is None else place.current
             xb,yb = split_batch(learn, learn._set_device(raw))
+            known = Batch(()) if place is None else place.known(i, n_items(xb))
             yield Batch(xb, yb, known.idx, known.weight, i, form=list if isinstance(raw, list) else tuple)
             raw = xb = yb = None # they may be large
 

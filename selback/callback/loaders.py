@@ -88,7 +88,7 @@ class LoaderInPlace(GetAttr):
         idx = self.current.idx
         if idx is None or len(idx)==n: return self.current
         raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{len(idx)}',
-            'a callback or transform changes the number of items before the selection'))
+            'a callback or transform changes the number of items before the selection, or time comes first'))
 
     @property
     def is_done(self)->bool:
