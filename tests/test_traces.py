@@ -4,7 +4,7 @@ from collections import Counter, deque
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from helpers import *
 from torch.nn import functional as F
 
@@ -178,6 +178,36 @@ class Nested(Base):
         self.bytes += b'1'
     def take(self): return emptied(self.lists[0])
 
+class Table(Base):
+    "A table of pandas, a long list and a large array"
+    def begin(self):
+        self.table,self.long = pd.DataFrame(dict(n=[0])),[0]*5000
+        self.array = np.zeros((200, 500), dtype=np.float32)
+    def keep(self, h):
+        self.table.loc[0, 'n'] += 1
+        self.long[-1] += 1
+        self.array[-1,-1] += 1
+        self.found = h*float(1+(self.table.n.iloc[0]+self.long[-1]+self.array[-1,-1])%7)
+    def take(self): return [self.found]
+
+class OnlyTable(Table):
+    "A table of pandas that becomes longer"
+    def keep(self, h):
+        self.table.loc[len(self.table)] = [1]
+        self.found = h*float(1+len(self.table)%7)
+
+class OnlyLong(Table):
+    "The last of a long list"
+    def keep(self, h):
+        self.long[-1] += 1
+        self.found = h*float(1+self.long[-1]%7)
+
+class OnlyArray(Table):
+    "The last number of a large array"
+    def keep(self, h):
+        self.array[-1,-1] += 1
+        self.found = h*float(1+self.array[-1,-1]%7)
+
 class Slotted:
     __slots__ = 'n',
     def __init__(self): self.n = 0
@@ -200,7 +230,8 @@ class ThroughData(Base):
     def take(self): return []
 
 LEAVE = [Base, InDict, InDeque, InTuple, InObject, InGlobal, InClass, Counts, ByHook, OnLayer, ByNonlocal, ByPartial,
-    Hidden, InPlace, Draws, LosesHook, Large, Moves, Nested, InSlots, MaxNorm, ThroughData]
+    Hidden, InPlace, Draws, LosesHook, Large, Moves, Nested, Table, OnlyTable, OnlyLong, OnlyArray,
+    InSlots, MaxNorm, ThroughData]
 
 class Last(Base):
     "What was computed last, and how often"

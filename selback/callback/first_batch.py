@@ -82,6 +82,7 @@ class FirstBatch(TrainingOnly):
         pred = looks.ask(is_first, self.tol_of_looks)
         if is_first: self.try_out(pred, batch)
         looks.ask_losses(pred)
+        if is_first and self.learn.selection.gathers: looks.ask_order()
 
     def looks_at(self, batch):
         learn,scoring = self.learn,self.learn.selection.scorer.scoring
@@ -128,7 +129,7 @@ class FirstBatch(TrainingOnly):
 
     def after_pred(self):
         self.was_predicted = True
-        if self.is_open: self.versions = versions_of(self.learn.pred)
+        if self.is_open: self.versions = versions_of((self.learn.pred, self.learn.yb))
 
     def after_loss(self):
         learn = self.learn

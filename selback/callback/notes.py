@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from fastai.callback.mixup import MixHandler
 
-from ..core.batches import as_tensors, n_items, take
+from ..core.batches import as_tensors, map_tensors, n_items, take, take_rows, tensors_in
 from ..core.checks import error_text
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
@@ -26,6 +26,14 @@ from .ranks import Ranks
 from .tracking import ItemTracker
 
 # %% ../../nbs/callback/07_notes.ipynb #7a00e006
+_n_asked = 16 # items of which the loss function is asked again in each epoch; fewer if they have
+_n_numbers = 2**22 # together, or more
+
+def _may_be_chances(pred): # A truth value, on the device; False if these are no tensors
+    "Is each number that was predicted from 0 to 1?"
+    found = [((t>=0) & (t<=1)).all() for t in tensors_in(pred) if t.is_floating_point()]
+    return torch.stack(found).all() if found else False
+
 class ItemNotes(TrainingOnly):
     "Knows the item behind each row, and notes its losses; with `labels_too` also what was predicted"
     order,name = Attached.order-1,'item_notes'
@@ -52,11 +60,16 @@ class ItemNotes(TrainingOnly):
         self.place = None # what hands out the batches, which a validation within the epoch replaces as `learn.dl`
         self.has_scores = False # have scoring passes told losses in this epoch?
         self.is_partial = False # were items left out of it?
+        self.has_asked = False # was the loss function asked again in it?
         self.drawn = None # dataset indices of this epoch, once it has begun
         self.is_after_epoch = False # has an epoch trained, so that its validation comes next?
         self.ids = {} # of what noted losses are of: model and loss function, by name
+        self.asked = None # a few of the first predictions, with inputs and targets; None: there are none
+        self.said = [] # their losses, as the loss function gave them at first, and last
+        self.are_chances = None # may what a step of this epoch predicted be probabilities? None: it was asked
 
-    def __getstate__(self): return self.__dict__ | dict(ids={}) # a copy has others
+    def __getstate__(self): # a copy has others
+        return self.__dict__ | dict(ids={}, asked=None, said=[], are_chances=None)
 
     # An epoch
     def before_fit(self):
@@ -70,7 +83,9 @@ class ItemNotes(TrainingOnly):
         "Tell if what is remembered is of another model or loss function"
         before = self.ids.get(name)
         self.ids[name] = id(o)
-        if before not in (None, id(o)): self.tell_other(name, o)
+        if before in (None, id(o)): return
+        self.asked = None # it is asked of other predictions
+        self.tell_other(name, o)
 
     def tell_other(self, name, o):
         if not self.needs_losses or self.train.memory is None: return
@@ -80,7 +95,7 @@ class ItemNotes(TrainingOnly):
     def before_train(self):
         self.is_noting = False # until the loader begins
         self.place = None
-        self.has_scores = self.is_partial = self.is_after_epoch = False
+        self.has_scores = self.is_partial = self.is_after_epoch = self.has_asked = False
         if not self.run_train: return
         self.compare('model', unwrapped(self.learn.model))
         self.compare('loss function', base_loss(self.learn))
@@ -122,6 +137,10 @@ class ItemNotes(TrainingOnly):
         is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
         is_whole = place.is_done and not self.is_partial and not is_frozen
         self.train.end_epoch(is_whole, after=self.early_after, pct=self.learn.pct_train, steps=place.n_read)
+        if self.said and not torch.allclose(self.said[0], self.said[-1], 1e-3, 1e-6, equal_nan=True):
+            self.learn.selection.tell_once('unit', 'the loss function gives other losses of the same predictions than '
+                'in its first epoch, so that what is remembered of items is in several units. Pass item_loss=, which '
+                'stays as it is.')
         self.is_after_epoch = True
 
     def after_cancel_train(self): self.is_partial = True
@@ -168,11 +187,30 @@ class ItemNotes(TrainingOnly):
         def of_trained(o): return o if current.rows is None or o is None else take(o, current.rows)
 
         losses = self.item_losses.of_mixed(base_loss(learn), learn.pred, learn.yb, mixed_of(learn))
+        if not self.has_asked: self.ask_again()
         self.is_partial = self.is_partial or current.is_chosen or is_part
         self.train.note(current.trained, of_trained(losses), fresh=not (current.is_chosen or is_part), picked=True,
             again=current.is_chosen and self.has_scores, targets=of_trained(self.marks))
         self.is_noted = True
         if self.labels_too: self.note_labels(self.train, current.trained, of_trained)
+
+    def ask_again(self):
+        "Ask the loss function, once an epoch, of the same few predictions: its weights may change"
+        self.has_asked = True
+        learn = self.learn
+        if self.item_losses.takes_derivatives or not tensors_in(learn.pred): return # such an object has no rows
+        now,pred = (learn.xb,learn.yb),detached(learn.pred)
+        self.are_chances = _may_be_chances(pred)
+        if self.asked is None:
+            self.said = []
+            first = *now,pred
+            sizes = [(len(t), t.numel()) for t in tensors_in(first) if t.ndim]
+            are_rows = len({n for n,_ in sizes})==1
+            most = max(1, min(_n_asked, _n_numbers//sum(numel//max(1, n) for n,numel in sizes)))
+            self.asked = map_tensors(torch.clone, take_rows(first, slice(most if are_rows else None)))
+        learn.xb,learn.yb,pred = self.asked # a loss may go by them
+        try: self.said = [*self.said[:1],self.item_losses.of_mixed(base_loss(learn), pred, learn.yb, None)]
+        finally: learn.xb,learn.yb = now
 
     def note_labels(self, tracker, idx, of_trained):
         "Note what is predicted of labels, where these are not mixed"
@@ -205,7 +243,9 @@ class ItemNotes(TrainingOnly):
         learn = self.learn
         if self.of_valid:
             idx = known_of(learn.dl).idx
-            losses = self.item_losses.of_mixed(base_loss(learn), detached(learn.pred), as_tensors(learn.yb), None)
+            pred = detached(learn.pred)
+            self.check_kind(pred)
+            losses = self.item_losses.of_mixed(base_loss(learn), pred, as_tensors(learn.yb), None)
             self.of_valid.note(idx, losses, targets=self.marks)
             self.note_labels(self.of_valid, idx, lambda o: o)
         labels = self.train.labels
@@ -215,6 +255,13 @@ class ItemNotes(TrainingOnly):
         has_label = told.labels>=0
         self.hits = self.hits+(has_label & (told.logits.argmax(-1)==told.labels)).sum()
         self.looks = self.looks+has_label.sum()
+
+    def check_kind(self, pred):
+        "Raise a `ValueError` if evaluation predicts probabilities where training predicts logits"
+        before,self.are_chances = self.are_chances,None
+        if before is None or self.reader.kind is None or not _may_be_chances(pred)>before: return
+        raise ValueError(error_text('the model in evaluation mode', 'numbers from 0 to 1', 'logits, as in training',
+            'have it return what the loss takes in both, or leave out valid=True'))
 
     def after_validate(self):
         tracker,self.validated = self.validated,None

@@ -17,6 +17,7 @@ from types import FunctionType
 
 import numpy as np, torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .batches import Batch, as_tensors, map_tensors, n_items, tensors_in
 from .checks import error_text
@@ -260,12 +261,12 @@ def versions_of(
 
 def check_in_place(
     loss_func, # Was called
-    before:list, # As `versions_of` returned it of its predictions
+    before:list, # As `versions_of` returned it of its predictions and targets
 ): # Raises a `ValueError` if it has
-    "Has a loss changed its predictions in place?"
+    "Has a loss changed its predictions or targets in place?"
     if all(_version(t)==version for t,version in before): return
-    raise ValueError(error_text(name_of(loss_func), 'predictions that it changes in place',
-        'a copy that it changes, such as pred.clone()'))
+    raise ValueError(error_text(name_of(loss_func), 'predictions or targets that it changes in place',
+        'copies that it changes, such as pred.clone()'))
 
 _other_loss = 'Pass item_loss=, a function (pred, *yb) of one number for each item that leaves nothing behind'
 
@@ -288,7 +289,7 @@ def check_losses(
     losses.by(loss_func)
     parts = parts_of(losses.item_loss or loss_func)
     before = written(parts) if is_first and losses.is_own else {}
-    versions = versions_of(pred)
+    versions = versions_of((pred, yb))
     told = losses.of_mixed(loss_func, pred, yb, None)
     check_in_place(losses.function, versions)
     if not losses.is_own or losses.takes_derivatives: return
@@ -373,6 +374,7 @@ class Looks:
         tol, # Function of predictions: how far two numbers may be apart
     ): # Predictions, without a graph; raises a `ValueError` if the items of the batch cannot be scored
         "Ask the model on a batch"
+        if any(isinstance(m, LazyModuleMixin) for m in self.model.modules()): self.look(self.xb) # it makes parameters
         before = self.written() if is_first else {}
         with untouched(self.model):
             state = torch.get_rng_state()
@@ -406,12 +408,21 @@ class Looks:
         pairs = [(pick(t), other) for t,other in zip(tensors_in(pred), tensors_in(found)) if t.ndim and len(t)==self.n]
         return all(a.shape==b.shape and are_close([a], [b], tol) for a,b in pairs)
 
+    def ask_order(self):
+        "May rows come in another order, as those do that wait for others? Not where sequences are packed by length"
+        try: self.look(_map_rows(lambda t: t.flip(0), self.xb, self.n))
+        except (*failures,ValueError) as e:
+            raise ValueError(error_text('items that wait for a full batch', 'a model that fails where they come in '
+                f'another order ({e})', 'one that takes any',
+                'use gather=False, or a method that chooses within a batch, such as top_loss')) from e
+
     def ask_losses(self, pred): # as `ask` gave them
         "3. Are the losses the same in another order? Labels that are places in the batch have others"
         if not tensors_in(pred): return
-        turned = [_map_rows(lambda t: t.flip(0), o, self.n) for o in (pred, self.xb, self.yb)]
+        pred_turned,xb,yb = (_map_rows(lambda t: t.flip(0), o, self.n) for o in (pred, self.xb, self.yb))
+        are_rows = all(len(t)==self.n for t in tensors_in(pred) if t.ndim)
         losses = self.losses_of(pred, self.xb, self.yb)
-        others = self.losses_of(*turned)
+        others = self.losses_of(pred_turned if are_rows else self.look(xb), xb, yb)
         if not are_close([losses], [others.flip(0)], 1e-3): self.refuse('other losses in another order')
 
     def refuse(self, got):
