@@ -593,7 +593,7 @@ def test_a_list_of_validation_by_probabilities_is_refused(end):
     x = torch.randn(N, 4)
     several = dict(data=(x, (x[:,:3]>0).float()), loss_func=BCEWithLogitsLossFlat()) if end=='sigmoid' else {}
     learn = learner(WatchItemsCallback(valid=True), model=Chances(ENDS[end]), **several)
-    with pytest.raises(ValueError, match='the model in evaluation mode: got numbers from 0 to 1, wanted logits'):
+    with pytest.raises(ValueError, match=f'the model in evaluation mode: got {end} of what it predicts in training'):
         quiet_fit(learn, 2)
     quiet_fit(learner(WatchItemsCallback(), model=Chances(ENDS[end]), **several), 2)
 
