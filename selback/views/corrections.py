@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/views/07_corrections.ipynb #a0cba6f2
 import io, os, re, unicodedata
 from contextlib import contextmanager
-from functools import partial
+from itertools import chain, product
 from numbers import Number
 from pathlib import Path
 
@@ -96,35 +96,29 @@ def _table_of(parts, labels):
 
 def _users_rows(users, parts, table, columns):
     "The rows of a user's table that are those of the loaders' own; raises a `ValueError` if it is another one"
-    is_theirs = parts[0].by=='row' and users.index.is_unique and table.index.isin(users.index).all()
-    if not is_theirs or not {*columns}<={*users}:
-        raise ValueError(error_text('corrected', 'a table whose index does not tell the items of the loaders apart, or '
-            f'without {columns}', 'the one that they were made of', 'leave it out, or give it an index that does'))
+    has_rows = users is not None and parts[0].by=='row' and users.index.is_unique
+    if not has_rows or not table.index.isin(users.index).all() or not {*columns}<={*users}:
+        raise ValueError(error_text('corrected', f"no table with {columns} whose index tells the loaders' items apart",
+            'the one that they were made of, before it was processed', 'pass it: corrected(found, df)'))
     rows = users.loc[table.index]
     _check_same(rows, table, columns, 'pass the table that the loaders were made of')
     return rows
 
-class _Items:
-    "The numbers of items by their keys"
-    def __init__(self, keys, numbers):
-        self.names,self.example = [*keys],keys.iloc[0].tolist()
-        self._spell = _spelling(keys.to_numpy(dtype=object).ravel())
-        self._by_key = {}
-        for o,number in zip(self._texts(keys), numbers): self._by_key.setdefault(o, set()).add(number)
-
-    def _texts(self, keys): return [tuple(map(self._spell, row)) for row in keys.itertuples(index=False, name=None)]
-
-    def find(self, found):
-        "A set of numbers for each row; raises a `ValueError` for keys of no item"
-        keys = self._texts(found[self.names])
-        missing = [o for o in keys if o not in self._by_key]
-        if not missing: return [self._by_key[o] for o in keys]
-        raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {missing[0]}',
-            f'{self.names} such as {self.example}', 'leave these rows out, or name the column of keys: key='))
+def _items_named(found, keys, numbers):
+    "The numbers of the items that each row names by a key; raises a `ValueError` for keys of no item"
+    spell = _spelling(keys.to_numpy(dtype=object).ravel())
+    def texts(table): return [tuple(map(spell, row)) for row in table[[*keys]].itertuples(index=False, name=None)]
+    by_key = {}
+    for key,number in zip(texts(keys), numbers): by_key.setdefault(key, set()).add(number)
+    missing = [key for key in texts(found) if key not in by_key]
+    if not missing: return [by_key[key] for key in texts(found)]
+    raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {missing[0]}',
+        f'{[*keys]} such as {next(iter(by_key))}', 'leave these rows out, or name the column of keys: key='))
 
 # %% ../../nbs/views/07_corrections.ipynb #eec96abd
 def _number(text, now):
-    "A text as a number of the same type as another one"
+    "A text as a number of the same type as another label, if that is one"
+    if not isinstance(now, Number): return text
     try: value = float(text)
     except ValueError: value = np.nan
     if np.isfinite(value) and type(now)(value)==value: return type(now)(value)
@@ -133,24 +127,30 @@ def _number(text, now):
 class _Labels:
     "The labels that items have, and what a person may say of them"
     def __init__(self, now, names, new_classes=False):
+        self.now = now # of each item
         first = next(iter(now.values()))
-        self.now,self.is_several = now,isinstance(first, list)
+        self.is_several = isinstance(first, list)
         self.are_free = new_classes or names is None and isinstance(first, (float,np.floating))
-        self.read = partial(_number, now=first) if isinstance(first, Number) else str
-        values = dict.fromkeys(sum(now.values(), []) if self.is_several else now.values())
+        values = dict.fromkeys(chain(*now.values()) if self.is_several else now.values())
         self.names = names or sorted(map(str, values))
-        self.spell = _spelling([*self.names,*values])
+        self.spell = _spelling(self.names)
 
-        self.known = {'unsure': ('',None)}
-        if self.is_several: self.known |= {self.spell(f'no {o}'): (o, False) for o in self.names}
-        for o in self.names: self.known[self.spell(o)] = (o, True) if self.is_several else ('', self.read(o))
-        if not self.is_several: self.known |= {self.spell(o): ('', o) for o in values}
+        self.known = {'unsure': {'': None}} # by text, what is said of each label, or by '' which it is
+        if self.is_several: self.known |= {self.spell(f'no {o}'): {o: False} for o in self.names}
+        self.known |= {self.spell(o): self._new(o) for o in self.names}
+        if not self.is_several: self.known |= {self.spell(o): {'': o} for o in values}
+
+    def _new(self, text):
+        if self.is_several: return {text: True}
+        return {'': _number(text, next(iter(self.now.values())))}
 
     def said(self, cell):
-        "A label, and whether an item has it; of one label '', and which it is, None to leave the item out"
+        "By label, whether an item has it; by '' which one it has, None to leave the item out"
+        if pd.api.types.is_list_like(cell):
+            return dict.fromkeys(self.names, False) | {name: True for o in cell for name in self.said(o)}
         text = self.spell(cell)
         if text in self.known: return self.known[text]
-        if self.are_free: return (text, True) if self.is_several else ('', self.read(text))
+        if self.are_free: return self._new(text)
         raise ValueError(error_text('corrected', f'a label {text!r}', one_of(text, self.names),
             'new_classes=True takes it as a new one'))
 
@@ -158,20 +158,28 @@ class _Labels:
         "The labels that become others, by item; raises a `ValueError` if two answers disagree"
         by_item = {}
         for key,items,cell in answers:
-            if pd.api.types.is_list_like(cell): said = dict.fromkeys(self.names, False) | dict(map(self.said, cell))
-            else: said = dict([self.said(cell)])
-            for item in items:
-                has = by_item.setdefault(item, {})
-                for name,value in said.items():
-                    if has.setdefault(name, value)==value: continue
-                    got = f'{name} and no {name}' if name else f'labels {has[name]!r} and {value!r}'
-                    raise ValueError(error_text('corrected', f'{got} of the same item, {key}', 'one'))
+            for item,(name,value) in product(items, self.said(cell).items()):
+                if by_item.setdefault(item, {}).setdefault(name, value)!=value:
+                    got = f'{cell!r} and another label of the same item, {key}'
+                    raise ValueError(error_text('corrected', got, 'one'))
 
         def label(now, has): return [o for o in dict.fromkeys([*now,*has]) if has.get(o, o in now)]
         new = {item: has[''] if '' in has else label(self.now[item], has) for item,has in by_item.items()}
         return {item: o for item,o in new.items() if o!=self.now[item]}
 
 # %% ../../nbs/views/07_corrections.ipynb #3a96a21d
+def _keys_of(parts):
+    "The keys of both parts, in columns"
+    keys = pd.concat([of.index.to_frame(index=False) for of in parts])
+    if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
+    return keys
+
+def _check_rows(said, own, columns):
+    "Raise a `ValueError` if a row is that of another item than its key, as in a table that was numbered anew"
+    others = {'label',*columns} | {name for name in own if f'{name}_of_item' in said}
+    _check_same(said, own, [name for name in said if name in own and name not in others],
+        "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
+
 def _write(table, row, columns, delim, names, label):
     "Write a new label into a row of a table"
     at = [table.columns.get_loc(name) for name in columns]
@@ -190,40 +198,30 @@ def corrected(self:Attached,
 )->pd.DataFrame: # Raises a `ValueError` for items and labels that there are not
     "The items of both parts with corrected labels: a table to train on; the label `unsure` leaves an item out"
     parts = keys_of(self.dls)
-    lists = [labels_of(of.ds) for of in parts]
-    if lists[0] is None:
+    labels = [labels_of(of.ds) for of in parts]
+    if labels[0] is None:
         raise ValueError(error_text('corrected', 'targets that are no labels, such as masks',
             'a label for each item', 'correct them where they come from'))
-    if parts[0].is_processed and table is None:
-        raise ValueError(error_text('corrected', 'a table that was processed', 'your own, too',
-            'pass it: corrected(found, df)'))
-    now = sum(lists, [])
+    now = sum(labels, [])
     rows,columns,delim = _table_of(parts, now)
-    if table is not None: rows = _users_rows(table, parts, rows, columns)
+    if table is not None or parts[0].is_processed: rows = _users_rows(table, parts, rows, columns)
     if not isinstance(now[0], list): now = [*rows[columns[0]]]
-
-    keys = pd.concat([of.index.to_frame(index=False) for of in parts])
-    if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
     numbers = np.concatenate([of.same+n for of,n in zip(parts, (0,parts[0].same.max()+1))]).tolist()
-    items = _Items(keys if key is None else rows[[key]], numbers)
     labels = _Labels(dict(zip(numbers, now)), class_names(parts[0].ds, self.dls.train), new_classes)
 
-    found = _answers(found, items.names)
-    n_rows = len(found)
-    found = found[found.label.notna() & ((found.label!='') | ('' in labels.known))]
-    own = items.find(found)
+    keys = _keys_of(parts) if key is None else rows[[key]]
+    answers = _answers(found, [*keys])
+    said = answers[answers.label.notna() & ((answers.label!='') | ('' in labels.known))]
+    items = _items_named(said, keys, numbers)
     firsts = dict(zip(numbers[::-1], range(len(numbers))[::-1]))
-    of_items = rows.iloc[[firsts[min(o)] for o in own]]
-    told = [name for name in found if f'{name}_of_item' in found]
-    _check_same(found, of_items, [name for name in found if name in rows and name not in ('label',*columns,*told)],
-        "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
-    new = labels.changed(zip(found[items.names].to_numpy().tolist(), own, found.label))
+    _check_rows(said, rows.iloc[[firsts[min(o)] for o in items]], columns)
+    new = labels.changed(zip(said[[*keys]].to_numpy().tolist(), items, said.label))
 
     for row,number in enumerate(numbers):
         if new.get(number) is not None: _write(rows, row, columns, delim, labels.names, new[number])
     is_out = np.array([new.get(number, '') is None for number in numbers])
     n_out = sum(o is None for o in new.values())
-    print(f'corrected: of {n_rows} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
+    print(f'corrected: of {len(answers)} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
     if table is None: return rows[~is_out].sort_index(kind='stable') if parts[0].by=='row' else rows[~is_out]
     table = table.copy()
     table.loc[rows.index,columns] = rows[columns]
@@ -232,16 +230,14 @@ def corrected(self:Attached,
 # %% ../../nbs/views/07_corrections.ipynb #dc8ed2bf
 def _files_shown(selection, found, known):
     "The file of each row; raises a `ValueError` if menus can't say what is right"
-    remedy = "write the right labels into suspects().to_csv('suspects.csv'), for corrected"
-    if 'margin' not in found:
-        raise ValueError(error_text('clean_suspects', 'predictions and targets that do not tell of classes',
-            'logits or probabilities of labels', 'suspects() goes by losses'))
-    if selection.labels.n_labels>1:
-        raise ValueError(error_text('clean_suspects', 'several labels for each item', 'one', remedy))
+    if 'margin' not in found or selection.labels.n_labels>1:
+        raise ValueError(error_text('clean_suspects', 'items that have not a class each', 'one class for each',
+            'suspects() lists them'))
     files = [of.files for of in keys_of(selection.dls)]
     if files[0] is not None: return [files[part=='valid'][i] for part,i in zip(known.part, known.position)]
     got = f'a {type(selection.dls.train_ds).__name__} whose items are no files'
-    raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files', remedy))
+    raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files',
+        "write the right labels into suspects().to_csv('suspects.csv'), for corrected"))
 
 @patch
 def clean_suspects(self:Attached,
@@ -249,13 +245,10 @@ def clean_suspects(self:Attached,
     **kwargs # For `ImagesCleaner`: height and width of a picture
 ): # An `ImagesCleaner`, for `corrected`
     "Open fastai's `ImagesCleaner` on the items whose labels are most likely wrong, the likelier class preset"
-    try: from fastai.vision.widgets import ImagesCleaner
-    except ImportError as e:
-        raise ImportError(error_text('clean_suspects', f'no package {e.name}', 'widgets for notebooks',
-            "pip install ipywidgets, or go by a table: suspects().head(30).to_csv('suspects.csv')")) from e
+    from fastai.vision.widgets import ImagesCleaner # wants ipywidgets
     found,known = listed_suspects(self, 'clean_suspects')
     files = _files_shown(self, found, known)
-    names = class_names(self.dls.train_ds, self.dls.train) or sorted({*map(str, found.label)})
+    names = class_names(self.dls.train_ds, self.dls.train) or {*map(str, found.label)}
     are_there = np.flatnonzero([os.path.isfile(o) for o in files])[:check_range('n', n, 1, whole=True)]
     found,known = found.iloc[are_there],known.iloc[are_there]
     cleaner = ImagesCleaner(sorted(names), max_n=n, **kwargs)
