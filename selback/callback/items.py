@@ -273,11 +273,6 @@ class ItemKeys:
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}
         return pd.DataFrame(columns, index=range(len(self)))
 
-    def gone(self)->list: # Positions
-        "Which items have lost their file; none, if no file is there"
-        missing = [i for i,file in enumerate(self.files or ()) if not os.path.isfile(file)]
-        return missing if len(missing)<len(self) else []
-
     @property
     def first(self)->np.ndarray: # int64
         "The first position of each item, in the order of the dataset"

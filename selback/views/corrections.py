@@ -137,8 +137,8 @@ class _Labels:
 
         self.known = {'unsure': {'': None}} # by text, what is said of each label, or by '' which it is
         if self.is_several: self.known |= {self.spell(f'no {o}'): {o: False} for o in self.names}
-        self.known |= {self.spell(o): self._new(o) for o in self.names}
-        if not self.is_several: self.known |= {self.spell(o): {'': o} for o in values}
+        own = {} if self.is_several else {self.spell(o): {'': o} for o in values}
+        self.known |= own | {self.spell(o): self._new(o) for o in self.names if self.spell(o) not in own}
 
     def _new(self, text):
         if self.is_several: return {text: True}
@@ -174,10 +174,11 @@ def _keys_of(parts):
     if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
     return keys
 
+_told = 'part','label','likely','margin','probability','times_other','looks','mean_loss','loss' # by training
+
 def _check_rows(said, own, columns):
     "Raise a `ValueError` if a row is that of another item than its key, as in a table that was numbered anew"
-    others = {'label',*columns} | {name for name in own if f'{name}_of_item' in said}
-    _check_same(said, own, [name for name in said if name in own and name not in others],
+    _check_same(said, own, [name for name in said if name in own and name not in (*_told,*columns)],
         "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
 
 def _write(table, row, columns, delim, names, label):
