@@ -45,8 +45,8 @@ def _answers(found, names):
         wanted = 'the list of suspects(), its CSV file, {key: label}, or what clean_suspects returned'
         raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
 
+    if ({*names}-{*found}) & {*found.index.names}: found = found.reset_index()
     if 'part' in names and 'part' not in found: found = found.assign(part='train')
-    if not {*names}<={*found}: found = found.reset_index()
     if {*names,'label'}<={*found}: return found
     raise ValueError(error_text('corrected', f'columns {[*found]}', ' and '.join(map(repr, (*names,'label'))),
         'rename them; key= names another column that tells items apart'))
@@ -112,8 +112,9 @@ def _items_named(found, keys, numbers):
     for key,number in zip(texts(keys), numbers): by_key.setdefault(key, set()).add(number)
     missing = [key for key in texts(found) if key not in by_key]
     if not missing: return [by_key[key] for key in texts(found)]
-    raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {missing[0]}',
-        f'{[*keys]} such as {next(iter(by_key))}', 'leave these rows out, or name the column of keys: key='))
+    got,wanted = (', '.join(key) for key in (missing[0],next(iter(by_key))))
+    raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {got!r}',
+        f"{', '.join(keys)} such as {wanted!r}", 'leave these rows out, or name the column of keys: key='))
 
 # %% ../../nbs/views/07_corrections.ipynb #eec96abd
 def _number(text, now):
@@ -135,7 +136,7 @@ class _Labels:
         self.names = names or sorted(map(str, values))
         self.spell = _spelling(self.names)
 
-        self.known = {'unsure': {'': None}} # by text, what is said of each label, or by '' which it is
+        self.known = dict.fromkeys(('unsure','Unsure'), {'': None}) # what a text says, as `said` has it
         if self.is_several: self.known |= {self.spell(f'no {o}'): {o: False} for o in self.names}
         own = {} if self.is_several else {self.spell(o): {'': o} for o in values}
         self.known |= own | {self.spell(o): self._new(o) for o in self.names if self.spell(o) not in own}
@@ -253,12 +254,8 @@ def clean_suspects(self:Attached,
     are_there = np.flatnonzero([os.path.isfile(o) for o in files])[:check_range('n', n, 1, whole=True)]
     found,known = found.iloc[are_there],known.iloc[are_there]
     cleaner = ImagesCleaner(sorted(names), max_n=n, **kwargs)
-    try:
-        with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
-            cleaner.set_fns([Path(files[i]) for i in are_there])
-    except NameError as e: # fastai's widgets call `display`, which only notebooks know
-        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook',
-            'pass a table, or its CSV file, to corrected')) from e
+    with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
+        cleaner.set_fns([Path(files[i]) for i in are_there])
     cleaner.suspects = found
     is_preset = known.is_outvoted.to_numpy() & (found.margin<0).to_numpy() # rare classes are outvoted, too
     for box,label,likely,is_other in zip(cleaner.widget.children, found.label, found.likely, is_preset):
