@@ -1,5 +1,5 @@
 "Labels that may be wrong: the list of them, pictures, the map, and their correction"
-import builtins, shutil
+import shutil
 from functools import partial
 from pathlib import Path
 
