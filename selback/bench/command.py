@@ -21,7 +21,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..views.folders import UnreadableImage, check_outside, find_images, make_writable
+from ..views.folders import UnreadableImage, find_images, make_writable
 from .compute import seconds_now
 from .findings import brief, in_words, own_options, plot_runs, show_table, summarize, to_markdown, verdict
 from .compare import check_study, compare, describe, split_methods
@@ -153,7 +153,6 @@ def run_study(
     out = Path(out).expanduser()
     with _refused():
         get_learner,about,images = _prepare(data, arch, bs, size, dict(n_train=n_train, n_valid=n_valid))
-        if images is not None: check_outside(out, images)
         budgets = dict(epochs=epochs, seconds=seconds, items=items, compute=compute)
         budgets = {unit: amount for unit,amount in budgets.items() if amount is not None}
         budgets = budgets or dict(compute=10*about['n_train'])
@@ -164,7 +163,7 @@ def run_study(
         else: names = list(dict.fromkeys(split_methods(methods or _default)))
         rates = check_rates(_rates(lr))
         runs = (_race_ahead if race else _study_ahead)(names, rates, out, **plan)
-        make_writable(out)
+        make_writable(out, images)
     if images is not None: print(images.in_words(size))
     with _stopped(out):
         _tell_plan(get_learner, names, rates, runs, **plan)

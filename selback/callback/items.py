@@ -304,7 +304,7 @@ def keys_of(
     "The keys of the training and of the validation items"
     return [ItemKeys(ds, getattr(dls, 'path', '.')) for ds in datasets_of(dls)]
 
-# %% ../../nbs/callback/03_items.ipynb #46aa2947
+# %% ../../nbs/callback/03_items.ipynb #48156857
 def check_frame(
     found, # What the user has passed
     columns, # That it must have

@@ -5,14 +5,13 @@
 # %% auto #0
 __all__ = ['ByLayer', 'ByColumns', 'ByLetters', 'kind_of']
 
-# %% ../../nbs/views/02_rows.ipynb #699ddea8
+# %% ../../nbs/views/02_rows.ipynb #479cd777
 from contextlib import contextmanager
 
 import numpy as np, pandas as pd, torch
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastcore.basics import compose
-from sklearn.feature_extraction.text import HashingVectorizer
 from torch import Tensor, nn
 
 from ..core.checks import error_text
@@ -22,7 +21,7 @@ from ..callback.items import parent_of
 from ..callback.loaders import check_loader, unaugmented
 from ..callback.looking import bar, halved, look_at
 
-# %% ../../nbs/views/02_rows.ipynb #ced1982d
+# %% ../../nbs/views/02_rows.ipynb #646a4c86
 def _looked_at(learn, dl, idxs, row, **how):
     "Rows of some items in the order of their numbers, of what a pass shows"
     found = []
@@ -73,7 +72,7 @@ def _of_output(out, n):
     if out.ndim==4 and min(out.shape[2:])>=4: return pooled(out)
     return out.float().mean(1) if out.ndim==3 else out.float().flatten(1)
 
-# %% ../../nbs/views/02_rows.ipynb #562371f7
+# %% ../../nbs/views/02_rows.ipynb #9515a675
 @contextmanager
 def _maps_seen(model):
     "Within the context, note which layers return maps, and how many layers with weights have run, one at least"
@@ -97,7 +96,7 @@ def _middle_layer(ran, n):
         large = [layer for layer,_,_,side in early if side>=least]
         if large: return large[-1]
 
-# %% ../../nbs/views/02_rows.ipynb #57ac7809
+# %% ../../nbs/views/02_rows.ipynb #1e4ab982
 def _two_d(o): return o if o.ndim==2 else o[:,None]
 
 class ByColumns:
@@ -124,7 +123,7 @@ class ByColumns:
 
     def named(self, model): return 'column by column'
 
-# %% ../../nbs/views/02_rows.ipynb #988ef550
+# %% ../../nbs/views/02_rows.ipynb #dc99a877
 def _text_of(ds):
     "What hands out the text of an item, as it is before its words get numbers"
     parent,at = parent_of(ds)
@@ -143,6 +142,7 @@ def _words(o):
 
 def _hashed(texts):
     "Which letters follow each other, and a number that only equal texts share"
+    from sklearn.feature_extraction.text import HashingVectorizer # here, since only texts need it
     letters = HashingVectorizer(analyzer='char', ngram_range=(5,5), n_features=1024, dtype=np.float32)
     codes = pd.util.hash_array(np.array([o.lower() for o in texts], dtype=object))
     return told_apart(torch.from_numpy(letters.transform(texts).toarray()), torch.from_numpy(codes.view(np.int64)))
@@ -165,7 +165,7 @@ class ByLetters:
 
     def named(self, model): return 'five letters at a time'
 
-# %% ../../nbs/views/02_rows.ipynb #ee9f0a8c
+# %% ../../nbs/views/02_rows.ipynb #dfaa4bfd
 def kind_of(
     learn:Learner, # Stays as it is
     layer:nn.Module|None=None, # By whose output items are compared; None: it is chosen
