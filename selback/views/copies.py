@@ -25,7 +25,7 @@ from ..callback.items import check_frame, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
 from ..callback.looking import bar
 from .pictures import shortened
-from .rows import kind_of
+from .rows import ByLayer, kind_of
 from .views import width
 
 # %% ../../nbs/views/09_copies.ipynb #9aeab790
@@ -57,33 +57,17 @@ def _listed(keys, items, pairs):
         label=labels, other_label=other_labels, group=group))
 
 # %% ../../nbs/views/09_copies.ipynb #fceca445
-only_images = 'leave them out: get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)]'
+def _rows_of(learn, kind, items, **how):
+    "Rows of the items of all parts"
+    def own(part, at): return kind.rows(learn, learn.dls.loaders[part], torch.tensor(at.to_numpy()), **how)
+    return torch.cat([own(part, at) for part,at in items.groupby('part')['at']])
 
-def _check_files(keys):
-    "Raise a `ValueError` if images can't be opened"
-    files = [file for own in keys for file in own.files or () if PurePath(file).suffix.lower() in image_extensions]
-    with ThreadPoolExecutor(4) as pool: bad = [file for file,ok in zip(files, pool.map(verify_image, files)) if not ok]
-    if not bad: return
-    named = ', '.join(map(repr, bad[:5]))+(' and so on' if len(bad)>5 else '')
-    got = f'{len(bad)} files that cannot be opened: {named}'
-    raise ValueError(error_text('find_copies', got, 'images', only_images))
-
-def _parts_within(within, keys):
-    "The numbers of the parts that are looked at; raises a `ValueError` if there are none"
-    known = dict(both=[0,1], across=[0,1], train=[0], valid=[1])
-    if within not in known:
-        raise ValueError(error_text('within', repr(within), "'both', 'across', 'train' or 'valid'"))
-    if len(keys)<2 and within in ('across','valid'):
-        raise ValueError(error_text('within', f'{within!r} of a learner without validation items', "'train'"))
-    return known[within][:len(keys)]
-
-def _check_rows(rows):
-    "Raise a `ValueError` if the features of items tell nothing"
-    if not rows.isfinite().all(): got = 'features that are NaN or infinite'
-    elif len(rows)>2 and (rows==rows[:1]).all(): got = 'the same features of all items'
-    else: return
-    remedy = 'name another, layer=learn.model[0], or train first'
-    raise ValueError(error_text('find_copies', got, 'a layer that tells items apart', remedy))
+def _asked_and_among(items, within):
+    "Which items are looked for, and among which"
+    every = torch.arange(len(items))
+    if within!='across': return every,every
+    is_valid = torch.tensor(items.part.to_numpy()==1)
+    return every[is_valid],every[~is_valid]
 
 @patch
 def find_copies(self:Learner,
@@ -96,41 +80,67 @@ def find_copies(self:Learner,
     if n is not None: n = check_range('n', n, 1, whole=True)
     keys = keys_of(self.dls)
     parts = _parts_within(within, keys)
-    _check_files([keys[i] for i in parts])
     items = _items_of(keys, parts)
-    if len(items)<2:
-        remedy = 'give a learner that was loaded its data: learn.dls = ...'
-        raise ValueError(error_text('find_copies', f'{len(items)} items', 'two at least', remedy))
-
+    _check_items(items, [keys[i] for i in parts])
     with fixed_random():
         kind = kind_of(self, layer)
-        if flips and not hasattr(kind, 'layer'):
-            raise ValueError(error_text('flips', 'True for rows or texts', 'images', 'leave flips out'))
-        def rows_of(**how):
-            return torch.cat([kind.rows(self, self.dls.loaders[i], torch.tensor(own['at'].to_numpy()), **how)
-                for i,own in items.groupby('part')])
-        rows = rows_of()
-        if flips: rows = torch.cat([rows, rows_of(mirrors=True)])
-        _check_rows(rows)
-        x,*mirrored = kind.vectors(rows).split(len(items))
+        _check_flips(flips, kind)
+        rows = _rows_of(self, kind, items)
+        if flips: rows = torch.cat([rows, _rows_of(self, kind, items, mirrors=True)])
+    _check_rows(rows)
 
-    every = torch.arange(len(items))
-    asked,among,own = every,every,every
-    if within=='across':
-        is_valid = torch.tensor(items.part.to_numpy()==1)
-        asked,among,own = every[is_valid],every[~is_valid],None
-    similar,at = nearest(x[asked], x[among], n_near, own, device=self.dls.device, ticks=bar(self, 'neighbours'),
-        mirrored=mirrored[0][asked] if mirrored else None)
-    # a pair is found from both sides, or across
-    by_chance = kind.equal_by_chance(rows)*2*len(asked)*len(among)/max(1, len(items)*(len(items)-1))
-    pairs = likely_pairs(similar, among[at], asked, by_chance)
+    x,*mirrored = kind.vectors(rows).split(len(items))
+    asked,among = _asked_and_among(items, within)
+    own = None if within=='across' else asked
+    mirrored = mirrored[0][asked] if flips else None
+    bars = bar(self, 'neighbours')
+    similar,at = nearest(x[asked], x[among], n_near, own, device=self.dls.device, ticks=bars, mirrored=mirrored)
+    share = 2*len(asked)*len(among)/max(1, len(items)*(len(items)-1)) # a pair is found from both sides, or across
+    pairs = likely_pairs(similar, among[at], asked, kind.equal_by_chance(rows)*share)
 
     n_likely = int(pairs.is_likely.sum())
     pairs = pairs.head(max(5, n_likely) if n is None else n)
-    likely = f'some {n_likely} pairs are likelier copies than not; look at them: learn.show_copies(found=...)'
-    said = likely if n_likely else f'no pair is likelier a copy than not; the first {len(pairs)} are listed'
+    said = f'no pair is likelier a copy than not; the first {len(pairs)} are listed'
+    if n_likely:
+        said = f'some {n_likely} pairs are likelier copies than not; look at them: learn.show_copies(found=...)'
     print(f'find_copies: {len(items):,} items, compared {kind.named(self.model)}: {said}.')
     return _listed(keys, items, pairs)
+
+# %% ../../nbs/views/09_copies.ipynb #33446da4
+def _parts_within(within, keys):
+    "The numbers of the parts that are looked at; raises a `ValueError` if there are none"
+    known = dict(both=[0,1], across=[0,1], train=[0], valid=[1])
+    if within not in known:
+        raise ValueError(error_text('within', repr(within), "'both', 'across', 'train' or 'valid'"))
+    if len(keys)<2 and within in ('across','valid'):
+        raise ValueError(error_text('within', f'{within!r} of a learner without validation items', "'train'"))
+    return known[within][:len(keys)]
+
+only_images = 'leave them out: get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)]'
+
+def _check_items(items, keys):
+    "Raise a `ValueError` if there are no pairs, or if images can't be opened"
+    if len(items)<2:
+        remedy = 'give a learner that was loaded its data: learn.dls = ...'
+        raise ValueError(error_text('find_copies', f'{len(items)} items', 'two at least', remedy))
+    files = [file for own in keys for file in own.files or () if PurePath(file).suffix.lower() in image_extensions]
+    with ThreadPoolExecutor(4) as pool: bad = [file for file,ok in zip(files, pool.map(verify_image, files)) if not ok]
+    if not bad: return
+    named = ', '.join(map(repr, bad[:5]))+(' and so on' if len(bad)>5 else '')
+    got = f'{len(bad)} files that cannot be opened: {named}'
+    raise ValueError(error_text('find_copies', got, 'images', only_images))
+
+def _check_flips(flips, kind):
+    if not flips or isinstance(kind, ByLayer): return
+    raise ValueError(error_text('flips', 'True for rows or texts', 'images', 'leave flips out'))
+
+def _check_rows(rows):
+    "Raise a `ValueError` if the features of items tell nothing"
+    if not rows.isfinite().all(): got = 'features that are NaN or infinite'
+    elif len(rows)>2 and (rows==rows[:1]).all(): got = 'the same features of all items'
+    else: return
+    remedy = 'name another, layer=learn.model[0], or train first'
+    raise ValueError(error_text('find_copies', got, 'a layer that tells items apart', remedy))
 
 # %% ../../nbs/views/09_copies.ipynb #9fb24384
 def places_of(
