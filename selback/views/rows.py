@@ -135,21 +135,21 @@ def _text_of(ds):
     return lambda i: _words(read(items[at[i]]))
 
 def _words(o):
-    "A text without fastai's marks of capitals; of tokens that are known by their numbers, the numbers"
+    "A text without fastai's marks, which all have; of tokens that are known by their numbers, the numbers"
     if isinstance(o, str): return str(o)
     if isinstance(o, Tensor): o = o.flatten().tolist()
-    return ' '.join(str(word) for word in o if word not in ('xxmaj','xxup'))
+    return ' '.join(str(word) for word in o if word not in ('xxbos','xxmaj','xxup'))
 
 def letters_of(
     texts:list,
 )->Tensor: # float16, shape (n, 1024)
-    "Which three to five letters follow each other, small or capital"
+    "Which one to five letters follow each other, small or capital"
     from sklearn.feature_extraction.text import HashingVectorizer # here, since only texts need it
-    hashed = HashingVectorizer(analyzer='char', ngram_range=(3,5), n_features=1024, dtype=np.float32)
-    return torch.from_numpy(hashed.transform([f' {o} ' for o in texts]).toarray()).half()
+    hashed = HashingVectorizer(analyzer='char', ngram_range=(1,5), n_features=1024, dtype=np.float32)
+    return torch.from_numpy(hashed.transform(texts).toarray()).half()
 
 class ByLetters:
-    "Texts by three to five letters at a time; the network is not asked"
+    "Texts by one to five letters at a time; the network is not asked"
 
     def rows(self, learn, dl, idxs):
         "A row for each of some texts of a loader"
@@ -161,7 +161,7 @@ class ByLetters:
 
     def equal_by_chance(self, rows): return 0.
 
-    def named(self, model): return 'by three to five letters at a time'
+    def named(self, model): return 'by one to five letters at a time'
 
 # %% ../../nbs/views/02_rows.ipynb #dfaa4bfd
 def kind_of(
