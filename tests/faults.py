@@ -33,8 +33,8 @@ FAULTS = [
         '    trained = {group[number(o)] for pair in places for o in pair if o[0]==1}',
         'found_copies'),
     Fault('groups_are_torn', 'views/copies.py',
-        '    for i,o in enumerate(group): members.setdefault(o, []).append(i)',
-        '    for i,o in enumerate(group): members.setdefault(i, []).append(i)',
+        "    members = np.split(group.argsort(kind='stable'), np.bincount(group).cumsum()[:-1])",
+        '    members = np.split(np.arange(len(group)), np.bincount(group).cumsum()[:-1])',
         'found_copies'),
     # what is chosen
     Fault('easiest_first', 'core/policies.py',

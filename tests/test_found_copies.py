@@ -219,11 +219,12 @@ def test_files_that_leak_are_gone_from_validation(folder):
 def test_a_splitter_keeps_groups_together_and_is_as_large_as_asked_for(valid_pct):
     "And leaves random states alone"
     df = pd.DataFrame(index=range(100, 300))
-    found = pd.DataFrame(dict(item=[100,101,150,160], other=[101,102,151,299]))
+    pairs = [(100,101), (101,102), (150,151), *zip(range(160, 180), range(299, 279, -1))]
+    found = pd.DataFrame(pairs, columns=['item','other'])
     state = torch.get_rng_state()
     train,valid = without_copies(found, valid_pct, seed=3)(df)
     assert sorted(train+valid)==[*range(200)] and len(valid)==200*valid_pct
-    for group in ({0,1,2},{50,51},{60,199}): assert group<={*train} or group<={*valid}
+    for group in ({0,1,2},{50,51},*({60+i,199-i} for i in range(20))): assert group<={*train} or group<={*valid}
     assert without_copies(found, valid_pct, seed=3)(df)==(train,valid)!=without_copies(found, valid_pct, seed=4)(df)
     without_copies(found)(df)
     assert torch.get_rng_state().equal(state)

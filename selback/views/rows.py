@@ -35,7 +35,10 @@ def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 class ByLayer:
     "Items by what a layer returns"
 
-    def __init__(self, layer): self.layer = layer
+    def __init__(self,
+        layer:nn.Module, # Of the model
+    ):
+        self.layer = layer
 
     def rows(self, learn, dl, idxs, mirrors=False):
         "A row for each of some items of a loader, or for their mirror images, in halves"
@@ -102,7 +105,9 @@ def _two_d(o): return o if o.ndim==2 else o[:,None]
 class ByColumns:
     "Rows of a table, by all of their columns as the network gets them"
 
-    def __init__(self, inputs):
+    def __init__(self,
+        inputs, # Tensors, of a batch
+    ):
         are_numbers = [o.dtype.is_floating_point for o in inputs for _ in range(_two_d(o).shape[1])]
         self.is_number = torch.tensor(are_numbers)
 
@@ -141,7 +146,7 @@ def _words(o):
     return ' '.join(str(word) for word in o if word not in ('xxbos','xxmaj','xxup'))
 
 def letters_of(
-    texts:list,
+    texts:list, # Of text
 )->Tensor: # float16, shape (n, 1024)
     "Which one to five letters follow each other, small or capital"
     from sklearn.feature_extraction.text import HashingVectorizer # here, since only texts need it
