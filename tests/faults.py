@@ -36,6 +36,10 @@ FAULTS = [
         "    members = np.split(group.argsort(kind='stable'), np.bincount(group).cumsum()[:-1])",
         '    members = np.split(np.arange(len(group)), np.bincount(group).cumsum()[:-1])',
         'found_copies'),
+    Fault('marks_are_words', 'views/rows.py',
+        "for word in o if word not in ('xxbos','xxmaj','xxup'))",
+        'for word in o)',
+        'found_copies'),
     # what is chosen
     Fault('easiest_first', 'core/policies.py',
         '    if not n_bottom: return _first(hardest_first, n_top, multiple_of)',

@@ -397,6 +397,7 @@ def test_what_is_no_list_of_copies():
     for asked in (lambda o: learn.show_copies(found=o), lambda o: without_leaks(learn.dls, o), without_copies):
         for given in ([1], found[['item']]):
             with pytest.raises(TypeError, match=r'wanted what learn\.find_copies\(\) returned'): asked(given)
+    with pytest.raises(TypeError, match='show_copies: '): learn.show_copies(found=found.drop(columns='label'))
     with pytest.raises(ValueError, match='got an item 999 of part'): learn.show_copies(found=found.assign(item=999))
 
 @pytest.mark.parametrize('pairs, items, said', [

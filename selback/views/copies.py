@@ -231,6 +231,7 @@ def show_copies(self:Learner,
     "Show pairs of likely copies side by side, with their parts and labels"
     n = check_range('n', n, 1, whole=True)
     if found is None: found = self.find_copies()
+    check_frame(found, ('similarity','label','other_label'), 'show_copies', 'what learn.find_copies() returned')
     places = _pairs_of_places(self.dls, found, 'show_copies')
     if not places: raise ValueError('show_copies: got an empty list, wanted a pair at least.')
     order = (~labels_differ(found)).argsort(kind='stable') if differ else np.arange(len(found))
