@@ -163,7 +163,9 @@ def places_of(
 def _pairs_of_places(dls, found, asked):
     "Where both items of each row of a list of copies are"
     check_frame(found, ('item','part','other','other_part'), asked, 'what learn.find_copies() returned')
-    return [*zip(places_of(dls, found['item'], found.part, asked), places_of(dls, found.other, found.other_part, asked))]
+    first = places_of(dls, found['item'], found.part, asked)
+    second = places_of(dls, found.other, found.other_part, asked)
+    return [*zip(first, second)]
 
 def shown_sample(
     learn, # Of which the item is
@@ -237,10 +239,11 @@ def show_copies(self:Learner,
     order = (~labels_differ(found)).argsort(kind='stable') if differ else np.arange(len(found))
     found,places = found.iloc[order[:n]],[places[i] for i in order[:n]]
     shown = [[shown_sample(self, place, 'show_copies') for place in pair] for pair in places]
-    if shown[0][0] is None:
+    if isinstance(shown[0][0], str):
+        _show_rows(found, [[dict(text=shortened(o, 200)) for o in pair] for pair in shown])
+    elif shown[0][0] is None:
         tables = [own.columns() for own in keys_of(self.dls)]
         _show_rows(found, [[dict(tables[part].iloc[i]) for part,i in pair] for pair in places])
-    elif isinstance(shown[0][0], str): _show_rows(found, [[dict(text=shortened(o, 200)) for o in pair] for pair in shown])
     else: _show_pictures(found, shown)
 
 # %% ../../nbs/views/09_copies.ipynb #025079ef

@@ -54,7 +54,8 @@ class ByLayer:
         try: yield seen
         finally: hook.remove()
         if seen: return
-        raise ValueError(error_text('layer', f'a {type(self.layer).__name__} that does not', 'one that runs in the model'))
+        got = f'a {type(self.layer).__name__} that does not'
+        raise ValueError(error_text('layer', got, 'one that runs in the model'))
 
     def vectors(self, rows): return unit(whitened(rows))
 
