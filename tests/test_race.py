@@ -83,7 +83,7 @@ def test_a_race_too_short_to_choose_says_so_first(epochs, short, capsys):
 @pytest.mark.parametrize('kwargs,error,match', [
     (dict(methods='none,random_subset'), ValueError, 'wanted one at least that chooses by loss'),
     (dict(methods='nonsense'), ValueError, "method: got 'nonsense'"),
-    (dict(methods={'none': 'favor_hard', 'a': 'info_batch'}), ValueError, "methods: got 'favor_hard' by the name 'none'"),
+    (dict(methods={'none': 'favor_hard', 'a': 'info_batch'}), ValueError, "got 'favor_hard' by the name 'none'"),
     (dict(methods='favor_hard(beta=-1)'), ValueError, 'beta: got -1'),
     (dict(compute=0), ValueError, 'compute: got 0'),
     (dict(annealing='cosine'), ValueError, "annealing: got 'cosine'"),
