@@ -19,7 +19,7 @@ from fastcore.script import anno_parser
 from ..core.checks import error_text
 from ..callback.attach import known_methods
 from ..views.folders import UnreadableImage, check_outside, find_images, make_writable
-from .findings import own_options, plot_runs, show_table, summarize, to_markdown
+from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers
 from .race import race as run_race
@@ -95,7 +95,7 @@ def _report(runs, about, out):
     "Write the tables and the plots to a folder; what to print of them, in blocks if the terminal is narrower"
     last,said = runs.compared,runs.verdict
     shown = show_table(last)
-    summarize(last).to_csv(out/'summary.csv', index=False, float_format='%.6g')
+    last_epochs(last).to_csv(out/'summary.csv', index=False, float_format='%.6g')
     (out/'table.md').write_text(f'{to_markdown(shown)}\n\n{said}\n', encoding='utf-8')
     title = '{data}, {arch}, batch size {bs}, {device}'.format(**about)
     fig = plot_runs(last, f'{title}, {last.budget.iloc[0]}')[0].figure

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['get_method', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment', 'describe', 'makers_of',
            'Study', 'check_study', 'checked_learner', 'compare', 'Runs', 'TensorItems', 'get_dls', 'get_model',
-           'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+           'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -32,10 +32,10 @@ from ..callback.attach import Attached
 from ..callback.loaders import known_of
 from .compute import Compute, Unit, counted_steps, seconds_now, unit_of
 from .findings import check_epochs, equal_of, is_control, is_random, last_round, parse_method, word_of
-from .findings import measure_of, plot_runs, show_table, summarize, to_markdown, verdict
+from .findings import measure_of, plot_runs, show_table, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
-    'measure_of', 'plot_runs', 'show_table', 'summarize', 'to_markdown', 'verdict']
+    'measure_of', 'plot_runs', 'show_table', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #1c1de6dd
 def get_method(

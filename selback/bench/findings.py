@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['words', 'min_seeds', 'last_round', 'last_epochs', 'relative', 'word_of', 'measure_of', 'check_epochs', 'equal_of',
            'never_selected', 'is_random', 'is_control', 'interval', 'Difference', 'signed', 'over_seeds', 'paired',
-           'parse_method', 'own_options', 'options_of', 'summarize', 'table', 'differences', 'show_table',
-           'to_markdown', 'verdict', 'plot_runs']
+           'parse_method', 'own_options', 'options_of', 'table', 'differences', 'show_table', 'to_markdown', 'verdict',
+           'plot_runs']
 
 # %% ../../nbs/bench/02_findings.ipynb #ff8aaeed
 import ast, inspect
@@ -86,7 +86,7 @@ def equal_of(
 
 # %% ../../nbs/bench/02_findings.ipynb #dcf06bf7
 def never_selected(
-    runs:pd.DataFrame, # As `compare` or `summarize` returns it
+    runs:pd.DataFrame, # As `compare` returns it
 )->list: # Names of methods
     "The methods that trained on full batches of all items throughout, in every run"
     if 'selected' in runs: selected = runs.selected
@@ -123,7 +123,8 @@ def interval(
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80
 class Difference(NamedTuple):
-    "How much higher the loss or error of a method is than another's, as a share of it; below 0 it is better"
+    """How much higher the loss or error of a method is than another's, as a share of it; below 0 it is better. As text,
+    it is such as 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"""
     mean:float # Over the seeds
     low:float # End of the 95 % interval; NaN for one seed or two
     high:float # The other end
@@ -147,30 +148,16 @@ class Difference(NamedTuple):
         return f'{signed(self.low)} to {signed(self.high)}'
 
     @property
-    def sure(self)->str:
-        "How sure that is, in words"
-        more = f', diverged on {self.diverged} more' if self.diverged else ''
-        on = 'on one seed' if self.seeds==1 else f'better on {self.better} of {self.seeds} seeds'
-        if self.seeds<min_seeds: return f'{on}, which proves little{more}'
-        return f'95 % interval {self.span}, {on}{more}'
-
-    @property
-    def verdict(self)->str:
-        "Such as 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"
-        clearly = f"clearly {'better' if self.mean<0 else 'worse'}" if self.is_clear else 'not clear'
-        span = f' ({self.span})' if self.seeds>=min_seeds else ''
-        seeds = '1 seed' if self.seeds==1 else f'{self.seeds} seeds'
-        more = f', {self.diverged} more diverged' if self.diverged else ''
-        return f'{clearly}: {signed(self.mean)}{span} in {seeds}{more}'
-
-    @property
     def brief(self)->str:
         "For a table"
         return signed(self.mean) if self.is_clear else f'no clear difference ({signed(self.mean)})'
 
     def __str__(self):
-        if self.is_clear: return f'{self.size} ({self.sure})'
-        return f'not clearly different ({signed(self.mean)}, {self.sure})'
+        clearly = f"clearly {'better' if self.mean<0 else 'worse'}" if self.is_clear else 'not clear'
+        span = f' ({self.span})' if self.seeds>=min_seeds else ''
+        seeds = '1 seed' if self.seeds==1 else f'{self.seeds} seeds'
+        more = f', {self.diverged} more diverged' if self.diverged else ''
+        return f'{clearly}: {signed(self.mean)}{span} in {seeds}{more}'
 
 # %% ../../nbs/bench/02_findings.ipynb #4fdb0e38
 def signed(
@@ -249,42 +236,29 @@ def options_of(
     return ', '.join(f'{option}={written(value)}' for option,value in (on | given).items())
 
 # %% ../../nbs/bench/02_findings.ipynb #64989a4c
-def summarize(
-    runs:pd.DataFrame, # As `compare` returns it
-    measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
-)->pd.DataFrame: # A row for each run
-    "What each run cost and ended with, and its differences from plain training and the random control"
-    measure = measure or measure_of(runs)
-    word = word_of(measure)
-    ends,equal,idle = last_epochs(runs),equal_of(runs),never_selected(runs)
-    costs = 'seconds','cpu_seconds','forwarded','backpropagated','compute','selected','kept'
-    rows = ends[['method','seed', *(c for c in costs if c in ends)]].assign(**{word: ends[measure]})
-
-    random = next(filter(is_random, runs.method.unique()), None)
-    for name,control in dict(random=random, plain='none').items():
-        if equal is None or control not in runs.method.values: continue
-        of_seed = ends[ends.method==control].set_index('seed')[measure]
-        higher = pd.Series(relative(ends[measure], ends.seed.map(of_seed)))
-        rows[f'vs {name}, equal {equal}'] = higher.mask(ends.method.isin([control,*idle]))
-    return rows
-
 def table(
-    summary:pd.DataFrame, # As `summarize` returns it
+    ends:pd.DataFrame, # Method, seed and columns of numbers of what `last_epochs` returns
 )->pd.DataFrame: # A row for each method
     "Means over the seeds; NaN if one of them is"
-    return summary.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
+    return ends.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
 
-# %% ../../nbs/bench/02_findings.ipynb #fcf64ab5
 def differences(
-    summary:pd.DataFrame, # As `summarize` returns it
+    runs:pd.DataFrame, # As `compare` returns it
+    measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
 )->pd.DataFrame: # For each method (rows) and control (columns) a `Difference`; None: it has none, or not on every seed
-    "How a method's runs differ from those of plain training and of the random control"
-    are_factors = _are_factors(summary[next(word for word in words.values() if word in summary)])
-    def difference(shares): return over_seeds(shares, are_factors) if np.isfinite(shares).all() else None
-    columns = sorted(c for c in summary if c.startswith('vs ')) # from plain training first
-    by_method = summary.groupby('method', sort=False)
-    found = {c: pd.Series({m: difference(shares) for m,shares in by_method[c]}, dtype=object) for c in columns}
-    return pd.DataFrame(found)
+    "How the runs of each method end, against those of plain training and of the random control"
+    measure,equal,idle = measure or measure_of(runs),equal_of(runs),never_selected(runs)
+    ends = last_epochs(runs)
+    of_method = {m: own.set_index('seed')[measure] for m,own in ends.groupby('method', sort=False)}
+    def difference(method, control):
+        shares = relative(of_method[method], of_method[control].reindex(of_method[method].index))
+        if method in (control,*idle) or not np.isfinite(shares).all(): return None
+        return over_seeds(shares, _are_factors(ends[measure]))
+
+    controls = dict(plain='none', random=next(filter(is_random, of_method), None))
+    found = {f'vs {name}, equal {equal}': pd.Series({m: difference(m, control) for m in of_method}, dtype=object)
+        for name,control in controls.items() if equal and control in of_method}
+    return pd.DataFrame(found, index=[*of_method])
 
 # %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def _cell(value):
@@ -298,15 +272,14 @@ def show_table(
     measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
 )->pd.DataFrame: # Strings, a column for each method; a dash for what does not apply
     "Means over the seeds, for reading: the loss or error, what clearly differs, and what it took"
-    word,equal = word_of(measure or measure_of(runs)),equal_of(runs)
-    summary = summarize(runs, measure)
-    costs = {'seconds': 'seconds', 'backpropagated': 'items', 'kept': 'share kept'}
-    means = table(summary).rename(columns=costs | {word: f'{word}, equal {equal}' if equal else word})
-    took = [name for name in costs.values() if name in means]
-    first = next(name for name in means if name.startswith(word))
-    shown = pd.concat([means[[first]], differences(summary)], axis=1).map(_cell)
+    measure,equal = measure or measure_of(runs),equal_of(runs)
+    word = word_of(measure)
+    named = {measure: f'{word}, equal {equal}' if equal else word}
+    took = dict(seconds='seconds', backpropagated='items', kept='share kept')
+    means = table(last_epochs(runs)[['method','seed',measure,*took]]).rename(columns=named | took)
+    shown = pd.concat([means[[*named.values()]], differences(runs, measure)], axis=1).map(_cell)
     shown['options'] = shown.index.map(options_of)
-    return pd.concat([shown, means[took].map(_cell)], axis=1).T.rename_axis(columns=None)
+    return pd.concat([shown, means[[*took.values()]].map(_cell)], axis=1).T.rename_axis(columns=None)
 
 def to_markdown(
     shown:pd.DataFrame, # As `show_table` returns it
@@ -333,9 +306,9 @@ def _best(ends, measure, equal):
     def from_plain(method): return paired(ends, method, 'none', measure).mean,method
     best = min(choosing, key=from_plain)
     versus = {m: paired(ends, best, m, measure) for m in ended if m!=best}
-    said = f"At equal {equal} the {word_of(measure)} of {best}, against plain training, is {versus['none'].verdict}"
+    said = f"At equal {equal} the {word_of(measure)} of {best}, against plain training, is {versus['none']}"
     random = min(filter(is_random, ended), key=from_plain, default=None)
-    if random: said += f'; against a random choice, {versus[random].verdict}'
+    if random: said += f'; against a random choice, {versus[random]}'
     like = [m for m in choosing if m!=best and not versus[m].is_clear]
     if like: said += f'; against {_listed(sorted(like))}, not clear'
     return f'{said}.'
