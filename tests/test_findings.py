@@ -96,7 +96,8 @@ def test_all_differences_are_of_one_moment(measure, of):
     "The end, whatever two runs are compared, however good one was on its way, and in whatever order the rows stand"
     at = {'none': .5, 'top_loss': .4, RANDOM: .45}
     for runs in (RUNS, RUNS.sort_values('epoch', kind='stable')):
-        assert table(last_epochs(runs)[['method','seed',measure]])[measure].to_dict()==pytest.approx({m: loss*of for m,loss in at.items()})
+        means = table(last_epochs(runs)[['method','seed',measure]])[measure]
+        assert means.to_dict()==pytest.approx({m: loss*of for m,loss in at.items()})
         found = differences(runs, measure)
         assert found.loc['top_loss','vs plain, equal time'].mean==pytest.approx(.4/.5-1)
         assert found.loc[RANDOM,'vs plain, equal time'].mean==pytest.approx(.45/.5-1)
