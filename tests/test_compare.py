@@ -313,12 +313,6 @@ def test_stored_runs_are_recognised(name):
     pd.testing.assert_frame_equal(read, runs, check_dtype=False)
 
 # what is said
-def mean_iou_error(pred, y): return error(pred, y)
-
-@pytest.mark.parametrize('metric', [error_rate, mean_iou_error, error])
-def test_errors_by_any_name_are_taken(metric):
-    assert len(compare(lambda: learner_with(metric), ['none'], 1, 1, plot=False))==1
-
 class SaysWhatItCompares:
     "What a comparison of some methods says, 'trains' for each fit"
     def __init__(self, capsys, monkeypatch):

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest, torch
 from fastai.callback.core import CancelFitException
-from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
@@ -34,8 +33,6 @@ def replaying(choices, *cbs):
 
 def kept_of(row): return set(row.nonzero()[:,0].tolist())
 
-def trained_by_epoch(learn): return learn.selection.stats.query('step>=0').groupby('epoch').trained.sum()
-
 # a proxy trains
 def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
     def run(first):
@@ -50,10 +47,6 @@ def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
     assert train_proxy(learn, proxy, every=4) is proxy
     assert not same(before, proxy.state_dict())
     assert proxy[1].num_batches_tracked==2 # of seven batches, every fourth
-
-@pytest.mark.parametrize('bad', [dict(n_epoch=0), dict(lr=-1.)], ids=str)
-def test_trainings_of_a_proxy_that_are_refused(bad):
-    with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(short_learner(), mlp(), **bad)
 
 # what a proxy keeps
 def n_kept(n, keep): return max(2, int(keep*n))
@@ -119,23 +112,6 @@ def test_an_item_that_an_epoch_did_not_see_keeps_its_last_choice():
         assert torch.equal(now[unseen], before[unseen])
         before = now
 
-def one_fit(small): small.fit_one_cycle(2, .1)
-
-def two_fits(small):
-    small.fit(1)
-    small.fit(1)
-
-@pytest.mark.parametrize('fit', [one_fit, two_fits], ids=['one','two'])
-def test_recording_leaves_no_trace_and_counts_all_fits(fit):
-    recorded = learner()
-    assert len(record_choices(recorded, proxy(), fit))==2
-    proxy() # leaves the random states as they are for the other
-    after_recording = hash_of(quiet_fit(recorded, 2).model)
-
-    plain = learner()
-    proxy()
-    assert hash_of(quiet_fit(plain, 2).model)==after_recording
-
 # what a replay loads
 def loaded(cb, n_epoch, **kwargs):
     "The items of each epoch"
@@ -156,13 +132,6 @@ def test_an_epoch_is_the_shuffle_less_what_its_recorded_one_left_out(n_epoch, bs
         assert wanted<=set(epoch)
         assert len(epoch)-len(wanted)==would_be_alone
         assert epoch!=sorted(epoch)
-
-@pytest.mark.parametrize('other', [MixUp(.4), CPUMixedPrecision(), GradientAccumulation(24)], ids=lambda cb: cb.name)
-def test_other_callbacks_leave_the_choice_alone(other):
-    "As the card says"
-    kept = some_choices(learner())
-    learn = quiet_fit(replaying(kept, other), 4)
-    assert trained_by_epoch(learn).tolist()==[n+(n%16==1) for n in kept.sum(1).tolist()] # no item trains alone
 
 def test_what_is_left_out_is_never_read():
     kept = some_choices(learner(), 2)
@@ -239,13 +208,3 @@ def test_a_proxy_that_diverged_is_an_error():
     with torch.no_grad(): net.net.weight.fill_(float('nan'))
     with pytest.raises(ValueError, match='no finite loss from the proxy in epoch 0'):
         record_choices(learner(), net, fit_once)
-
-@pytest.mark.parametrize('kwargs', [dict(keep=0), dict(keep=1.5), dict(every=0)], ids=str)
-def test_shares_that_cannot_be_recorded(kwargs):
-    with pytest.raises(ValueError): record_choices(learner(), proxy(), fit_once, **kwargs)
-
-def test_what_cannot_be_recorded():
-    learn = learner()
-    with pytest.raises(ValueError, match='trained no epoch'): record_choices(learn, proxy(), lambda small: None)
-    with pytest.raises(TypeError, match='fit: got 5, wanted a function'): record_choices(learn, proxy(), 5)
-    with pytest.raises(TypeError, match='proxy: got None, wanted a model'): record_choices(learn, None, fit_once)
