@@ -296,7 +296,10 @@ def check_study(
     annealing:str='one_cycle', # As `schedule` takes it
     path:Path|None=None, # A CSV file
     about:dict|None=None, # What else tells this study from others: columns of the file
-    epochs=None, seconds=None, items=None, compute=None # The budget: one of these
+    epochs=None, # Of each run
+    seconds=None, # Or the budget of each, as `compare` takes it
+    items=None, # Or
+    compute=None, # Or
 )->Study: # Raises a `ValueError` or a `TypeError`
     "Check what `compare` gets, before the first run, and read the runs that are there"
     about = about or {}

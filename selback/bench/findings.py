@@ -123,8 +123,7 @@ def interval(
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80
 class Difference(NamedTuple):
-    """How much higher the loss or error of a method is than another's, as a share of it; below 0 it is better. As text,
-    it is such as 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"""
+    "How much higher a method's loss is than another's: 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"
     mean:float # Over the seeds
     low:float # End of the 95 % interval; NaN for one seed or two
     high:float # The other end
