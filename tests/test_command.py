@@ -131,7 +131,7 @@ BAD_INPUT = [
 def test_bad_input_is_answered_in_one_line(kwargs, match, refused): refused(match, **kwargs)
 
 def test_a_folder_that_takes_no_files_is_refused_at_first(refused, monkeypatch):
-    def refuses(out): raise PermissionError(13, 'Permission denied', str(out))
+    def refuses(out, images): raise PermissionError(13, 'Permission denied', str(out))
     monkeypatch.setattr('selback.bench.command.make_writable', refuses)
     refused('Permission denied')
 
@@ -182,9 +182,9 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, tmp_path, capsys, mo
     args = dict(data=data, bs=8, size=24)
     with pytest.raises(SystemExit): run_study(**args, out=tmp_path/'out')
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0]==f'{data}: 3 classes; {LAYOUTS[parts]}.'
+    assert lines[0].startswith(f'{data}: {LAYOUTS[parts]}.')
+    assert lines[0].endswith(' Its folder test is left out.')==('test' in parts)
     assert lines[2].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
-    assert lines[3].startswith('Its folder test is left out')==('test' in parts)
 
     dls = get_dls(**args)
     assert f'{len(dls.train_ds)} images to train on, {len(dls.valid_ds)} to validate on' in lines[0]

@@ -160,6 +160,12 @@ def test_info_batch_follows_a_budget():
     assert not is_pruned[(end>.5) & (start<.9)].any()
     assert is_pruned.any()
 
+@pytest.mark.parametrize('budget', [dict(epochs=1), dict(items=100, about=dict(n_train=100))])
+def test_a_budget_in_which_no_method_chooses_is_refused(budget):
+    with pytest.raises(ValueError, match='got 1 epochs, wanted more than 1, or no method chooses anything'):
+        compare(learner_of, ['none','top_loss'], seeds=1, plot=False, **budget)
+    assert len(compare(learner_of, ['none','top_loss(warmup=0)'], seeds=1, epochs=1, plot=False))==2
+
 # studies that go on
 class Fits:
     "Counts the fits; one of them may be interrupted"
@@ -340,7 +346,7 @@ def test_a_missing_control_is_said_once_and_before_training(capsys, monkeypatch,
     assert said(**without_random).startswith(warning('random_subset', 'a random choice'))
     assert said(**without_random)=='' # nothing is trained
 
-    for methods in (['none'], ['none','random_subset'], ['none','top_loss','random_subset(keep=.3)']):
+    for methods in (['none'], ['none','random_subset'], ['none','top_loss(warmup=0)','random_subset(keep=.3)']):
         assert 'without' not in said(methods)
 
 def test_each_finished_run_is_a_line_where_there_is_no_terminal(capsys):
@@ -384,7 +390,7 @@ BAD_STUDIES = [
 def test_what_cannot_be_compared_is_refused_at_once(kind, match, study, monkeypatch):
     def fits(*args, **kwargs): raise AssertionError('it trains')
     monkeypatch.setattr(Learner, 'fit', fits)
-    plan = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=1, seeds=1, plot=False)
+    plan = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=2, seeds=1, plot=False)
     with pytest.raises(kind, match=match): compare(**plan | study)
 
 @pytest.mark.parametrize('watch,match', [(lambda learn: dict(compute=1), 'watch: got compute, which is written anyway'),

@@ -18,7 +18,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..views.folders import UnreadableImage, check_outside, find_images, make_writable
+from ..views.folders import UnreadableImage, find_images, make_writable
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers
@@ -141,7 +141,6 @@ def run_study(
     budget = {unit: amount for unit,amount in budget.items() if amount is not None}
     with _told(OSError, TypeError, ValueError):
         get_learner,about,images = _data(data, arch, bs, size, n_train, n_valid)
-        if images: check_outside(out, images)
         budget = budget or dict(compute=10*about['n_train'])
         if race and set(budget)!={'compute'}:
             raise ValueError(error_text('race', '--epochs, --seconds or --items', '--compute, of the last round'))
@@ -150,7 +149,7 @@ def run_study(
         rates = check_rates(_rates(lr))
         plan = dict(seeds=seeds, annealing=annealing, about=about, **budget)
         check_study(names, lr=rates[0], **plan)
-        make_writable(out)
+        make_writable(out, images)
 
     if images: print(images.in_words(size))
     [(unit,amount)] = budget.items()

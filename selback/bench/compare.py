@@ -279,6 +279,14 @@ def _budget(**budgets):
     return unit,check_range(unit, amount, 0, above=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
+def _check_choice(methods, epochs):
+    "Raise a `ValueError` if each method that chooses by loss trains on all items for longer than a run"
+    choosing = [o for name,o in methods.items() if name!='none' and not is_control(name)]
+    warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
+    if epochs>warmup: return
+    raise ValueError(error_text('budget', f'{epochs:.3g} epochs', f'more than {warmup:g}, or no method chooses anything',
+        f'take {2*warmup:g} epochs, for example'))
+
 class Study(NamedTuple):
     "What `compare` runs"
     makers:dict # Functions that make callbacks, by the names of the methods
@@ -312,6 +320,8 @@ def check_study(
     lr_at = schedule(annealing, check_range('lr', lr, 0, above=True))
     unit,amount = _budget(epochs=epochs, seconds=seconds, items=items, compute=compute)
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
+    in_epoch = 1 if unit=='epochs' else about.get('n_train')
+    if unit!='seconds' and in_epoch: _check_choice(methods_by_name(methods), amount/in_epoch)
     runs = _finished(path, about, makers, seeds)
     return Study(makers, seeds, (unit,amount), lr_at, about, runs, _missing(runs, makers, seeds))
 

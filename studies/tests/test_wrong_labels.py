@@ -2,7 +2,7 @@
 import math
 
 import pandas as pd, pytest, torch
-from studies import wrong_labels
+from studies import label_remedies, wrong_labels
 from studies.wrong_labels import Situation, auroc, flipped, misfiled, score, suspicions, unsaid
 from torch import tensor
 from torch.nn import functional as F
@@ -99,9 +99,9 @@ def test_a_list_of_the_truth_is_whole():
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
-    monkeypatch.setattr(wrong_labels, 'path', tmp_path/'runs.csv')
+    for module in wrong_labels,label_remedies: monkeypatch.setattr(module, 'path', tmp_path/f'{module.__name__}.csv')
     monkeypatch.setattr(wrong_labels, 'kept', tmp_path/'kept')
-    caches = wrong_labels.photographs,wrong_labels.digits
+    caches = wrong_labels.photographs,wrong_labels.digits,label_remedies.parts,label_remedies.suspects
     for cache in caches: cache.cache_clear()
     yield
     for cache in caches: cache.cache_clear()
@@ -127,3 +127,18 @@ def test_folds_hand_back_each_item_once(tiny):
     rows = score(left).set_index('measure')
     assert rows.loc['five trainings','listed']==rows.loc['cleanlab','listed']
     assert {'five trainings','cleanlab'}<=set(rows.index)
+
+def test_corrected_labels_are_right_where_they_were_looked_at():
+    labels,truth = tensor([1,2,3,4]),tensor([0,2,0,0])
+    assert label_remedies.corrected(labels, truth, tensor([0,2])).tolist()==[0,2,0,4]
+    assert labels.tolist()==[1,2,3,4]
+
+def test_remedies_run_at_a_tiny_scale(tiny, monkeypatch):
+    monkeypatch.setattr(label_remedies, 'rates', (.01,.05))
+    monkeypatch.setattr(label_remedies, 'epochs', 1)
+    label_remedies.main(seeds=[0], columns=['worst'])
+    runs = pd.read_csv(label_remedies.path)
+    assert set(runs.method)=={*label_remedies.remedies,*label_remedies.lists}
+    n = len(runs)
+    label_remedies.main(seeds=[0], columns=['worst'])
+    assert len(pd.read_csv(label_remedies.path))==n # nothing is trained twice
