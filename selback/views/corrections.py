@@ -45,7 +45,7 @@ def _answers(found, names):
         wanted = 'the list of suspects(), its CSV file, {key: label}, or what clean_suspects returned'
         raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
 
-    if ({*names}-{*found}) & {*found.index.names}: found = found.reset_index()
+    if not {*names}-{'part'}<={*found} and any(found.index.names): found = found.reset_index()
     if 'part' in names and 'part' not in found: found = found.assign(part='train')
     if {*names,'label'}<={*found}: return found
     raise ValueError(error_text('corrected', f'columns {[*found]}', ' and '.join(map(repr, (*names,'label'))),
