@@ -12,7 +12,7 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
-from selback.callback.classes import check_classes, item_classes, rarest_label
+from selback.callback.classes import check_classes, item_classes
 from torch.utils.data import Dataset
 
 nan,inf = math.nan,math.inf
@@ -329,11 +329,11 @@ def test_of_several_labels_the_rarest_counts_however_they_are_written(make):
     assert not loads
 
 def test_the_rarest_label_of_an_item_is_the_one_that_fewest_have():
-    rows,labels = torch.tensor([[0,0],[0,1],[1,0],[2,0],[2,2],[2,1],[3,2]]).T # 0 on three items, 1 and 2 on two
-    found = rarest_label(rows, labels, 5).tolist()
-    assert found[0]==found[2] # both have label 1, the first of those that are as rare
+    "One is on three items, two and three are on two; of those that are as rare the first counts"
+    found = item_classes(of_labels([], [['one','two'],['one'],['one','three','two'],['three'],[]])).tolist()
+    assert found[0]==found[2]
     assert len({found[0],found[1],found[3],found[4]})==4
-    assert rarest_label(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3).tolist()==[0]*3
+    assert item_classes(Unread(targets=[[]]*4)).tolist()==[0]*4
 
 class Masks(Unread):
     def __init__(self): self.targets = self
@@ -401,14 +401,9 @@ def test_labels_that_were_corrected_count_from_the_next_fit_on():
     epochs = trained_only(learn, 30).diary.epochs
     assert is_near(drawn(epochs), chances(corrected.tolist(), [1.]*100, 1., 0.))
 
-def test_groups_go_with_a_copy_and_classes_are_read_anew():
+def test_groups_go_with_a_copy():
     own = BalancedSamplingCallback([0]*50+[1]*50)
     assert pickle.loads(pickle.dumps(own)).groups.tolist()==own.groups.tolist()
-    learn = trained_only(learner(), 1)
-    read = learn.selection
-    learn.full_batches()
-    assert read.method.items is not None
-    assert pickle.loads(pickle.dumps(read)).method.items is None
 
 # the classes that train
 class Renewed(Callback):
@@ -443,18 +438,16 @@ def transformed(transform, *args, labels=UNEVEN, **options):
     return learn
 
 PARTED = dict(
-    joined=(lambda c: min(c, 1), 'items that come as 1, of classes 1 and 2'),
-    split=(iter([0,1]*10**4).__next__, 'items of class . that come as . and .'),
-    as_numbers=(lambda c: float(c>0), 'items that come as 1.0, of classes 1 and 2'))
+    joined=lambda c: min(c, 1),
+    split=lambda c, halves=iter([0,1]*10**4): next(halves),
+    as_numbers=lambda c: float(c>0))
 
 @pytest.mark.parametrize('warmup', [0, 1])
 @pytest.mark.parametrize('how', PARTED)
 def test_other_classes_than_those_that_train_are_refused_before_a_step(how, warmup):
-    of_class,said = PARTED[how]
-    transform = (lambda c: of_class()) if how=='split' else of_class
     labels = torch.arange(100)%3 # each batch has all three
-    learn = transformed(transform, labels=labels, warmup=warmup)
-    untrained(learn, f'balanced_sampling: got {said}, wanted the classes that train; pass groups=')
+    learn = transformed(PARTED[how], labels=labels, warmup=warmup)
+    untrained(learn, 'balanced_sampling: got items of one .*, wanted the classes that train; pass groups=')
 
 @pytest.mark.parametrize('transform', [lambda c: c, lambda c: (c+1)%3, lambda c: torch.tensor([(2,0,1)[c]])])
 def test_classes_of_other_names_are_the_same(transform):
@@ -528,7 +521,7 @@ def test_targets_that_are_no_single_whole_numbers_are_not_compared():
     classes = torch.tensor([0,0,1,1])
     for y in torch.rand(4), torch.zeros(4, 2), torch.arange(3), torch.tensor(1), 'text': check_classes(classes, (y,))
     check_classes(classes, ())
-    with pytest.raises(ValueError, match='items of class 0 that come as 0 and 1'):
+    with pytest.raises(ValueError, match='items of one class that come as several'):
         check_classes(classes, (torch.arange(4),))
 
 def test_later_batches_are_compared_now_and_then():
@@ -540,5 +533,5 @@ def test_later_batches_are_compared_now_and_then():
     learn = transformed(transform, labels=labels)
     learn.dls.loaders[0] = TfmdDL(learn.dls.train.dataset, bs=5, shuffle=True, num_workers=0)
     seen.clear()
-    with pytest.raises(ValueError, match='items that come as 0, of classes 0 and 1'): trained_only(learn, 1)
+    with pytest.raises(ValueError, match='of several that come as one'): trained_only(learn, 1)
     assert [len(epoch) for epoch in learn.diary.epochs]==[15]

@@ -93,7 +93,7 @@ LABELS = dict(text=['a','NA','no'], digits=['0','10','12'], whole=[0,10,12], rea
 INDICES = dict(counted=lambda n: pd.RangeIndex(n), own=lambda n: pd.Index(np.arange(n)[::-1]*3+7, name='id'),
     text=lambda n: pd.Index([f'{i:03}' for i in range(n)]), repeated=lambda n: pd.Index(np.arange(n)//2),
     pair=lambda n: pd.MultiIndex.from_arrays([np.arange(n)//3,list('abc'*n)[:n]], names=['plant',None]))
-OWN = 'likely','margin','looks','idx','row','file','item','part','label','key','is_valid','Größe; in cm'
+OWN = 'likelier','margin','looks','idx','row','file','item','part','label','key','is_valid','Größe; in cm'
 
 def table_block(column, splitter):
     return DataBlock((TransformBlock,CategoryBlock), get_x=lambda row: torch.tensor([float(row['x'])]),
@@ -104,7 +104,7 @@ def table_block(column, splitter):
 def test_tables_of_any_kind_differ_in_the_chosen_labels_only(tmp_path, data):
     draw,n,tmp_path = data.draw,15,fresh(tmp_path)
     kind,index = draw(st.sampled_from([*LABELS])),draw(st.sampled_from([*INDICES]))
-    column = draw(st.sampled_from(['label','kind','likely']))
+    column = draw(st.sampled_from(['label','kind','likelier']))
     values = LABELS[kind]
     given = [*values,*draw(st.lists(st.sampled_from(values), min_size=n-len(values), max_size=n-len(values)))]
     df = pd.DataFrame({'x': np.arange(n)/n, column: given}, index=INDICES[index](n))

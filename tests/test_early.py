@@ -285,7 +285,7 @@ def test_losses_of_the_first_steps_are_told_of(after, bs, says, capsys):
 # what can be seen
 def test_early_items_come_by_their_early_loss():
     learn = learner(EarlyLossSamplingCallback(1), drop_last=True)
-    with pytest.raises(ValueError, match='early_items: got no early losses yet'): learn.selection.early_items()
+    with pytest.raises(ValueError, match='early_items: nothing is remembered'): learn.selection.early_items()
     losses = losses_in(trained_only(learn, 3).diary.epochs[0])
     idxs = learn.selection.early_items()
     assert len(idxs)==96
@@ -326,9 +326,10 @@ def test_items_without_classes_are_shown_by_loss_alone(labels, monkeypatch):
     learn,idxs,_ = shown_early(monkeypatch, labels, None, 5)
     assert idxs==learn.selection.early_items(5).tolist()
 
-@pytest.mark.parametrize('classes,said', [([7],'got class 7, wanted some of'), ([],'got no classes')])
-def test_a_class_without_items_is_refused(classes, said, monkeypatch):
-    with pytest.raises(ValueError, match=f'show_early: {said}'): shown_early(monkeypatch, [0,1]*50, classes)
+@pytest.mark.parametrize('classes', [[7],[]])
+def test_a_class_without_items_is_refused(classes, monkeypatch):
+    with pytest.raises(ValueError, match='show_early: got classes .*, wanted some of'):
+        shown_early(monkeypatch, [0,1]*50, classes)
 
 def test_one_class_may_be_named(monkeypatch):
     _,idxs,_ = shown_early(monkeypatch, ['cat','dog']*50, 'cat')
@@ -351,7 +352,7 @@ def test_items_of_another_training_set_or_without_a_learner_are_refused():
     learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
     selection = learn.selection
     learn.dls = numbered_learner(n=112).dls
-    said = 'got a training set of 80 items, wanted the one with 100'
+    said = 'got a training set of 80 items, .*wanted the one with 100'
     with pytest.raises(ValueError, match=said): selection.early_items()
     learn.full_batches()
     with pytest.raises(ValueError, match='it was taken off its learner'): selection.show_early()

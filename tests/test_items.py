@@ -56,7 +56,7 @@ def test_a_state_finds_its_items_in_another_split(trained, capsys):
     listed,list_before = other.selection.suspects(),trained.selection.suspects()
     train,train_before = (o[o.part=='train'] for o in (listed,list_before))
     assert {*train.index}=={*there}
-    for name in ('label','likely','margin','probability','looks'):
+    for name in ('label','likelier','margin','probability','looks'):
         pd.testing.assert_series_equal(train[name], train_before.loc[train.index,name])
     valid = listed[listed.part=='valid']
     both = {*list_before.index[list_before.part=='valid']} & {*map(key_of(other), other.dls.valid_ds.items)}
@@ -327,7 +327,7 @@ def test_folds_are_one_list(tmp_path):
         assert found.probability[key]==pytest.approx(np.mean([o.probability[key] for o in lists]), rel=1e-4, abs=1e-6)
         margins = [o.margin[key] for o in lists] # of looks that do not weigh the same
         assert min(margins)-1e-6<=found.margin[key]<=max(margins)+1e-6
-        assert found.times_other[key]==sum(o.times_other[key] for o in lists)
+        assert found.disagreed[key]==sum(o.disagreed[key] for o in lists)
     frame = learners[1].selection.corrected(found.head(2).assign(label='ant'))
     assert frame.set_index('file').label[found.index[:2]].tolist()==['ant','ant']
 
@@ -346,12 +346,12 @@ def test_folds_may_know_other_classes_each():
     two.dls.train_ds.tls[-1].items.index += 100
     for learners in ([one,two],[two,one]):
         found = suspects_of_folds(learners)
-        assert {*found.likely[found.label=='bee']}=={'cat'} and found.likely[found.label=='cat'].isna().all()
+        assert {*found.likelier[found.label=='bee']}=={'cat'} and found.likelier[found.label=='cat'].isna().all()
 
 def test_folds_of_tables_that_were_numbered_anew_are_refused():
     df = table_of()
     learners = [quiet_fit(from_table(o), 1) for o in (df,df.assign(x=1-df.x))]
-    with pytest.raises(ValueError, match='got rows of the same key that differ, wanted parts of one table'):
+    with pytest.raises(ValueError, match='got items of the same key whose rows or labels differ, wanted parts of one table'):
         suspects_of_folds(learners)
 
 def test_files_of_two_folders_are_two_files(tmp_path):
@@ -386,7 +386,7 @@ def test_memories_of_the_same_items_add_up():
     joined = LabelMemory(3)
     joined.add(a, torch.arange(3))
     joined.add(b, torch.tensor([0,1,1,2])) # items 1 and 2 of `b` are the same
-    assert joined.looks.tolist()==[3,4,3] and joined.times_other.tolist()==[3,3,1]
+    assert joined.looks.tolist()==[3,4,3] and joined.disagreed.tolist()==[3,3,1]
     assert joined.logit_margins.tolist()==[3.,4.,3.] and joined.probabilities.tolist()==[.75,1.,.75]
     for memory in (a,b): memory.end_epoch()
     weights = [float(memory.weights[0]/memory.looks[0]) for memory in (a,b)]
@@ -394,4 +394,4 @@ def test_memories_of_the_same_items_add_up():
     margins = shares@torch.tensor([float(memory.margin[0]) for memory in (a,b)])
     torch.testing.assert_close(joined.margin, margins/shares.sum(1))
     assert joined.most_other.tolist()==[1,2,1] and joined.votes.tolist()==[1,3,1]
-    assert joined.is_outvoted.tolist()==[True,True,False]
+    assert joined.is_estimated_error.tolist()==[True,True,False]

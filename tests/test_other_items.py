@@ -60,9 +60,9 @@ def test_what_a_correction_leaves_is_as_if_the_label_had_always_been_right():
     ds.y.copy_(right)
     quiet_fit(ours, 1)
     quiet_fit(theirs, 3)
-    columns = ['label','likely','probability','times_other']
+    columns = ['label','likelier','probability','disagreed']
     one,other = (learn.selection.suspects().sort_index()[columns] for learn in (ours, theirs))
-    one['times_other'],other['times_other'] = (times.clip(upper=1) for times in (one.times_other, other.times_other))
+    one['disagreed'],other['disagreed'] = (times.clip(upper=1) for times in (one.disagreed, other.disagreed))
     pd.testing.assert_frame_equal(one, other, atol=1e-5)
 
 def shuffles(ds, epoch):

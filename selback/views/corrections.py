@@ -257,9 +257,9 @@ def clean_suspects(self:Attached,
     with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
         cleaner.set_fns([Path(files[i]) for i in are_there])
     cleaner.suspects = found
-    is_preset = known.is_outvoted.to_numpy() & (found.margin<0).to_numpy() # rare classes are outvoted, too
-    for box,label,likely,is_other in zip(cleaner.widget.children, found.label, found.likely, is_preset):
+    is_preset = known.is_estimated_error.to_numpy() & (found.margin<0).to_numpy() # rare classes have such margins, too
+    for box,label,likelier,is_other in zip(cleaner.widget.children, found.label, found.likelier, is_preset):
         menu = box.children[1]
         menu.description = f'{label}:'
-        if is_other and str(likely) in menu.options: menu.value = str(likely)
+        if is_other and str(likelier) in menu.options: menu.value = str(likelier)
     return cleaner

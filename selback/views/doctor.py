@@ -218,14 +218,14 @@ def page_of(
     "One page of what was found"
     folder = found.images.folder
     labels,copies,odd = found_in_words(found)
-    suspects = found.suspects.reset_index().head(found.n_suspects)[['file','part','label','likely','margin']]
+    suspects = found.suspects.reset_index().head(found.n_suspects)[['file','part','label','likelier','margin']]
     pairs = found.copies[['item','part','label','other','other_part','other_label','similarity']]
     counts = found.images.counts().assign(**{'may be wrong': suspects.label.value_counts()}).fillna(0).astype(int)
     parts = [f'<h1>{escape(folder.name)}: labels, copies, odd images</h1>',
         f'<ul><li>{labels}<li>{copies}<li>{odd}</ul><p>{limits_in_words(found)}</p>',
         _section('Labels that may be wrong', 'The most suspect first: its label → the likelier one. '
             'suspects.csv has all labels that were looked at, in this order.',
-            _shown(lambda o: _figure(folder, [o.file], (f'{o.label} → {o.likely}', o.file, o.part)), suspects)),
+            _shown(lambda o: _figure(folder, [o.file], (f'{o.label} → {o.likelier}', o.file, o.part)), suspects)),
         _section('Copies', 'Pairs across the split come first, since they make validation too good, then those whose '
             'labels differ, of which one is wrong. copies.csv has them all.',
             _shown(lambda o: _figure(folder, [o.item,o.other], (f'{o.label}, {o.other_label}',
