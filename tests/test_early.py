@@ -355,7 +355,7 @@ def test_items_of_another_training_set_or_without_a_learner_are_refused():
     said = 'got a training set of 80 items, .*wanted the one with 100'
     with pytest.raises(ValueError, match=said): selection.early_items()
     learn.full_batches()
-    with pytest.raises(ValueError, match='it was taken off its learner'): selection.show_early()
+    with pytest.raises(ValueError, match='show_early: .* was taken off its learner'): selection.show_early()
 
 def test_rows_of_a_table_are_shown():
     import pandas as pd

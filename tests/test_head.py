@@ -384,7 +384,7 @@ def another_set():
     (regression, {}, 'got targets that are no labels'),
     (another_set, {}, 'got a training set of 168 items'),
     (watched_learner, dict(strength=2), 'strength: got 2'),
-    (watched_learner, dict(head=nn.Linear(2, 2)), 'got no Linear(in_features=2, out_features=2, bias=True) whose output is what the model predicts'),
+    (watched_learner, dict(head=nn.Linear(2, 2)), 'bias=True) whose output is what the model predicts'),
     (lambda: watched_learner(nn.Sequential(two_layers(), nn.LogSoftmax(1)), loss_func=nn.NLLLoss()), {},
         'got no linear layer whose output is what the model predicts'),
     (lambda: watched_learner(nn.Sequential(nn.Unflatten(1, (9,1)), nn.Conv1d(9, 2, 1), nn.Flatten())), {},

@@ -351,7 +351,7 @@ def test_folds_may_know_other_classes_each():
 def test_folds_of_tables_that_were_numbered_anew_are_refused():
     df = table_of()
     learners = [quiet_fit(from_table(o), 1) for o in (df,df.assign(x=1-df.x))]
-    with pytest.raises(ValueError, match='got items of the same key whose rows or labels differ, wanted parts of one table'):
+    with pytest.raises(ValueError, match='got items of the same key whose rows or labels differ'):
         suspects_of_folds(learners)
 
 def test_files_of_two_folders_are_two_files(tmp_path):

@@ -579,7 +579,7 @@ def test_items_of_some_classes_are_shown():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
     selection.show_picked(n=1, classes=[2])
     assert [title['label'] for title in titles()]==['2','2']
-    with pytest.raises(ValueError, match='show_picked: got classes .7., wanted some of'): selection.show_picked(classes=[7])
+    with pytest.raises(ValueError, match='show_picked: got classes .7., wanted'): selection.show_picked(classes=[7])
 
 def look_at_everything(learn):
     selection = learn.selection

@@ -29,14 +29,17 @@ def early_losses(
     raise ValueError(error_text(asked, got, 'those of one', 'call fit first, or train for longer'))
 
 # %% ../../nbs/views/05_early.ipynb #e1a347b0
+def _hardest_first(selection, asked):
+    loss = early_losses(selection, asked).loss.cpu()
+    order = loss.argsort(descending=True, stable=True)
+    return order[loss[order].isfinite()]
+
 @patch
 def early_items(self:EarlyLossSamplingCallback,
     n:int|None=None, # How many; None: all that have an early loss
 )->Tensor: # int64, shape (n,); raises a `ValueError` before losses are kept
     "Dataset indices of the items that are drawn most, the highest early loss first"
-    loss = early_losses(self, 'early_items').loss.cpu()
-    order = loss.argsort(descending=True, stable=True)
-    idxs = order[loss[order].isfinite()]
+    idxs = _hardest_first(self, 'early_items')
     return idxs if n is None else idxs[:check_range('n', n, 1, whole=True)]
 
 # %% ../../nbs/views/05_early.ipynb #5fdf1f88
@@ -48,7 +51,7 @@ def show_early(self:EarlyLossSamplingCallback,
 ): # Raises a `ValueError` before losses are kept
     "Show, for each class, the training items that are drawn most: label, what is predicted now, early loss, index"
     n = check_range('n', n, 1, whole=True)
-    idxs = self.early_items()
+    idxs = _hardest_first(self, 'show_early')
     rows = pd.DataFrame(dict(loss=self.early.loss.cpu()[idxs]), index=idxs.tolist())
     labels = labels_of(check_loader(self.learn.dls.train).dataset)
     if labels is None or isinstance(labels[0], float): rows = rows[:n]

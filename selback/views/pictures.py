@@ -81,6 +81,10 @@ def shortened(
     text = str(o)
     return text if len(text)<=n else text[:n-1]+'…'
 
+def _written(o):
+    if not isinstance(o, float): return o
+    return f'{o:.0e}' if 0<abs(o)<.001 else f'{o:.3g}' # there is room for few letters
+
 class _Facts(dict):
     "What is known of an item: the title of a picture, or more columns of a row"
     def show(self, ctx=None, **kwargs):
@@ -126,7 +130,7 @@ def _facts(selection, dl, b, n_inp, idxs, facts, predicts):
     known = []
     for i,now,loss,more in zip(idxs, predicted, losses, facts):
         fact = dict(label=label_of(target(i)), predicted=now, loss=loss) | more | dict(item=_short_key(keys, i))
-        known.append(_Facts({k: f'{o:.3g}' if isinstance(o, float) else o for k,o in fact.items() if o is not None}))
+        known.append(_Facts({k: _written(o) for k,o in fact.items() if o is not None}))
     return known
 
 def _showable(sample, facts, asked):

@@ -191,7 +191,7 @@ def _worth(selection, rows):
 _listed_columns = 'part','label','mean_loss','loss','likelier','margin','probability','disagreed','looks'
 
 def _listed(items, has_parts):
-    "The labels of a part, those first that are most likely wrong; and of each its item and whether it counts as an error"
+    "The labels of a part, those first that are most likely wrong; and of each its item and whether it is an error"
     if _goes_by_loss(items): rows = _by_loss(items).sort_values('mean_loss', ascending=False, kind='stable')
     else: rows = _of_labels(items).iloc[items.told.suspects().cpu().numpy()]
     rows = rows.assign(part=items.part, position=items.at[rows['at']])
@@ -287,8 +287,8 @@ def show_suspects(self:Attached,
     is_first = ~known[['part','position']].duplicated().to_numpy()
     rows,known = rows[is_first][:n],known[is_first][:n]
     if not len(rows): raise ValueError('show_suspects: nothing is known of any item yet; train an epoch first.')
-    columns = [c for c in ('likelier','margin','mean_loss') if c in rows]
-    if self.labels is not None and self.labels.n_labels>1: columns = ['label',*columns]
+    columns = [c for c in ('part','likelier','margin','mean_loss') if c in rows]
+    if self.labels is not None and self.labels.n_labels>1: columns.append('label')
     for i,part in enumerate(('train','valid')): # a figure for each
         own = (known.part==part).to_numpy()
         idxs,facts = known.position[own].tolist(),rows[columns][own].to_dict('records')
