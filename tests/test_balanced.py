@@ -8,7 +8,6 @@ from fastai.data.block import CategoryBlock, RegressionBlock
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize, MultiCategorize, OneHotEncode
 from fastai.tabular.core import TabularPandas
-from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
@@ -67,19 +66,6 @@ def test_chances_are_those_of_the_formula_and_draws_follow_them(losses, power, a
     rows = balanced(groups, loss, power, alpha, 20_000, gen()).rows
     assert is_near(counts_of(rows, 17), p)
 
-def test_a_rare_class_is_likelier_by_item_and_by_class_never_more_than_a_common_one():
-    groups = torch.tensor([1]*90+[5]*9+[2])
-    for power in (.2,.5,.9,1.):
-        p = balanced_chances(groups, power=power)
-        assert p[0]<p[90]<p[99]
-        of_class = [float(p[groups==g].sum()) for g in (1,5,2)]
-        assert of_class==sorted(of_class, reverse=True) or power==1 and np.allclose(of_class, 1/3)
-
-@pytest.mark.parametrize('groups', [[4]*50, [*range(50)], [0]*40+[1]*10])
-def test_without_powers_draws_are_uniform_whatever_the_classes(groups):
-    rows = balanced(torch.tensor(groups), torch.rand(50, generator=gen()), power=0., n=20_000, generator=gen(1)).rows
-    assert is_near(counts_of(rows, 50), torch.full((50,), 1/50).double())
-
 def test_how_many_are_drawn():
     groups = torch.tensor([0,0,1])
     assert len(balanced(groups).rows)==3
@@ -123,14 +109,6 @@ def test_within_a_class_items_come_by_their_last_loss(power, alpha):
     assert (drawn(epochs[:1])==1).all()
     assert is_near(drawn(epochs[1:]), chances(UNEVEN.tolist(), losses, power, alpha))
 
-def test_unknown_losses_are_all_alike_until_they_are_known():
-    "In the first epoch, without a warm-up, the classes alone decide"
-    class Forget(Callback):
-        order,run_valid = 70,False
-        def after_train(self): self.learn.selection.memory.loss.fill_(nan)
-    epochs = trained_only(learner(options=dict(alpha=2.), cbs=[Forget()]), 40).diary.epochs
-    assert is_near(drawn(epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
-
 def test_a_smoothed_loss_may_be_drawn_by():
     class Rises(Callback):
         order,run_valid = 70,False
@@ -155,23 +133,6 @@ def test_groups_of_ones_own_are_drawn_alike(groups):
     epochs = trained_only(learner(groups), 20).diary.epochs
     assert is_near(drawn(epochs), chances([0]*80+[1]*20, [1.]*100, 1., 0.))
 
-def test_numbers_follow_schedules():
-    def rises(pct): return pct
-    learn = learner(options=dict(power=rises, alpha=rises, warmup=1), net=linear())
-    x,y = learn.dls.train.dataset.tensors
-    losses = cross_entropy(learn.model(x), y, reduction='none').tolist()
-    found = []
-    class Asks(Callback):
-        order,run_valid = 70,False
-        def before_train(self):
-            cb,idxs = self.learn.selection,torch.arange(100).repeat(40)
-            if not cb.epochs_done: return
-            drawn = idxs[chosen_before_loading(cb, idxs).rows]
-            found.append((float(self.pct_train), counts_of(drawn, 100)))
-    trained_only(learn.add_cb(Asks()), 4, lr=0.)
-    assert [pct for pct,_ in found]==[.25,.5,.75]
-    for pct,counts in found: assert is_near(counts, chances(UNEVEN.tolist(), losses, pct, pct))
-
 # how many, and by which loader
 @pytest.mark.parametrize('n,bs,drop_last,sizes', [
     (60, 25, False, [25,25,10]), (60, 25, True, [25,25]), (250, 100, False, [100,100,50]),
@@ -181,12 +142,6 @@ def test_an_epoch_has_as_many_items_as_asked_for(n, bs, drop_last, sizes):
     net = nn.Linear(4, 3)
     epochs = trained_only(learner(options=dict(n=n), bs=bs, drop_last=drop_last, net=net), 2).diary.epochs
     for epoch in epochs: assert [len(items) for items,*_ in epoch]==sizes
-
-def test_steps_and_rates_follow_the_number():
-    learn = learner(options=dict(n=50))
-    trained_only(learn, 3)
-    assert [len(epoch) for epoch in learn.diary.epochs]==[2]*3
-    assert learn.pct_train==pytest.approx(1.)
 
 def test_batches_are_mixed():
     "Repeats of the rarest class do not stand side by side"
@@ -207,32 +162,6 @@ def test_sizes_are_counted_over_what_the_loader_draws():
     assert is_near(drawn(epochs), p)
     assert {len(items_of(epoch)) for epoch in epochs}=={27}
 
-@pytest.mark.slow
-def test_workers_load_the_same_items():
-    def epochs(num_workers): return trained_only(learner(num_workers=num_workers, bs=50), 2).diary.epochs
-    alone,shared = epochs(0),epochs(2)
-    assert [[o[0] for o in e] for e in alone]==[[o[0] for o in e] for e in shared]
-
-def test_a_loader_that_sorts_gets_the_longest_first():
-    x = [torch.arange(1+i%7) for i in range(100)]
-    class Pairs(Dataset):
-        targets = UNEVEN.tolist()
-        def __len__(self): return 100
-        def __getitem__(self, i): return x[i],UNEVEN[i]
-    dl = SortedDL(Pairs(), res=[len(o) for o in x], bs=20, shuffle=True, num_workers=0,
-        create_batch=lambda b: (torch.tensor([float(len(o)) for o,_ in b])[:,None], torch.stack([y for _,y in b])))
-    seen = []
-    class Lengths(Callback):
-        run_valid = False
-        order = 60
-        def before_batch(self): seen.append((self.x[:,0].tolist(), self.y.tolist()))
-    learn = Learner(DataLoaders(dl, dl), nn.Linear(1, 3), loss_func=CrossEntropyLossFlat(), lr=0.,
-        cbs=[BalancedSamplingCallback(seed=0), Lengths()])
-    trained_only(learn, 20)
-    assert all(lengths==sorted(lengths, reverse=True) for lengths,_ in seen)
-    by_class = counts_of(torch.tensor(sum((y for _,y in seen), [])), 3)
-    assert is_near(by_class, torch.full((3,), 1/3).double())
-
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     read,runs,epochs = reads_and_runs(learner(), 3)
     assert read==Counter(sum(map(items_of, epochs), []))
@@ -244,13 +173,6 @@ def test_all_as_they_are_is_plain_training():
     plain,ours = (trained_only(numbered_learner(cbs=cb), 3) for cb in (None, BalancedSamplingCallback(power=0.)))
     assert same(weights(plain), weights(ours))
     trained_only(regression_learner().balanced_sampling(power=0.), 1)
-
-def test_what_is_not_drawn_by_loss_is_told_nothing_of_losses(capsys):
-    def told(**options):
-        trained_only(learner(options=options | dict(track_items=True, warmup=1)), 8)
-        return 'choosing by loss' in capsys.readouterr().out
-    assert told(alpha=1.)
-    assert not told()
 
 def mean_of_all(pred, y): return (pred-pred.mean(0)).square().mean()+cross_entropy(pred, y)
 
@@ -264,10 +186,6 @@ def test_losses_of_items_are_asked_for_only_where_they_are_drawn_by():
     refused = 'mean_of_all gives no loss per item: got losses of items that are no shares'
     with pytest.raises(ValueError, match=refused): trained_only(made(alpha=1.), 2)
     with pytest.raises(ValueError, match=refused): trained_only(made(track_items=True), 2)
-
-def test_picks_are_counted_where_items_are_tracked():
-    learn = trained_only(learner(options=dict(track_items=True)), 3)
-    assert learn.selection.items().picked.tolist()==drawn(learn.diary.epochs).tolist()
 
 # where classes are known from
 class Unread(Dataset):
@@ -505,11 +423,6 @@ def test_a_dataset_that_grows_has_the_classes_of_its_new_items():
     epochs = trained_only(learn, 31).diary.epochs[1:]
     p = chances(UNEVEN.tolist()+[3]*10, [1.]*110, 1., 0.)
     assert is_near(counts_of(torch.tensor(sum(map(items_of, epochs), [])), 110), p)
-
-def test_groups_of_a_dataset_that_has_grown_are_refused_as_the_epoch_begins():
-    learn = learner(UNEVEN, net=nn.Linear(4, 4), cbs=[Renewed(grow)])
-    with pytest.raises(ValueError, match='groups: got 100 groups, wanted 110'): trained_only(learn, 2)
-    assert [len(epoch) for epoch in learn.diary.epochs]==[4,0]
 
 def test_a_loader_may_draw_from_the_first_items_of_a_dataset():
     learn = learner()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib, numpy as np, pandas as pd, pytest
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock, TransformBlock
-from fastai.data.core import Datasets, TfmdLists
+from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize, ColReader, ColSplitter, IndexSplitter
 from fastai.losses import BCEWithLogitsLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
@@ -167,12 +167,6 @@ def test_datasets_of_numbers_have_names():
 
 def to_pair(i): return to_x(i),torch.tensor((i+(i in (7,30)))%2)
 
-def test_lists_of_pairs_have_numbers():
-    lists = TfmdLists(list(range(64)), to_pair, splits=SPLITS)
-    found = quiet_fit(decides(lists.dataloaders(bs=16, num_workers=0)).watch_items(), 6).selection.suspects()
-    assert set(found.index[:2])=={7,30}
-    assert found.loc[[7,30],['label','likelier']].values.tolist()==[[0,1],[1,0]]
-
 def table_learner_of_ages():
     i = np.arange(80)
     good = np.where((i>=40)^np.isin(i, [5,60]), 'yes', 'no')
@@ -260,10 +254,6 @@ def test_pictures_have_both_labels(learners, source):
     for ax,i in zip(plt.gcf().axes, found.index): # the picture of that item
         drawn = np.asarray(ax.images[0].get_array(), dtype=float).mean((0,1))
         assert drawn.argmax()==2-list(COLOURS).index(right_label(name_of(learn, i)))
-
-def test_as_many_pictures_as_there_are(learn):
-    learn.selection.show_suspects(100)
-    assert sum(map(bool, titles()))==30
 
 # The map
 def test_the_map_has_a_dot_for_each_item(learn):

@@ -408,10 +408,6 @@ def test_a_view_of_items_says_how_to_have_them_remembered(name):
     selection = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match=f'{name}: got a TopLossCallback.*{TRACK}'): getattr(selection, name)()
 
-def test_nothing_is_remembered():
-    before_loading = quiet_fit(short_learner().random_subset(before_loading=True), 2).selection
-    with pytest.raises(ValueError, match=TRACK): before_loading.items()
-
 def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
     learn = short_learner().top_loss(track_items=True)
     selection = learn.selection
