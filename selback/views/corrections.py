@@ -175,7 +175,7 @@ def _keys_of(parts):
     if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
     return keys
 
-_told = 'part','label','likely','margin','probability','times_other','looks','mean_loss','loss' # by training
+_told = 'part','label','likelier','margin','probability','disagreed','looks','mean_loss','loss' # by training
 
 def _check_rows(said, own, columns):
     "Raise a `ValueError` if a row is that of another item than its key, as in a table that was numbered anew"
