@@ -42,7 +42,7 @@ demo: $(BIN)/.installed
 	$(BIN)/python -m studies.demo
 
 test: $(BIN)/.installed
-	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(bench|experiments|methods|recipes|start|tutorials|views)$$' \
+	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(bench|clean|experiments|methods|recipes|start|tutorials|views)$$' \
 		--skip-file-re '^[_.]|^index'
 	$(PYTEST) -m 'not slow'
 

@@ -21,7 +21,7 @@ except ModuleNotFoundError: import tomli as tomllib
 root = Path(__file__).parents[1]
 notebooks = sorted(p for p in (root/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 code = [p for p in notebooks if p.stem[0].isdigit()] # the others are tutorials and the index
-folders = 'core','methods','callback','views','.','bench' # from the ground up; `all` is outside of them
+folders = 'core','methods','callback','views','clean','.','bench' # from the ground up; `all` is outside of them
 project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
 requirements = list(map(Requirement, project['dependencies']))
 pythons = [kind.rpartition(' ')[2] for kind in project['classifiers'] if 'Python :: 3.' in kind] # the oldest first

@@ -90,7 +90,7 @@ def on_selection():
     yield from of_class(Learner, 'learn.', lambda name, f: name in ('full_batches','selection'))
     for cls in Attached,Selection:
         yield from of_class(cls, 'learn.selection.', lambda name, f: name in TELLS and f.__doc__)
-    def is_view(name, f): return f.__module__.startswith('selback.views.')
+    def is_view(name, f): return f.__module__.startswith(('selback.views.','selback.clean.'))
     for cls in Attached,Selection,selback.all.EarlyLossSamplingCallback:
         yield from of_class(cls, 'learn.selection.', is_view)
     yield from of_class(Recorder, 'learn.recorder.', lambda name, f: True)
@@ -125,7 +125,7 @@ def groups():
         'Comparisons': list(comparing()),
         'Methods as objects, and what goes with them': list(named('methods')),
         'Methods as callbacks': [o for o in named('callback') if o.module in OWN_MODULES and o.name in callbacks],
-        'Pictures and numbers': list(named('views')),
+        'Pictures and numbers': [*named('views'), *named('clean')],
         'For a method of your own': [*named('core.method'), *named('callback', *OWN_MODULES)],
         'In a plain PyTorch loop': [call('', getattr(functional, name), name) for name in in_a_loop],
         'Its parts': list(named('core', 'selback.core.method'))}

@@ -29,6 +29,8 @@ sections = dict(
     tutorials='Guides',
     recipes='Recipes',
     methods='Methods',
+    views='See a selection',
+    clean='Clean your data',
     experiments='Experiments',
     api='API',
     project='Project')
@@ -40,7 +42,7 @@ parts = dict(
     inside=('map','Map of the package','api','_docs'),
     measured=('measured','What was measured','experiments','_docs'))
 
-floors = 'core','methods','callback','views','','bench' # folders of modules, from the ground up
+floors = 'core','methods','callback','views','clean','','bench' # folders of modules, from the ground up
 
 # pages that stand elsewhere than in the section of their folder
 elsewhere = dict(laws='project')
@@ -53,8 +55,9 @@ first = dict(
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
         'imagenette','race','hard_items','proxy'],
-    called=['watching','suspects','refit','09_copies','odd','doctor','views','pictures','groups','scale_lr','reducible_loss','batch','scoring',
-        'compare','race','command','findings','datasets','functional'])
+    views=['views','pictures','groups'],
+    clean=['suspects','corrections','refit','early','05_copies','odd','doctor'],
+    called=['watching','scale_lr','reducible_loss','batch','scoring','compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
 words = {
@@ -68,13 +71,13 @@ words = {
     'after_training': 'dir, overview, lists and pictures, vocabulary',
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
         'relabel, mislabelled, find wrong labels, find mislabeled images, fix labels, outliers, top_losses',
-    '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
+    '00_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, spurious, shortcut, background, bias, group robustness, Clever Hans',
-    '08_refit': 'last layer, retrain the last layer, DFR, refit',
+    '03_refit': 'last layer, retrain the last layer, DFR, refit',
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'similar images, from_similars, train test contamination, imagededup',
-    '10_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
-    '12_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
+    '06_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
+    '08_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',
@@ -306,6 +309,7 @@ def folder_of(path):
     if path.stem in elsewhere: return elsewhere[path.stem]
     if folder=='methods': return folder if name in cards else 'called'
     if folder=='experiments': return 'measured'
+    if folder in ('views','clean'): return folder if {name,path.stem} & {*first[folder]} else 'inside'
     if folder in sections: return folder
     return 'called' if name in first['called'] else 'inside'
 

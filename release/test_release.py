@@ -65,7 +65,7 @@ def test_files_of_the_wheel(wheel):
 
     scripts = wheel.read('/entry_points.txt').decode()
     assert 'selback-compare = selback.bench.command:main' in scripts
-    assert 'selback-doctor = selback.views.doctor:doctor' in scripts
+    assert 'selback-doctor = selback.clean.doctor:doctor' in scripts
     assert '[nbdev]' in scripts
 
 def test_files_of_the_sdist(dist):

@@ -33,13 +33,13 @@ from .callback.scale_lr import *
 from .callback.reducible_loss import *
 from .views.views import *
 from .views.pictures import *
-from .views.early import *
+from .clean.early import *
 from .views.groups import *
-from .views.suspects import *
-from .views.corrections import *
-from .views.refit import *
-from .views.copies import without_copies, without_leaks
-from .views.odd import kinds_of as _kinds_of
+from .clean.suspects import *
+from .clean.corrections import *
+from .clean.refit import *
+from .clean.copies import without_copies, without_leaks
+from .clean.odd import kinds_of as _kinds_of
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *
 from .methods.drop_easy import *

@@ -241,9 +241,9 @@ def test_a_file_that_is_no_image_is_named(is_cut, tmp_path, capsys, tiny_network
 
 def test_a_file_that_another_process_could_not_read_is_named(tmp_path, capsys, monkeypatch):
     "Whose message comes with its trace"
-    from selback.views.folders import UnreadableImage
+    from selback.clean.folders import UnreadableImage
     def fails(*args, **kwargs):
-        raise UnreadableImage('Traceback in process 0:\nselback.views.folders.UnreadableImage: data: got a.png')
+        raise UnreadableImage('Traceback in process 0:\nselback.clean.folders.UnreadableImage: data: got a.png')
     monkeypatch.setattr('selback.bench.command.compare', fails)
     with pytest.raises(SystemExit): run_study(**CUT, epochs=2, out=tmp_path)
     assert capsys.readouterr().err=='selback-compare: error: data: got a.png\n'

@@ -166,7 +166,7 @@ SEARCHES = [
     ('spurious correlation', 'tutorials/misled'),
     ('near-duplicate', 'tutorials/honest_validation'),
     ('data leakage', 'tutorials/honest_validation'),
-    ('corrupt files', 'views/odd'),
+    ('corrupt files', 'clean/odd'),
     ('spurious', 'tutorials/misled'),
     ('segmentation masks', 'recipes/unet'),
     ('multi label', 'recipes/several_labels'),

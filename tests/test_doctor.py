@@ -8,9 +8,9 @@ from fastai.data.transforms import get_image_files
 from fastai.learner import Learner
 from helpers import *
 from PIL import Image
-from selback.views.doctor import *
-from selback.views.doctor import doctor
-from selback.views.folders import Images, find_images
+from selback.clean.doctor import *
+from selback.clean.doctor import doctor
+from selback.clean.folders import Images, find_images
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -104,14 +104,14 @@ def test_a_class_whose_files_are_broken_is_named(tmp_path):
         doctor(str(tmp_path/'data'), size=32, epochs=1, out=str(tmp_path/'out/page.html'))
 
 def test_where_it_cannot_write_is_told_before_it_trains(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr('selback.views.doctor.examine', None)
+    monkeypatch.setattr('selback.clean.doctor.examine', None)
     for out,said in ((tmp_path, 'a folder, wanted a file'), (folder/'page.html', 'which lies in the data'),
         ('/proc/page.html', 'error: ')):
         with pytest.raises(SystemExit, match=said): doctor(str(folder), out=str(out))
 
 def test_it_can_be_stopped(folder, tmp_path, monkeypatch):
     def stops(*args): raise KeyboardInterrupt
-    monkeypatch.setattr('selback.views.doctor.examine', stops)
+    monkeypatch.setattr('selback.clean.doctor.examine', stops)
     with pytest.raises(SystemExit) as end: doctor(str(folder), out=str(tmp_path/'out/page.html'))
     assert end.value.code==130
 

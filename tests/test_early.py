@@ -296,7 +296,7 @@ SHOWN = {
 
 def shown_early(monkeypatch, labels, classes, n=2):
     "What is shown of a hundred items with such labels: indices and losses, in order"
-    from selback.views import early as module
+    from selback.clean import early as module
     shown = []
     monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
     monkeypatch.setattr(module, 'show_items', lambda learn, asked, idxs, facts, **kwargs:

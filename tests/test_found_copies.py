@@ -266,7 +266,7 @@ def of_table(df, valid_idx):
 def tables_shown(monkeypatch, learn, **kwargs):
     "The tables that are shown"
     tables = []
-    monkeypatch.setattr('selback.views.copies.display_df', tables.append)
+    monkeypatch.setattr('selback.clean.copies.display_df', tables.append)
     learn.show_copies(**kwargs)
     return tables
 

@@ -122,7 +122,7 @@ def test_the_rule_takes_the_first_strength_that_keeps_the_order(kept, strength, 
     "Of 1 and .5"
     learn,_ = misled(share=.99)
     expected,orders = by_adam(learn, strength),iter(kept)
-    monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: next(orders))
+    monkeypatch.setattr('selback.clean.refit.order_kept', lambda *args: next(orders))
     assert refitted(learn)
     assert_close_to(learn.model[-1], expected)
     assert f'the last layer was replaced, strength={strength:g};' in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_the_rule_takes_the_first_strength_that_keeps_the_order(kept, strength, 
 def test_the_layer_stays_where_no_strength_keeps_the_order(orders, monkeypatch, capsys):
     learn,_ = misled(share=.99)
     before,left = weights(learn),iter(orders)
-    monkeypatch.setattr('selback.views.refit.order_kept', lambda *args: next(left))
+    monkeypatch.setattr('selback.clean.refit.order_kept', lambda *args: next(left))
     assert not refitted(learn)
     assert same(weights(learn), before)
     said = capsys.readouterr().out

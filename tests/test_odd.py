@@ -2,7 +2,7 @@
 import numpy as np, pandas as pd, pytest
 from helpers import *
 from PIL import Image
-from selback.views.odd import far_out, measures
+from selback.clean.odd import far_out, measures
 from test_found_copies import drawn, of_folder, of_images
 
 def odd(learn):

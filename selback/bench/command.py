@@ -18,7 +18,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..views.folders import UnreadableImage, find_images, make_writable
+from ..clean.folders import UnreadableImage, find_images, make_writable
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers

@@ -284,7 +284,7 @@ def _check_choice(methods, epochs):
     choosing = [o for name,o in methods.items() if name!='none' and not is_control(name)]
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
     if epochs>warmup: return
-    raise ValueError(error_text('budget', f'{epochs:.3g} epochs', f'more than {warmup:g}, or no method chooses anything',
+    raise ValueError(error_text('budget', f'{epochs:.3g} epochs', f'more than {warmup:g}, or no method chooses',
         f'take {2*warmup:g} epochs, for example'))
 
 class Study(NamedTuple):

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
-from ..views.folders import find_images
+from ..clean.folders import find_images
 
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
