@@ -212,6 +212,15 @@ def test_parts_are_put_together_by_rank(trained):
         assert own.margin.is_monotonic_increasing
         for share in (.25,.5,.75): assert abs((found.part[:int(60*share)]==part).sum()-n*share)<=1
 
+def test_another_validation_part_has_no_looks_of_this_one(trained, tmp_path):
+    other = from_folder(trained.dls.path, seed=3)
+    trained.dls = type(trained.dls)(trained.dls.train, other.dls.valid)
+    with pytest.raises(ValueError, match='suspects: got another valid part than the one that was watched'):
+        trained.selection.suspects()
+    quiet_fit(trained, 1)
+    found = trained.selection.suspects()
+    assert (found.looks[found.part=='valid']==1).all() and (found.looks[found.part=='train']==3).all()
+
 def test_folds_are_one_list(tmp_path):
     root = folder_of(tmp_path)
     learners = [quiet_fit(from_folder(root, seed, valid=True), 2) for seed in range(3)]

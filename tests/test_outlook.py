@@ -3,7 +3,7 @@ import pytest, torch
 from fastai.metrics import mse
 from fastai.test_utils import synth_learner
 from helpers import *
-from selback.all import outlook
+from selback.all import composer, forum, outlook
 from selback.bench.compare import compare
 from selback.core.outlook import enough, hardest_tenth
 
@@ -48,3 +48,11 @@ def test_few_losses_that_have_it_all_promise_a_gain_and_even_ones_none():
     few[:20] = 3.
     assert hardest_tenth(few)>.9 and 'is likely to pay, if the labels are right' in outlook(few)
     assert hardest_tenth(torch.ones(200))<enough and 'is not likely to pay' in outlook(torch.ones(200))
+
+def test_presets_are_what_their_sources_say():
+    "Composer's method card, and the first post of the forum's thread"
+    card = SelectiveBackpropCallback(**composer)
+    assert (card.window.start,card.window.end,card.window.interrupt)==(.5,.9,3)
+    assert card.beta==1. and not card.gather and card.scorer.scoring.scale_factor==.5
+    filters = BatchLossFilterCallback(**forum)
+    assert (filters.min_loss_perc,filters.min_sample_perc,filters.window.warmup)==(.9,0.,1) and not filters.gather

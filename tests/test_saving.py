@@ -74,6 +74,15 @@ def test_a_file_that_is_half_written_leaves_the_older_one(tmp_path, monkeypatch)
     assert files(tmp_path)==['model.selection.pth']
     assert epochs_in(tmp_path, 'model')==2
 
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    learn = quiet_fit(learner(tmp_path), 1)
+    monkeypatch.setenv('RANK', '1')
+    path = learn.save_selection('model')
+    assert not path.exists()
+    monkeypatch.setenv('RANK', '0')
+    assert learn.save_selection('model')==path
+    assert path.exists()
+
 def test_what_saves_nothing_is_refused(tmp_path):
     saves = SaveModelCallback(every_epoch=True)
     class Late(SaveModelCallback): order = SaveSelection.order
