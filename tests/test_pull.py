@@ -11,7 +11,7 @@ from helpers import *
 from torch.nn import functional as F
 
 GATHERING = dict(
-    selective=lambda **k: SelectiveBackpropCallback(beta=2, **k),
+    selective=lambda **k: SelectiveBackpropCallback(beta=2, track_items=True, **k),
     few=lambda **k: SelectiveBackpropCallback(beta=9, **k),
     most=lambda **k: TopLossCallback(.8, gather=True, **k),
     share=lambda **k: BatchLossFilterCallback(.7, gather=True, **k),
@@ -52,7 +52,10 @@ class Steps(Callback):
         i = self.learn.selection.loader.n_read-1 # of the batch that was read last
         assert self.iter==i
         assert self.pct_train==share_trained(self, i)
-    def after_loss(self): self.epochs[-1].append((numbers(self.x), self.iter, self.opt.hypers[0]['lr']))
+    def after_loss(self):
+        items,idx = numbers(self.x),self.learn.selection.item_idx
+        assert idx is None or idx.tolist()==items
+        self.epochs[-1].append((items, self.iter, self.opt.hypers[0]['lr']))
     def after_train(self): assert self.is_cancelled or self.pct_train==share_trained(self, self.n_iter)
 
 class Rules:

@@ -70,6 +70,17 @@ def test_losses_and_scores_that_draw_leave_no_trace(loss, score):
     if score!='entropy': batch_scores(score, loss, model(x).detach(), (y,))
     assert random_states()==before
 
+def test_a_pass_has_no_gradients_and_gives_back_what_the_model_draws():
+    seen,xb = Trail(),inputs()
+    class Draws(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.is_grad_enabled())
+            return super().forward(x+random.random()+torch.rand(1))
+    model,before = Draws(4, 3),random_states()
+    for _ in range(2): assert not ScoringPass()(model, xb).requires_grad
+    assert random_states()==before
+    assert seen.seen and not any(seen.seen)
+
 # buffers
 class Moving(nn.Module):
     "Changes a buffer in evaluation mode, too; `way` says how"
