@@ -48,7 +48,7 @@ elsewhere = dict(laws='project')
 # what comes first in a section, in this order
 first = dict(
     start=['installation','get_started','how_it_works','what_it_takes','questions','messages','migrate'],
-    tutorials=['noisy_labels','choosing','misled','honest_validation','equation','demo','cost','saving','setups','targets'],
+    tutorials=['after_training','noisy_labels','choosing','misled','honest_validation','equation','demo','cost','saving','setups','targets'],
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','wrong_labels','an_image','an_equation','shortcuts',
         'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
@@ -65,6 +65,7 @@ words = {
     'questions': 'FAQ, AttributeError, reproducible, active learning, learning rate finder',
     'messages': 'errors, warnings, notices, error messages',
     'migrate': 'Composer, MosaicML, tsai, fastai v1, ImageClassifierCleaner',
+    'after_training': 'dir, overview, lists and pictures, vocabulary',
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
         'relabel, mislabelled, find wrong labels, find mislabeled images, fix labels, outliers, top_losses',
     '04_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',

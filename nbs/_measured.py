@@ -174,7 +174,7 @@ def _in_words(d, measure):
     of = f' {measure}' if measure else ''
     if d.is_clear: return f'{d.size}{of} on all of {d.seeds} seeds ({d.span})'
     if d.seeds>=min_seeds: return f"no clear difference{' in' if of else ''}{of} ({d.span})"
-    return f'{signed(d.mean)}{of} {d.sure}'
+    return f"{signed(d.mean)}{of} in {d.seeds} seed{'s' if d.seeds>1 else ''}, which proves little"
 
 def wrong_labels()->pd.DataFrame:
     "Runs of the study of wrong labels, with `suspects()` as a measure, of which not all were measured anew"

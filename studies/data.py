@@ -1,32 +1,9 @@
-"""SVHN, damage to data, Cutout and networks as the papers have them; `get_dls` and `get_model` know them once this is
-imported"""
-from functools import lru_cache, partial
-
-import numpy as np, torch
-from fastai.data.external import fastai_path
-from fastai.data.transforms import Normalize
-from fastai.vision.augment import RandTransform
-from fastai.vision.core import TensorImage
+"""Damage to data, and a network as the papers have it, which `get_model` knows once this is imported"""
+import torch
 from torch import nn
-from torch.nn import functional as F
 
-from selback.bench.datasets import PadCrop, TensorItems, datasets, flip_labels, networks
+from selback.bench.datasets import TensorItems, flip_labels, networks
 from selback.core.checks import check_range, error_text
-
-def _moved(): return [PadCrop()] # not mirrored, as digits are not
-
-@lru_cache
-def _svhn(*more):
-    from torchvision.datasets import SVHN
-    def part(*splits):
-        parts = [SVHN(fastai_path('data')/'svhn', split=split, download=True) for split in splits]
-        images = np.concatenate([p.data for p in parts])
-        labels = np.concatenate([p.labels for p in parts])
-        return torch.from_numpy(images),torch.from_numpy(labels)
-
-    return part('train', *more),part('test'),_moved,[str(i) for i in range(10)]
-
-datasets |= dict(svhn=_svhn, svhn_extra=partial(_svhn, 'extra')) # with 531,131 easier images
 
 # Damage: labels of another class (Jiang et al. 2019, section 4.5); labels at random, pixels of all images shuffled
 # alike, or normal noise with the mean and the variance of an image, channel by channel (Hu et al. 2021)
@@ -71,28 +48,6 @@ def damage(
     ds.images,ds.labels = images,labels
     return damaged
 
-class Cutout(RandTransform):
-    """Sets a square to zero in each image of a batch, with its center at any pixel (DeVries & Taylor 2017, arXiv
-    1708.04552); their sides are 16 pixels for CIFAR-10, 8 for CIFAR-100 and 20 for SVHN"""
-    split_idx = 0
-    order = Normalize.order+1 # where zero is the mean
-
-    def __init__(self,
-        size:int=16, # Side of the square, in pixels
-    ):
-        super().__init__()
-        self.size = size
-
-    def encodes(self, x:TensorImage):
-        def within(side): # which rows or columns of each image, shape (n, side)
-            start = torch.randint(side, (len(x),1), device=x.device)-self.size//2
-            at = torch.arange(side, device=x.device)
-            return (start<=at) & (at<start+self.size)
-
-        rows,columns = within(x.shape[2]),within(x.shape[3])
-        square = rows[:,:,None] & columns[:,None]
-        return x.masked_fill(square[:,None], 0)
-
 # Networks
 
 def _conv(n_in, n, stride=1, size=3): return nn.Conv2d(n_in, n, size, stride, size//2, bias=False)
@@ -110,48 +65,18 @@ class _Wide(nn.Module):
         beside = x if self.shortcut is None else self.shortcut(active)
         return self.layers(active)+beside
 
-class _Plain(nn.Module):
-    "Two convolutions, each with BatchNorm behind it; the shortcut leaves pixels out and adds channels of zeros"
-    def __init__(self, n_in, n, stride):
-        super().__init__()
-        first = [_conv(n_in, n, stride), nn.BatchNorm2d(n), nn.ReLU()]
-        self.layers = nn.Sequential(*first, _conv(n, n), nn.BatchNorm2d(n))
-        self.stride = stride
-        self.added = n-n_in # channels
-
-    def forward(self, x):
-        shortcut = F.pad(x[:,:,::self.stride,::self.stride], (0,0,0,0,0,self.added))
-        return F.relu(self.layers(x)+shortcut)
-
-def _stages(block, n_in, widths, n):
-    "`n` blocks of each width; each stage but the first halves the image"
-    layers = []
-    for i,width in enumerate(widths):
-        for j in range(n):
-            stride = 2 if i>0 and j==0 else 1
-            layers.append(block(n_in, width, stride))
-            n_in = width
-    return layers
-
-def _resnet(*layers, n, n_out):
-    "The layers, and a linear one for `n` channels; weights as He et al. 2015 draw them"
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, n_out))
-    for m in net.modules():
-        if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu')
-    return net
-
 def wide_resnet28_10(
     n_out:int, # Number of classes
 ): # A module for images of 32x32
     "WideResNet-28-10, 36.5 million parameters, without dropout (Zagoruyko & Komodakis 2016, arXiv 1605.07146)"
-    stages = [_conv(3, 16), *_stages(_Wide, 16, (160,320,640), 4)]
-    return _resnet(*stages, nn.BatchNorm2d(640), nn.ReLU(), n=640, n_out=n_out)
+    blocks,n_in = [],16
+    for width,stride in (160,1),(320,2),(640,2):
+        blocks += [_Wide(n_in, width, stride), *(_Wide(width, width, 1) for _ in range(3))]
+        n_in = width
+    net = nn.Sequential(_conv(3, 16), *blocks, nn.BatchNorm2d(640), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(640, n_out))
+    for m in net.modules(): # as He et al. 2015 draw them
+        if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu')
+    return net
 
-def resnet56(
-    n_out:int, # Number of classes
-): # A module for images of 32x32
-    "ResNet-56, 0.85 million parameters, shortcuts without weights (He et al. 2016, arXiv 1512.03385, section 4.2)"
-    stem = [_conv(3, 16), nn.BatchNorm2d(16), nn.ReLU()]
-    return _resnet(*stem, *_stages(_Plain, 16, (16,32,64), 9), n=64, n_out=n_out)
-
-networks |= dict(wide_resnet28_10=wide_resnet28_10, resnet56=resnet56)
+networks['wide_resnet28_10'] = wide_resnet28_10

@@ -232,7 +232,7 @@ def find_labels():
     suspects = as_image(plt.gcf())
     what = ('Plain training with learn.watch_items() remembers what was predicted of each digit. '
         'learn.selection.suspects() then lists all labels, the most suspect first. Of the first ones the picture shows '
-        'the label as <i>target</i>, and as <i>likely</i> what was predicted in its place.')
+        'the <i>label</i>, and as <i>likelier</i> what was predicted in its place.')
     found = searched.found
     return tell(title, what, suspects+show_found(found), found_table(found), found_in_words(found))
 

@@ -7,7 +7,7 @@ import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 
-from selback.bench.findings import Difference, differences, last_epochs, measure_of, options_of, summarize
+from selback.bench.findings import Difference, differences, last_epochs, measure_of, options_of
 from selback.callback.batch import BatchSelection
 from selback.callback.loaders import ChosenWithin
 from selback.bench.compute import seconds_now as clock
@@ -104,7 +104,7 @@ def end_table(
     by_method = last_epochs(runs).groupby('method', sort=False)
     seeds = by_method.size().rename('seeds')
 
-    found = differences(summarize(runs, measure)).reindex(seeds.index)
+    found = differences(runs, measure).reindex(seeds.index)
     spent = by_method[['epoch','forwarded','backpropagated','kept','seconds']].mean()
     spent = spent.assign(deviation=by_method.error.std(), options=[options_of(method) for method in seeds.index])
     return pd.concat([by_method[[measure]].mean(), found, by_method[[other]].mean(), seeds, spent], axis=1)

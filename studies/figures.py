@@ -1,7 +1,6 @@
-"More of a comparison: quality by items back-propagated, who is on the front, and what plain training would need"
+"More of a comparison: who is on the front, and what plain training would need"
 import numpy as np, pandas as pd
 
-from selback.bench.findings import word_of
 from selback.core.checks import check_range, error_text
 
 def reach(
@@ -64,49 +63,6 @@ def pareto_share(
     is_first = costs.le(most, axis=0)
     shares = pd.DataFrame(dict(first=is_first.mean(), misses=costs.isna().mean()))
     return shares.sort_values('first', ascending=False, kind='stable').rename_axis('method')
-
-def _best_so_far(runs, measure):
-    "50 numbers of items where all seeds are known, and the best by then, shape (seeds, 50)"
-    by_seed = [(run.backpropagated.to_numpy(float), run[measure].cummin().to_numpy(float))
-        for _,run in runs.groupby('seed')]
-    start = max(items[0] for items,_ in by_seed)
-    end = min(items[-1] for items,_ in by_seed)
-    at = np.linspace(start, end, 50)
-    return at,np.stack([np.interp(at, items, best) for items,best in by_seed])
-
-def _plot_method(ax, runs, method, measure, color):
-    "The mean of the seeds, and a band from the best to the worst"
-    at,best = _best_so_far(runs, measure)
-    label = 'plain training' if method=='none' else method
-    ax.plot(at, best.mean(0), lw=1.8, label=label, color=color)
-    if len(best)>1: ax.fill_between(at, best.min(0), best.max(0), alpha=.15, lw=0, color=color)
-
-def _log_scale(ax, values):
-    "Numbers on the axis as they are; between powers of ten only where it spans less than one"
-    ax.set_yscale('log')
-    ax.yaxis.set_major_formatter('{x:g}')
-    is_short = values.max()<10*values.min()
-    ax.yaxis.set_minor_formatter('{x:g}' if is_short else '')
-
-def plot_by_items(
-    runs:pd.DataFrame, # As `compare` returns it
-    measure:str='error', # A column: 'error' or 'valid_loss'
-): # Axes
-    "The best error so far against the items back-propagated (Jiang et al. 2019, figure 6)"
-    import matplotlib.pyplot as plt
-    fig,ax = plt.subplots(figsize=(4.2,4.4), layout='constrained')
-    for i,(method,own) in enumerate(runs.groupby('method', sort=False)):
-        _plot_method(ax, own, method, measure, color='black' if method=='none' else f'C{i}')
-
-    ax.set(xlabel='items back-propagated', ylabel=f'best {word_of(measure)} so far')
-    if runs[measure].min()>0: _log_scale(ax, runs[measure])
-    ax.spines[['top','right']].set_visible(False)
-    ax.grid(alpha=.3, lw=.5)
-
-    seeds = runs.groupby('method').seed.nunique().max()
-    title = f'mean of {seeds} seeds; band: best to worst' if seeds>1 else None
-    fig.legend(loc='outside lower center', frameon=False, title=title)
-    return ax
 
 # Under a schedule that ends with the budget, a run shows what it was worth at its end only. So plain training runs on
 # several budgets, each with a schedule of its own; between two of these rungs the logarithm of the cost is interpolated

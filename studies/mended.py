@@ -14,7 +14,7 @@ from fastcore.script import call_parse
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import EarlyLossSamplingCallback, HeadRefit, WatchItemsCallback
+from selback.all import EarlyLossSamplingCallback, WatchItemsCallback, error_of, features_of, order_kept
 from selback.bench.datasets import PadCrop, TensorDL, datasets, get_model, small_convnet, tensor_dls
 from selback.core.head import few_are_hard
 from studies import pretrained
@@ -274,23 +274,24 @@ def scaled_by_class(valid, labels): # Added to logits, shape (classes,)
 def ways(learn, parts, predictions, early): # By name, logits in the test; and what the rule goes by
     "Ways to mend what was trained"
     (x,labels,marks),valid,test = parts
-    refit = HeadRefit(learn)
-    seen = {name: refit.look(dl) for name,dl in (('valid',learn.dls.valid),('test',predictions.test_dl))}
+    seen = features_of(learn, learn.dls.train)
+    valid_seen,test_seen = (features_of(learn, dl, head=seen.head) for dl in (learn.dls.valid, predictions.test_dl))
+    own = valid_seen.margins(seen.head)
     n_marks = int(marks.max())+1
     def balanced(groups): return 1/torch.bincount(groups)[groups].float()
     weights = {'even': torch.ones(len(labels)), 'classes balanced': balanced(labels),
         'early^.5': early**.5, 'early^.75': early**.75, 'early': early}
     if n_marks>1: weights['groups known'] = balanced(labels*n_marks+marks)
     told,facts = {'plain': predictions.test[-1]},{}
-    heads = {name: refit.fitted(weight) for name,weight in weights.items()}
+    heads = {name: seen.fitted(weight) for name,weight in weights.items()}
     for name,head in heads.items():
-        told[name] = seen['test'].predicted(head).cpu()
-        order = refit.order_kept((refit.head,head), seen['valid'])
-        facts[name] = dict(order=order, own=refit.error(head, seen['valid']))
+        told[name] = test_seen.predicted(head).cpu()
+        margins = valid_seen.margins(head)
+        facts[name] = dict(order=order_kept(own, margins, valid_seen.yb[0]), own=error_of(margins))
     best = min(range(len(predictions.valid)), key=lambda i: _worst_class(predictions.valid[i], valid[1]))
     told['epoch of the best worst class'] = predictions.test[best]
     told['scaled by class'] = predictions.test[-1]+scaled_by_class(predictions.valid[-1], valid[1])
-    facts['plain'] = dict(own=refit.error(refit.head, seen['valid']))
+    facts['plain'] = dict(own=error_of(own))
     return told,facts
 
 class EpochLosses(Callback):

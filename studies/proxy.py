@@ -1,11 +1,8 @@
 "A small model that chooses for the large one, as it trains or by choices that are recorded (airbench, Jordan 2024)"
-import hashlib
 from contextlib import contextmanager
 from copy import copy
-from numbers import Number
-from os import PathLike
 
-import numpy as np, torch
+import torch
 from fastai.callback.core import Callback, CancelBatchException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import num_distrib
@@ -15,14 +12,13 @@ from selback.callback.attach import with_one_liner
 from selback.callback.batch import BatchSelection
 from selback.callback.selection import EpochSelection
 from selback.callback.learner import base_loss
-from selback.callback.loaders import check_loader, own_loader, unaugmented
+from selback.callback.loaders import check_loader, own_loader
 from selback.core.checks import check_range, error_text
 from selback.core.losses import preserved
 from selback.core.method import EpochMethod
 from selback.core.policies import Chosen, at_least_two
 from selback.core.untouched import fixed_random
 from selback.methods.top_loss import TopLoss
-from selback.callback.items import lone_target_of
 
 class EveryNth(Callback):
     "Train on every so many batches only"
@@ -80,81 +76,6 @@ def train_proxy(
     with proxy_learner(learn, proxy, [EveryNth(every)]) as small: small.fit(n_epoch, lr)
     return proxy
 
-def _as_bytes(target):
-    "What is in a target; of an object that is unknown only its type"
-    if isinstance(target, dict): target = sum(sorted(target.items(), key=str), ())
-    if isinstance(target, (tuple,list)): return b','.join(map(_as_bytes, target))+b';'
-    if target is None or isinstance(target, (str,Number)): return repr(target).encode()
-
-    array = np.asarray(target.cpu() if isinstance(target, Tensor) else target)
-    if array.dtype==object: return type(array.item()).__name__.encode()
-    return f'{array.dtype}{array.shape}'.encode()+array.tobytes()
-
-def fingerprint(
-    ds, # A dataset
-)->str: # The same in another process, and on another machine
-    "What tells a dataset from others: its length and targets, of a hundred items where these must be loaded"
-    n = len(ds)
-    found = hashlib.sha1(f'{n}'.encode())
-    with unaugmented(ds):
-        lone_target = lone_target_of(ds)
-        read = lone_target or (lambda i: ds[i][-1])
-        def heads(): return [_as_bytes(read(i)) for i in range(min(3, n))]
-        first = heads()
-        if first!=heads(): return found.hexdigest() # targets are random
-
-        is_light = lone_target is not None and all(len(o)<1000 for o in first) # and no masks
-        step = 1 if is_light else max(1, -(-n//100))
-        for i in range(0, n, step):
-            target = first[i] if i<3 else _as_bytes(read(i))
-            found.update(target+b'|')
-    return found.hexdigest()
-
-class Choices:
-    "Which items each epoch of a training keeps"
-    def __init__(self,
-        kept:Tensor, # True for what is kept, shape (epochs, items)
-        dataset:str, # As `fingerprint` returns it
-    ):
-        self.packed = np.packbits(kept.cpu().numpy(), axis=1)
-        self.n = kept.shape[1]
-        self.dataset = dataset
-
-    def __len__(self): return len(self.packed)
-
-    def __getitem__(self,
-        epoch:int, # Number of a recorded epoch
-    )->Tensor: # True for what it keeps, shape (items,)
-        bits = np.unpackbits(self.packed[epoch], axis=-1, count=self.n)
-        return torch.from_numpy(bits.astype(bool))
-
-    def __repr__(self):
-        share = np.mean([float(kept.float().mean()) for kept in self])
-        return f'Choices: {len(self)} epochs of {self.n} items, of which {share:.0%} are kept'
-
-    def save(self,
-        path, # A file; by custom it ends in '.npz'
-    ):
-        "Write them to a file"
-        with open(path, 'wb') as f: np.savez_compressed(f, packed=self.packed, n=self.n, dataset=self.dataset)
-
-    @classmethod
-    def load(cls,
-        path, # A file that `save` wrote
-    )->'Choices': # The same as those that were saved
-        "Read them from a file"
-        choices = cls.__new__(cls)
-        try:
-            with np.load(path) as f:
-                choices.packed = f['packed']
-                choices.n = int(f['n'])
-                choices.dataset = str(f['dataset'])
-        except OSError: raise # there is no such file
-        except Exception: # NumPy's own advice is to run what is in it
-            wanted,remedy = 'a file that Choices.save wrote','record one with record_choices'
-            raise ValueError(error_text('choices', path, wanted, remedy)) from None
-        return choices
-
 class _Recorder(TopLoss):
     "Notes what is kept of each batch"
     needs_items = True
@@ -185,7 +106,7 @@ def record_choices(
     fit, # A function that trains a learner, in one fit, as the large model will be trained
     keep:float=.5, # Share of each batch to keep
     every:int=4, # The proxy trains on one batch in this many
-)->Choices: # One row for each epoch that the proxy trained
+)->Tensor: # True for what each epoch that the proxy trained keeps, shape (epochs, items)
     "Record which items are the hardest by the losses of a small model, trained on the learner's own batches (airbench)"
     if num_distrib()>1:
         remedy = 'record the choices before, in a process of its own'
@@ -193,26 +114,23 @@ def record_choices(
     example = 'as in lambda small: small.fit_one_cycle(10)'
     if not callable(fit): raise TypeError(error_text('fit', repr(fit), f'a function that trains a learner, {example}'))
 
-    loader,recorder = check_loader(learn.dls.train),_Recorder(keep)
-    dataset,recorder.n = fingerprint(loader.dataset),loader.n
+    recorder = _Recorder(keep)
+    recorder.n = check_loader(learn.dls.train).n
     cb = BatchSelection(recorder, warmup=0)
     with proxy_learner(learn, proxy, [cb, EveryNth(every, cb.order+1)]) as small: fit(small)
 
     if not recorder.kept:
         raise ValueError(error_text('record_choices', 'a `fit` that trained no epoch', f'one at least, {example}'))
-    return Choices(torch.stack(recorder.kept), dataset)
+    return torch.stack(recorder.kept)
 
 class ReplayChoices(EpochMethod):
     "Load what recorded choices keep"
     def __init__(self,
-        choices, # `Choices`, or the path of a file with some
+        choices, # As `record_choices` returns them
         **kwargs
     ):
         super().__init__(**kwargs)
-        if not isinstance(choices, (Choices,str,PathLike)):
-            wanted = 'what record_choices returns, or the path of a file with it'
-            raise TypeError(error_text('choices', repr(choices), wanted))
-        self.choices = choices if isinstance(choices, Choices) else Choices.load(choices)
+        self.choices = choices
 
     def choose(self, scores, now):
         n_recorded = len(self.choices)
@@ -227,11 +145,7 @@ class ReplayChoicesCallback(EpochSelection):
     def before_fit(self):
         super().before_fit()
         if self.learn.lock.locked(): return # it validates
-        ds,choices,remedy = check_loader(self.dls.train).dataset,self.method.choices,'record its choices anew'
-        if len(ds)!=choices.n:
-            got,wanted = f'a training set of {len(ds)} items',f'{choices.n}, as in the recorded one'
-            raise ValueError(error_text('replay_choices', got, wanted, remedy))
-        if fingerprint(ds)!=choices.dataset:
-            got = 'a training set with other targets than the recorded one of as many items'
-            raise ValueError(error_text('replay_choices', got, 'the same items in the same order', remedy))
-
+        n,n_recorded = len(check_loader(self.dls.train).dataset),self.method.choices.shape[1]
+        if n!=n_recorded:
+            got,wanted = f'a training set of {n} items',f'{n_recorded}, as in the recorded one'
+            raise ValueError(error_text('replay_choices', got, wanted, 'record its choices anew'))

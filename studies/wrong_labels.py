@@ -351,7 +351,7 @@ def suspicions(left): # By name, shape (rows,): the higher the more suspect
         'late margin': -late(margins), 'balanced margin': -balanced.nanmean(0), 'weighed margin': -memory.margin,
         'weighed margin, a look more': -looked.margin,
         'mean probability': -torch.tensor(frame.probability),
-        'times other': torch.tensor((frame.times_other-1e-4*frame.logit_margin)/frame.looks),
+        'times other': torch.tensor((frame.disagreed-1e-4*frame.logit_margin)/frame.looks),
         "fastai's top_losses": -_of_the_label(left['final'].float(), left['labels'])[0]}
     if left['labels'].ndim>1: told['balanced as given'] = -balanced_as_given(left)
     if 'held_out' in left: told['five trainings'] = -_of_the_label(left['held_out'].float(), left['labels'])[0]
@@ -384,7 +384,7 @@ def score(left, n_listed=0): # DataFrame
     if listed is not None: rows.append(dict(measure='cleanlab', precision=is_wrong[listed].double().mean(),
         recall=is_wrong[listed].sum()/n_wrong))
     memory,*_ = watched(left)
-    counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=int(memory.is_outvoted.sum()), listed=n_listed)
+    counts = dict(n=len(is_wrong), wrong=n_wrong, estimate=int(memory.is_estimated_error.sum()), listed=n_listed)
     return pd.DataFrame(rows).astype({c: float for c in row if c!='measure'}).assign(**counts)
 
 flips = [f'{kind} {percent}' for kind in ('symmetric','pairwise') for percent in (5, 20, 40)]

@@ -1,140 +1,162 @@
-"The command: its help, and what it says first"
-import inspect, itertools, re, shlex, shutil, sys
+"The command: its help, its data, what it refuses and leaves"
+import itertools, re, shlex, shutil, sys
 from pathlib import Path
 
-import pytest
+import pandas as pd, pytest
 from fastai.torch_core import defaults
 from helpers import *
-from selback.bench.command import help_parser, main, run_study, seconds_of_epoch
+from selback.bench.command import help_parser, main, run_study
 from selback.bench.datasets import get_dls
+from selback.bench.findings import own_options
 
 pytestmark = pytest.mark.slow # workbench
 
-HELP = help_parser(run_study).format_help()
-
-def own_defaults(cls):
-    "A method's own options, with their defaults"
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.name!='self' and p.kind==p.POSITIONAL_OR_KEYWORD}
-
-def test_help_lists_every_method_with_its_own_options():
-    "As the classes have them"
+# what a line says
+def test_help_lists_every_option_and_every_method_with_its_own_options(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['selback-compare', '--help'])
+    with pytest.raises(SystemExit) as ended: main()
+    said = capsys.readouterr().out
+    assert ended.value.code==0
+    for option in ('data','methods','compute','seeds','arch','bs','out','race','n-train'): assert f'--{option}' in said
     ours = {name: c for name,c in known_methods().items() if c.__module__ in OWN_MODULES}
     assert ours
     for name,c in ours.items():
-        call,what = re.search(rf'^  ({name}\(.*\))\n      (.*)$', HELP, re.M).groups()
-        assert eval(f"dict{call.removeprefix(name)}")==own_defaults(c)
+        call,what = re.search(rf'^  ({name}\(.*\))\n      (.*)$', said, re.M).groups()
+        assert eval(f"dict{call.removeprefix(name)}")=={p.name: p.default for p in own_options(c)}
         assert what==c.__doc__
-    assert 'watch_items' not in HELP # which chooses nothing
+    assert 'watch_items' not in said # which chooses nothing
 
-def test_help_has_examples_that_are_read_and_no_default_of_what_is_off():
-    defaults = re.findall(r'\(default:\s+(.*?)\)', HELP)
-    assert defaults==['digits','3','small_resnet','64','128','0.001','one_cycle','runs']
-
-    examples = re.findall(r'^  selback-compare (.*)$', HELP, re.M)
-    args = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
-    assert len(args)==3
-    assert args[0].compute==10_000
-    assert args[1].methods.startswith('none,favor_hard')
-    assert args[2].race
-
-def test_a_line_reaches_the_study(monkeypatch):
-    import selback.bench.command as c
-    asked = []
-    monkeypatch.setattr(c, 'run_study', c.delegates(run_study)(lambda **kwargs: asked.append(kwargs)))
-    monkeypatch.setattr(c, 'help_parser', lambda func: help_parser(run_study))
-    monkeypatch.setattr(sys, 'argv', ['selback-compare', '--compute', '500', '--n-train', '32', '--race'])
-    c.main()
-    wanted = dict(compute=500, n_train=32, race=True, seconds=None, epochs=None, methods=None)
-    assert asked[0] | wanted==asked[0]
-    assert set(asked[0])==set(inspect.signature(run_study).parameters)
+    examples = re.findall(r'^  selback-compare (.*)$', said, re.M)
+    examples = [help_parser(run_study).parse_args(shlex.split(o)) for o in examples]
+    assert (examples[0].compute,examples[1].arch,examples[2].race)==(10_000,'resnet18',True)
 
 def test_an_option_that_is_cut_short_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['selback-compare', '--data', 'digits', '--method', 'none'])
     with pytest.raises(SystemExit): main()
     assert 'unrecognized arguments: --method none' in capsys.readouterr().err
 
+CUT = dict(data='digits', n_train=64, n_valid=32, bs=16, seeds=1)
+METHODS = 'none,top_loss(keep=.5),random_subset(keep=.5,gather=True)'
+
+def line(**kwargs):
+    "As a shell says it"
+    args = [(f"--{name.replace('_', '-')}", str(o)) for name,o in kwargs.items() if o is not True]
+    flags = [f'--{name}' for name,o in kwargs.items() if o is True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['selback-compare', *itertools.chain(*args), *flags])
+        main()
+
+# what it leaves
+def left(out): return {f.name for f in out.iterdir()}
+TABLES = {'summary.csv','table.md','compare.png','compare.svg'}
+
+def test_a_study_leaves_its_runs_and_what_they_amount_to(tmp_path, capsys, tiny_network, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    line(**CUT, methods=METHODS, compute=256, out='~/runs')
+    out = tmp_path/'runs'
+    assert left(out)=={'runs.csv'} | TABLES
+    runs = pd.read_csv(out/'runs.csv')
+    assert {'arch','device','torch','fastai','lr','bs'}<=set(runs.columns)
+    assert set(runs.budget)=={'256 compute'}
+    assert len(pd.read_csv(out/'summary.csv'))==3
+
+    said = capsys.readouterr().out
+    assert said.startswith('none, top_loss(keep=.5), random_subset(keep=.5,gather=True): 1 run(s) of 256 compute')
+    *table,_,verdict = (out/'table.md').read_text().splitlines()
+    assert said.splitlines()[-1]==verdict
+    rows = [o.split('|')[1].strip() for o in table[2:]]
+    assert rows[0]=='validation loss, equal compute'
+    for row in rows: assert f'\n{row} ' in said # the screen's rows
+
+    trained = (out/'runs.csv').read_bytes()
+    line(**CUT, methods=METHODS, compute=256, out='~/runs')
+    assert (out/'runs.csv').read_bytes()==trained
+
+def test_a_race_leaves_its_rounds_and_what_the_last_one_amounts_to(tmp_path, capsys, tiny_network):
+    line(**CUT, race=True, methods='top_loss(keep=.5)', compute=256, lr='0.003,9', out=tmp_path)
+    assert left(tmp_path)=={'lr_0.003.csv','lr_9.csv','round_1.csv'} | TABLES
+    assert set(pd.read_csv(tmp_path/'round_1.csv').method)=={'none','top_loss(keep=.5)'}
+    assert set(pd.read_csv(tmp_path/'round_1.csv').lr)=={.003}
+    assert 'Plain training ends best at a learning rate of 0.003' in capsys.readouterr().out
+
 @pytest.mark.parametrize('is_terminal', [False,True])
 def test_a_table_is_no_wider_than_the_terminal(is_terminal, monkeypatch, tmp_path, capsys, tiny_network):
     "And in one block where the output is a file"
     monkeypatch.setenv('COLUMNS', '80')
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal)
-    methods = ['none','top_loss(keep=.5)','random_subset(keep=.5,gather=True)']
-    run_study(methods=','.join(methods), compute=256, n_train=64, n_valid=32, bs=32, seeds=1, out=tmp_path)
+    run_study(**CUT, methods=METHODS, compute=256, out=tmp_path)
     table = capsys.readouterr().out.partition('\n\n')[2].partition('\n\nWrote')[0]
     is_narrow = max(map(len, table.split('\n')))<=80
     assert is_narrow==is_terminal
-    for method in methods[1:]: assert method in table
+    for method in METHODS.split(',')[1:2]: assert method in table
 
-# what is said before anything trains
-def said_before(capsys, refused=False, **kwargs):
-    "What a command says first; it is not to train"
-    if refused:
-        with pytest.raises(SystemExit): main(**kwargs)
-        return capsys.readouterr().err
-    with pytest.raises(RuntimeError, match='it trains'): main(**kwargs)
-    return capsys.readouterr().out
-
+# what it refuses
 @pytest.fixture
-def trains_not(monkeypatch):
-    "An epoch of plain training takes 24 seconds; then nothing trains"
-    def trains(*args, **kwargs): raise RuntimeError('it trains')
-    monkeypatch.setattr('selback.bench.command.seconds_of_epoch', lambda get_learner: 24.)
-    for name in ('command','race'): monkeypatch.setattr(f'selback.bench.{name}.compare', trains)
+def refused(capsys, monkeypatch, tmp_path):
+    "A line is refused in a line; nothing trains, and nothing is written"
+    def trains(*args, **kwargs): raise AssertionError('it trains')
+    def refused(match, out=tmp_path/'out', **kwargs):
+        monkeypatch.setattr('selback.bench.compare.Learner.fit', trains)
+        with pytest.raises(SystemExit) as ended: run_study(**dict(data='digits', out=out) | kwargs)
+        said = capsys.readouterr().err
+        assert ended.value.code==2
+        assert match in said
+        assert said.startswith('selback-compare: error:')
+        assert said.count('\n')==1
+        assert not (tmp_path/'out').exists()
+    return refused
 
-TINY = dict(data='digits', n_train=200, n_valid=100, bs=20)
-PLANS = [
-    (dict(epochs=3, methods='none,top_loss', seeds=2),
-        ['methods: none, top_loss', 'budget: 3 epochs each', 'seeds: 2', 'learning rate: 0.001',
-        'time: about 5 minutes for 4 runs']), # 4*3*24
-    (dict(compute=500, methods='none,top_loss', seeds=1),
-        ['budget: compute of 500 items each', 'seeds: 1', 'time: about 2 minutes for 2 runs']), # 2*2.5*24
-    (dict(seconds=42, methods='none,top_loss', seeds=1, lr='.1,.2'),
-        ['budget: 42 seconds each', 'learning rate: 0.1 or 0.2', 'time: about 3 minutes for 4 runs']), # 4*42
-    (dict(race=True, compute=4000, seeds=3, lr='.1,.2,.3'), # rounds of 5, 10 and 20 epochs, 24, 15 and 12 runs
-        ['budget: compute of 4,000 items each, less in earlier rounds',
-        'time: about 4.6 hours for 60 runs']), # (9*20+24*5+15*10+12*20)*24
-    (dict(race=True, compute=1600, seeds=3), ['time: about 77 minutes for 24 runs'])] # 24*8*24
+BAD_INPUT = [
+    (dict(methods='ohem'), "got 'ohem'"),
+    (dict(methods='top_loss(keep=2)'), 'keep: got 2'),
+    (dict(methods=','), "got ''"),
+    (dict(epochs=0), 'epochs: got 0'),
+    (dict(seeds=0), 'seeds: got 0'),
+    (dict(bs=0), 'bs: got 0'),
+    (dict(bs=10**5), 'bs: got 100000 with 1437 items to train on, wanted at most so many'),
+    (dict(lr=-1.), 'lr: got -1'),
+    (dict(lr='0.1,-1'), 'lr: got -1'),
+    (dict(lr='fast'), "lr: got 'fast', wanted a learning rate, or several"),
+    (dict(data='no/where'), 'no/where'),
+    (dict(arch='resnet0'), 'resnet0'),
+    (dict(seconds=-1.), 'seconds: got -1'),
+    (dict(seconds=9., items=9), 'budget: got seconds and items'),
+    (dict(epochs=9, compute=9), 'budget: got epochs and compute'),
+    (dict(race=True, seconds=9.), 'race: got --epochs, --seconds or --items, wanted --compute'),
+    (dict(race=True, methods='none'), 'wanted one at least that chooses by loss'),
+    (dict(size=64), "size: got 64 with 'digits', wanted 128; it is for folders"),
+    (dict(annealing='cosine'), "'cosine'")]
 
-@pytest.mark.parametrize('kwargs,says', PLANS)
-def test_the_plan_is_told_first_in_five_lines(kwargs, says, trains_not, tmp_path, capsys):
-    plan = said_before(capsys, **TINY, **kwargs, out=str(tmp_path)).splitlines()[:5]
-    assert [line.partition(':')[0] for line in plan]==['methods','budget','seeds','learning rate','time']
-    for said in says: assert any(line.startswith(said) for line in plan), said
+@pytest.mark.parametrize('kwargs,match', BAD_INPUT)
+def test_bad_input_is_answered_in_one_line(kwargs, match, refused): refused(match, **kwargs)
 
-def test_a_few_steps_are_timed(monkeypatch):
-    "Of a learner that is made; the first step is not among them, and nothing is validated"
-    class Counts(Callback):
-        steps = 0
-        def before_validate(self): raise AssertionError('it validates')
-        def after_step(self): Counts.steps += 1
-    clock = itertools.count()
-    monkeypatch.setattr('time.perf_counter', lambda: float(next(clock)))
-    assert seconds_of_epoch(lambda: table_learner(cbs=Counts()))==pytest.approx(1+7+2/3) # one to start
-    assert Counts.steps==4
+def test_a_folder_that_takes_no_files_is_refused_at_first(refused, monkeypatch):
+    def refuses(out, images): raise PermissionError(13, 'Permission denied', str(out))
+    monkeypatch.setattr('selback.bench.command.make_writable', refuses)
+    refused('Permission denied')
 
-TOO_SHORT = [
-    (dict(compute=200), 'compute: got 200 (1 epochs), wanted more than 200, or no method chooses anything'),
-    (dict(epochs=1), 'epochs: got 1, wanted more than 1'),
-    (dict(race=True, compute=150), 'compute: got 150 (0.75 epochs), wanted more than 200, '
-        'or no method chooses anything; each trains on all items for 1 epoch(s) first, so take 400')]
+def test_a_file_of_another_study_is_refused(refused, tmp_path, tiny_network):
+    args = CUT | dict(compute=128, methods='none,top_loss', out=tmp_path/'there')
+    run_study(**args)
+    refused('got runs with lr 0.001, wanted 0.1', **args | dict(lr=.1))
 
-@pytest.mark.parametrize('kwargs,says', TOO_SHORT)
-def test_a_budget_in_which_no_method_chooses_is_refused(kwargs, says, trains_not, tmp_path, capsys):
-    assert says in said_before(capsys, refused=True, **TINY, **kwargs, out=str(tmp_path))
+def test_rates_at_which_all_diverge_are_told_in_a_line(tmp_path, capsys, tiny_network):
+    with pytest.raises(SystemExit): run_study(**CUT, compute=256, out=tmp_path, lr='1e30,1e35', methods='none,top_loss')
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith('selback-compare: error: lr: got 1e+30, 1e+35, at each of which plain training diverged')
 
-def test_a_budget_is_enough_where_a_method_chooses_at_once(trains_not, tmp_path, capsys):
-    said = said_before(capsys, **TINY, compute=100, methods='none,top_loss(warmup=0)', out=str(tmp_path))
-    assert 'methods: none, top_loss(warmup=0)\nbudget: compute of 100 items each\nseeds: 3\n' in said
+@pytest.mark.parametrize('race', [False,True])
+def test_an_error_of_the_training_keeps_its_traceback(race, monkeypatch, tmp_path):
+    def fails(*args, **kwargs): raise TypeError('deep inside a training')
+    monkeypatch.setattr('selback.bench.command.run_race' if race else 'selback.bench.command.compare', fails)
+    with pytest.raises(TypeError, match='deep inside'): run_study(**CUT, race=race, compute=600, out=tmp_path)
 
-def test_runs_that_are_there_are_not_announced(tmp_path, capsys, tiny_network, monkeypatch):
-    args = dict(methods='none,top_loss', compute=256, n_train=64, n_valid=32, bs=32, out=str(tmp_path))
-    main(**args, seeds=1)
-    main(**args, seeds=2)
-    assert ' for 2 runs' in capsys.readouterr().out
-    monkeypatch.setattr('selback.bench.command.seconds_of_epoch', None)
-    main(**args, seeds=2)
-    assert capsys.readouterr().out.startswith('All runs are there.')
+def test_to_stop_it_is_to_go_on_later(tmp_path, capsys, monkeypatch):
+    def stops(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr('selback.bench.command.compare', stops)
+    with pytest.raises(SystemExit) as end: run_study(**CUT, epochs=2, out=tmp_path)
+    assert end.value.code==130
+    assert capsys.readouterr().err.endswith('stopped. Finished runs are kept; the same command goes on.\n')
 
 # a folder of images
 def images_in(folder, *parts, n=10):
@@ -153,20 +175,20 @@ LAYOUTS = {
     ('train','test'): '24 images to train on, 6 to validate on (20% of them, drawn at random with seed 0)'}
 
 @pytest.mark.parametrize('parts', LAYOUTS, ids=' '.join)
-def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path, capsys):
+def test_what_is_done_with_a_folder_is_said_and_done(parts, tmp_path, capsys, monkeypatch):
+    def trains(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr('selback.bench.command.compare', trains)
     data = images_in(tmp_path/'data', *parts)
     args = dict(data=data, bs=8, size=24)
-    lines = said_before(capsys, **args, out=str(tmp_path/'out')).splitlines()
-    assert lines[0]==f'{data}: 3 classes; {LAYOUTS[parts]}.'
-    of_each = (len(get_dls(**args).train_ds)+len(get_dls(**args).valid_ds))//3
-    assert re.fullmatch(rf'Images of each class: (\w+ \({of_each}\)(, |\.)){{3}}', lines[1])
+    with pytest.raises(SystemExit): run_study(**args, out=tmp_path/'out')
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f'{data}: {LAYOUTS[parts]}.')
+    assert lines[0].endswith(' Its folder test is left out.')==('test' in parts)
     assert lines[2].startswith('Each image is resized to 24x24 pixels, cropped where it is no square;')
-    assert lines[3].startswith('Its folder test is left out')==('test' in parts)
 
     dls = get_dls(**args)
-    ten_epochs = f'compute of {10*len(dls.train_ds)} items each'
-    assert f'budget: {ten_epochs}' in lines
     assert f'{len(dls.train_ds)} images to train on, {len(dls.valid_ds)} to validate on' in lines[0]
+    assert lines[-1].endswith(f': 3 run(s) of {10*len(dls.train_ds)} compute each')
     files = [*dls.train_ds.items, *dls.valid_ds.items]
     assert len(set(files))==len(files)
     assert not any('test' in f.parts for f in files)
@@ -175,7 +197,7 @@ def test_what_is_done_with_a_folder_is_said_and_done(parts, trains_not, tmp_path
 
 @pytest.mark.parametrize('names,is_refused', [(('img','msk'),True), (('images','masks'),True), (('x','gt_mask'),True),
     (('cats','dogs'),False), (('hats','masks'),False)])
-def test_masks_are_no_class(names, is_refused, trains_not, tmp_path, capsys):
+def test_masks_are_no_class(names, is_refused, tmp_path, capsys):
     "Nor is each folder with equal file names one of masks, or each folder of that name"
     from PIL import Image
     for name in names:
@@ -211,8 +233,8 @@ def test_a_file_that_is_no_image_is_named(is_cut, tmp_path, capsys, tiny_network
     data = images_in(tmp_path/'data', 'train', 'valid')
     bad = tmp_path/'data/valid/red/3.png'
     bad.write_bytes(bad.read_bytes()[:60] if is_cut else b'no image')
-    args = dict(data=data, size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=str(tmp_path/'out'))
-    with pytest.raises(SystemExit) as end: main(**args)
+    with pytest.raises(SystemExit) as end:
+        run_study(data=data, size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=tmp_path/'out')
     assert end.value.code==2
     *_,said = capsys.readouterr().err.splitlines()
     assert said.startswith(f'selback-compare: error: data: got {bad} (') and 'verify_images' in said
@@ -220,10 +242,10 @@ def test_a_file_that_is_no_image_is_named(is_cut, tmp_path, capsys, tiny_network
 def test_a_file_that_another_process_could_not_read_is_named(tmp_path, capsys, monkeypatch):
     "Whose message comes with its trace"
     from selback.views.folders import UnreadableImage
-    def fails(get_learner):
+    def fails(*args, **kwargs):
         raise UnreadableImage('Traceback in process 0:\nselback.views.folders.UnreadableImage: data: got a.png')
-    monkeypatch.setattr('selback.bench.command.seconds_of_epoch', fails)
-    with pytest.raises(SystemExit): main(**TINY, epochs=2, out=str(tmp_path))
+    monkeypatch.setattr('selback.bench.command.compare', fails)
+    with pytest.raises(SystemExit): run_study(**CUT, epochs=2, out=tmp_path)
     assert capsys.readouterr().err=='selback-compare: error: data: got a.png\n'
 
 def test_drawings_are_no_images(tmp_path):
@@ -232,38 +254,25 @@ def test_drawings_are_no_images(tmp_path):
     dls = get_dls(data, 8)
     assert len(dls.train_ds)+len(dls.valid_ds)==30
 
-def test_nothing_is_written_among_the_images(trains_not, tmp_path, capsys, monkeypatch):
-    data = images_in(tmp_path, '.')
-    said = said_before(capsys, refused=True, data=data, bs=8, out=f'{data}/runs')
-    assert 'runs, which lies in the data, wanted a folder elsewhere' in said
+def test_nothing_is_written_among_the_images(refused, tmp_path, monkeypatch):
+    data = images_in(tmp_path/'data', '.')
+    refused('runs, which lies in the data, wanted a folder elsewhere', data=data, bs=8, out=f'{data}/runs')
+    refused('size: got 8, wanted a whole number of at least 16', data=data, bs=8, size=8)
     monkeypatch.chdir(data)
-    assert 'got runs, which lies in the data' in said_before(capsys, refused=True, data='.', bs=8, out='runs')
-    beside = images_in(tmp_path/'parts', 'train', 'valid')
-    said_before(capsys, data=beside, bs=8, out=f'{beside}/runs')
-
-def test_a_folder_that_takes_no_files_is_refused_at_first(trains_not, tmp_path, capsys, monkeypatch):
-    def refuses(dir): raise PermissionError(13, 'Permission denied', str(dir))
-    monkeypatch.setattr('tempfile.TemporaryFile', refuses)
-    assert 'Permission denied' in said_before(capsys, refused=True, **TINY, epochs=2, out=str(tmp_path))
+    refused('got runs, which lies in the data', data='.', bs=8, out='runs')
 
 def test_runs_of_other_images_are_not_taken_for_these(tmp_path, capsys, tiny_network):
     "In a folder of the same name, with as many of them"
     first,other = (images_in(tmp_path/name/'data', '.') for name in ('a','b'))
-    args = dict(size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=str(tmp_path/'out'))
-    main(data=first, **args)
+    args = dict(size=16, bs=8, compute=60, seeds=1, methods='none,top_loss', out=tmp_path/'out')
+    run_study(data=first, **args)
+    ran = (tmp_path/'out/runs.csv').read_bytes()
     Path(first).rename(tmp_path/'data')
-    main(data=str(tmp_path/'data'), **args) # the same elsewhere
-    assert 'All runs are there.' in capsys.readouterr().out
+    run_study(data=str(tmp_path/'data'), **args) # the same elsewhere
+    assert (tmp_path/'out/runs.csv').read_bytes()==ran
     (tmp_path/'b/data/red/0.png').rename(tmp_path/'b/data/blue/new.png')
-    with pytest.raises(SystemExit): main(data=other, **args)
+    with pytest.raises(SystemExit): run_study(data=other, **args)
     assert 'runs.csv: got runs with images ' in capsys.readouterr().err
-
-def test_to_stop_it_is_to_go_on_later(tmp_path, capsys, monkeypatch):
-    def stops(*args, **kwargs): raise KeyboardInterrupt
-    monkeypatch.setattr('selback.bench.command.seconds_of_epoch', stops)
-    with pytest.raises(SystemExit) as end: main(**TINY, epochs=2, out=str(tmp_path))
-    assert end.value.code==130
-    assert capsys.readouterr().err.endswith(f'stopped. Finished runs are in {tmp_path}/; the same command goes on.\n')
 
 def test_a_class_may_be_called_train(tmp_path):
     from PIL import Image
@@ -272,10 +281,3 @@ def test_a_class_may_be_called_train(tmp_path):
         for i in range(10): Image.new('RGB', (20,16)).save(tmp_path/name/f'{i}.png')
     dls = get_dls(str(tmp_path), 8)
     assert list(dls.vocab)==['bus','train']
-
-def test_a_size_is_for_folders_and_one_of_its_own(trains_not, tmp_path, capsys):
-    args = dict(out=str(tmp_path), refused=True)
-    said = said_before(capsys, data='digits', size=64, **args)
-    assert "size: got 64 with 'digits', wanted 128; it is for folders" in said
-    data = images_in(tmp_path/'data', '.')
-    assert 'size: got 8, wanted a whole number of at least 16' in said_before(capsys, data=data, size=8, **args)

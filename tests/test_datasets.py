@@ -1,29 +1,27 @@
 "What a learner of `get_dls` does besides training; data and loaders"
-import json, os, random, re
-from pathlib import Path
+import os, random
 
 import matplotlib, matplotlib.pyplot as plt, numpy as np, pytest, torch
 from fastai.callback.data import WeightedDL
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import TfmdDL
+from fastai.data.external import URLs
 from fastai.interpret import ClassificationInterpretation, Interpretation
 from fastai.learner import Learner, load_learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import error_rate
-from fastai.torch_core import set_seed
+from fastai.torch_core import set_seed, TensorImage
 from fastai.vision.augment import Flip
-from fastai.vision.core import PILImage, TensorMask
+from fastai.vision.core import TensorMask
 from PIL import Image
 from torch import nn
 
-import selback.bench.datasets as d
-from selback.bench.datasets import flip_labels, get_dls, PadCrop, tensor_dls, TensorDL, TensorItems
+from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorDL, TensorItems
 from selback.callback.loaders import ChosenBefore, Plan, draw
 
 pytestmark = pytest.mark.slow # workbench
 
 matplotlib.use('Agg')
-root = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def afresh():
@@ -47,7 +45,7 @@ def learn(tmp_path_factory):
     learn.remove_cb(ProgressCallback)
     return learn
 
-def test_an_item_is_predicted_whatever_it_is_given_as(learn, tmp_path):
+def test_an_item_is_predicted(learn):
     ds = learn.dls.valid_ds
     probs = learn.get_preds()[0]
     name,number,p = learn.predict(ds[3][0])
@@ -58,15 +56,9 @@ def test_an_item_is_predicted_whatever_it_is_given_as(learn, tmp_path):
     assert torch.allclose(item, ds[3][0], atol=1e-6) # normalization is undone
 
     as_bytes = (ds[3][0]*255).round().byte()
-    image = Image.fromarray(as_bytes.permute(1,2,0).numpy())
-    file,large = tmp_path/'3.png',tmp_path/'large.png'
-    image.save(file)
-    image.resize((64,64), Image.Resampling.NEAREST).save(large)
-    for o in (as_bytes, image, np.asarray(image), PILImage.create(image), file, str(file), file.read_bytes()):
-        assert torch.equal(learn.predict(o)[2], learn.predict(as_bytes)[2])
-    assert learn.dls.test_dl([large, as_bytes]).one_batch()[0].shape==(2,3,32,32)
-    said = r'test_dl: got an image of shape \(32, 32\), wanted \(3, height, width\)'
-    with pytest.raises(ValueError, match=said): learn.predict(as_bytes[0])
+    assert torch.equal(learn.predict(as_bytes)[2], learn.predict(as_bytes/255)[2])
+    for other in (as_bytes[0], as_bytes[:1], as_bytes.numpy().transpose(1,2,0), 'a.png'):
+        with pytest.raises(ValueError, match='test_dl: got an image of .*, wanted tensors of'): learn.predict(other)
 
 def test_a_test_loader_gives_what_the_validation_gives(learn):
     ds,dls = learn.dls.valid_ds,learn.dls
@@ -188,36 +180,11 @@ def test_a_share_of_labels_is_no_more_than_all():
     ds = TensorItems(torch.rand(4, 3, 2, 2), torch.arange(4), 0)
     with pytest.raises(ValueError, match='share: got 2'): flip_labels(ds, 2)
 
-# the manual
-IN_SMALL = {'bs=64': 'bs=8', 'Resize(460)': 'Resize(40)', 'size=224': 'size=32',
-    'resnet34,': 'resnet18, pretrained=False,', 'fit_one_cycle(14': 'fit_one_cycle(2'}
-
-@pytest.mark.filterwarnings('ignore')
-def test_the_learner_of_files_in_the_manual_runs(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    for c in ('cat','dog'):
-        (tmp_path/c).mkdir()
-        for i in range(16): Image.fromarray(rng.integers(0, 256, (40,40,3), dtype=np.uint8)).save(tmp_path/c/f'{i}.png')
-    notebook = json.loads((root/'nbs/start/get_started.ipynb').read_text(encoding='utf-8'))
-    cells = [''.join(o['source']) for o in notebook['cells']]
-    text = next(o for o in cells if '## A learner of your own' in o)
-    code = re.search(r'```python\n(.*?)```', text, re.S)[1]
-    assert code.index('unfreeze')<code.index('favor_hard')
-    for written,tried in ({"'path/to/images'": repr(str(tmp_path))} | IN_SMALL).items():
-        assert code.count(written)==1, written
-        code = code.replace(written, tried)
-
-    names = {}
-    exec(code, names)
-    learn = names['learn']
-    assert learn.selection.stats.kept.notna().any()
-    assert all(p.requires_grad for p in learn.model.parameters())
-
 @pytest.mark.parametrize('augment', [[Flip()], [PadCrop(2)], [PadCrop(2),Flip()]], ids=['mirrored','moved','both'])
 def test_masks_go_where_their_images_go(augment):
     images = torch.randint(256, (48,3,12,16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     masks = images[:,0].long()//26
-    dls = d.tensor_dls((images,masks), (images,masks), 16, augment)
+    dls = tensor_dls((images,masks), (images,masks), 16, augment)
     norm = dls.train.after_batch.fs[-1]
     mean,std = plain(norm.mean),plain(norm.std)
     n_moved = 0
@@ -282,3 +249,84 @@ def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
     if not num_workers: assert kinds==[torch.Tensor]
     assert torch.equal(torch.cat([x for x,_ in batches]), ds[wanted][0])
     assert [len(y) for _,y in batches]==[8,8,8,8,1][:len(batches)]
+
+# by name
+PUBLIC = dict(cifar10=URLs.CIFAR, cifar100=URLs.CIFAR_100, imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for part,n in (('train',16),('valid',8)):
+        for c in ('cat','dog'):
+            (tmp_path/part/c).mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 256, (20,20,3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path/part/c/f'{i}.png')
+    return tmp_path
+
+@pytest.fixture
+def datasets():
+    "The module, which has kept no CIFAR-10, and keeps none"
+    import selback.bench.datasets as module
+    kept = module.datasets['cifar10'].func
+    kept.cache_clear()
+    yield module
+    kept.cache_clear()
+
+def sizes_of(dls): return len(dls.train_ds),len(dls.valid_ds),dls.c
+
+def test_public_datasets_by_name(datasets, monkeypatch, folder):
+    asked = []
+    def download(url):
+        asked.append(url)
+        return folder
+
+    monkeypatch.setattr(datasets, 'untar_data', download)
+    (folder/'test').symlink_to(folder/'valid')
+    for name,url in PUBLIC.items():
+        assert sizes_of(get_dls(name, 8))==(32,16,2)
+        assert asked[-1]==url
+
+    x,_ = get_dls('cifar10', 8).train_ds[0]
+    assert x.dtype==torch.float32
+    assert 0<=x.min()
+    assert x.max()<=1
+
+@pytest.mark.parametrize('name', ['small_resnet','small_convnet','cifar_resnet18','resnet18'])
+def test_networks_take_a_look_at_half_the_resolution(name):
+    for side in (16,32): assert get_model(name, 7)(torch.randn(2, 3, side, side)).shape==(2,7)
+
+def test_a_folder_of_class_folders(folder):
+    assert sizes_of(get_dls(str(folder), 8))==(32,16,2)
+    assert sizes_of(get_dls(str(folder/'train'), 8))==(26,6,2)
+
+def test_bad_words_are_refused():
+    with pytest.raises(ValueError, match="arch: got 'resnet0'"): get_model('resnet0', 3)
+    with pytest.raises(ValueError, match="data: got 'no/where'"): get_dls('no/where')
+    with pytest.raises(ValueError, match="size: got 64 with 'digits'"): get_dls('digits', size=64)
+
+def test_parts_of_the_data_share_nothing_and_are_the_same_each_time():
+    first,again,second = (get_dls('digits', n_train=700, part=i).train_ds for i in (0,0,1))
+    assert torch.equal(first.images, again.images)
+    assert len(first)==len(second)==700
+    def contents(ds): return {image.numpy().tobytes() for image in ds.images}
+    assert not contents(first) & contents(second)
+
+    with pytest.raises(ValueError, match='n_train: got 800'): get_dls('digits', n_train=800, part=1)
+    with pytest.raises(ValueError, match='n_train, n_valid: got a number'): get_dls('imagenette', n_train=10)
+
+def test_images_are_moved_each_by_itself_and_nothing_is_lost():
+    image = torch.arange(64.).view(1, 1, 8, 8)
+    x = TensorImage(image.expand(400, 2, 8, 8))
+    moved = PadCrop(2)(x, split_idx=0)
+    assert type(moved) is TensorImage
+    assert torch.equal(moved[:,0], moved[:,1])
+
+    def contents(image): return image.contiguous().numpy().tobytes()
+    padded = nn.functional.pad(image, [2]*4, mode='reflect')[0,0]
+    windows = {contents(padded[i:i+8,j:j+8]) for i in range(5) for j in range(5)}
+    seen = {contents(channels[0]) for channels in torch.Tensor(moved)}
+    assert len(windows)==25
+    assert seen==windows # each is there about 16 times, and nothing but shifts
+    assert PadCrop(2)(x, split_idx=1) is x
+

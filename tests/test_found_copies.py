@@ -1,7 +1,7 @@
-"Copies among a learner's items, what is done about them, and odd images; the learner stays as it is"
+"Copies among a learner's items, and what is done about them; the learner stays as it is"
 import copy, random
 
-import numpy as np, pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fastai.callback.core import Callback
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
@@ -14,8 +14,6 @@ from fastai.vision.all import ImageBlock, ImageDataLoaders, Resize
 from helpers import *
 from PIL import Image
 from selback.bench.datasets import small_convnet, tensor_dls
-from selback.views.odd import far_out, measures
-from torch import tensor
 from torch.utils.data import Subset
 
 def drawn(n, seed=0, side=32):
@@ -25,66 +23,50 @@ def drawn(n, seed=0, side=32):
 
 def labels_of(n): return torch.arange(n)%3
 
-def of_images(train, valid, train_y=None, valid_y=None):
+def of_images(train, valid, **kwargs):
     "A learner of images in memory, untrained"
     set_seed(0)
-    y = labels_of(len(train)) if train_y is None else train_y
-    dls = tensor_dls((train, y), (valid, labels_of(len(valid)) if valid_y is None else valid_y), 32, n_classes=3)
-    return Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat(), lr=1e-2)
+    dls = tensor_dls((train, labels_of(len(train))), (valid, labels_of(len(valid))), 32, n_classes=3)
+    return Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat(), lr=1e-2, **kwargs)
 
 def copies(learn, **kwargs):
     with learn.no_bar(): return learn.find_copies(**kwargs)
 
-def lighter(x): return (x.float()*.85+10).byte()
-
 def with_planted():
     "200 items to train on, 60 to validate, of which the last 4 are lighter copies of the first; two train twice"
     train = drawn(200)
-    return of_images(torch.cat([train, train[50:52]]), torch.cat([drawn(56, seed=1), lighter(train[:4])]))
+    lighter = (train[:4].float()*.85+10).byte()
+    return of_images(torch.cat([train, train[50:52]]), torch.cat([drawn(56, seed=1), lighter]))
 
 def places(found): return {frozenset([(o.part, o.item), (o.other_part, o.other)]) for o in found.itertuples()}
+def names(found): return {frozenset(o) for o in zip(found['item'], found.other)}
 
 leaks = {frozenset([('train', i), ('valid', 56+i)]) for i in range(4)}
 twice = {frozenset([('train', 50+i), ('train', 200+i)]) for i in range(2)}
 
 # What is found
-def test_planted_copies_are_found_exact_ones_first(capsys):
+def test_planted_copies_are_found_exact_ones_first():
+    "With their labels; and as many pairs as are asked for, of which the later ones are of no group"
     found = copies(with_planted())
-    assert places(found[:2])==twice
-    assert places(found[:6])==twice | leaks
-    assert found.similarity[:2].tolist()==[1.,1.]
-    assert (found.similarity[2:6]<1).all()
-    assert len(found)<10
+    assert places(found[:2])==twice and places(found[:6])==twice | leaks
+    assert (found.similarity[:2]==1).all() and (found.similarity[2:6]<1).all()
+    assert 6<=found.group.notna().sum()==len(found)<10
     assert found.group[:6].tolist()==[1,2,3,4,5,6]
-    n_likely = found.group.notna().sum()
-    assert f': some {n_likely} pairs are likelier copies than not' in capsys.readouterr().out
     assert list(found)==['item','part','other','other_part','similarity','label','other_label','group']
+    assert [*found.label]==[o%3 for o in found['item']] and [*found.other_label]==[o%3 for o in found.other]
+    more = copies(with_planted(), n=50)
+    assert len(more)==50 and more[:len(found)].equals(found) and more.group[20:].isna().all()
 
-def test_without_copies_none_are_likely(capsys):
-    learn = of_images(drawn(300), drawn(60, seed=1))
-    found = copies(learn)
+def test_without_copies_few_are_likely_and_none_equal():
+    found = copies(of_images(drawn(300), drawn(60, seed=1)))
     assert found.group.notna().sum()<4 and 5<=len(found)
     assert (found.similarity<1).all()
 
-@pytest.mark.parametrize('within, wanted', [('across',leaks), ('train',twice)])
+@pytest.mark.parametrize('within, wanted', [('across',leaks), ('train',twice), ('valid',set())])
 def test_pairs_of_some_parts_only(within, wanted):
     found = copies(with_planted(), within=within)
     assert places(found[:len(wanted)])==wanted
-    parts = dict(across={('valid','train')}, train={('train','train')})[within]
-    assert {*zip(found.part, found.other_part)}==parts
-
-def test_pairs_within_validation_only():
-    valid = drawn(60, seed=1)
-    found = copies(of_images(drawn(40), torch.cat([valid, valid[:1]])), within='valid')
-    assert places(found[:1])=={frozenset([('valid',0),('valid',60)])}
-    assert {*found.part}=={*found.other_part}=={'valid'}
-
-def test_as_many_as_asked_for():
-    learn = with_planted()
-    assert [len(copies(learn, n=n)) for n in (1,50)]==[1,50]
-    found = copies(learn, n=50)
-    assert places(found[:6])==twice | leaks
-    assert found.group[20:].isna().all() # no likely copies
+    assert {*zip(found.part, found.other_part)}=={('valid','train') if within=='across' else (within,within)}
 
 def test_mirror_images_only_where_asked_for():
     train = drawn(200)
@@ -93,19 +75,12 @@ def test_mirror_images_only_where_asked_for():
     assert places(copies(learn, flips=True)[:3])==mirrored
     assert not places(copies(learn)[:3]) & mirrored
 
-def test_labels_and_those_that_differ():
-    train = drawn(150)
-    y = labels_of(150)
-    learn = of_images(train, train[:3], y, tensor([2,1,2]))
-    found = copies(learn, within='across', n=3).sort_values('other')
-    assert [*zip(found.label, found.other_label)]==[(2,0),(1,1),(2,2)]
-
 def test_a_burst_is_one_group():
     train = drawn(200)
     burst = torch.cat([(train[:1].float()*(1-.02*i)).byte() for i in range(1, 4)])
     found = copies(of_images(torch.cat([train, burst[:2]]), torch.cat([drawn(40, seed=1), burst[2:]])))
     own = found[found.group==1]
-    assert {*own.item, *own.other}=={0,200,201,40} and len(own)==6
+    assert {*own['item'], *own.other}=={0,200,201,40} and len(own)==6
     assert found.group.max()<4
 
 def test_a_layer_that_is_named():
@@ -113,19 +88,55 @@ def test_a_layer_that_is_named():
     assert places(copies(learn, layer=learn.model[8])[:6])==twice | leaks
     assert places(copies(learn, layer=learn.model[-2], n=6)[:2])==twice # rows, no maps
 
+@pytest.mark.parametrize('side, wanted', [(8, '1'), (16, '2'), (32, '2')])
+def test_the_layer_that_is_chosen_has_maps_of_eight_pixels_or_else_of_four(side, wanted, capsys):
+    def halve(n_in, n_out): return nn.Conv2d(n_in, n_out, 3, stride=2, padding=1)
+    alike = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)] # a third of six is two, and the one that runs then
+    model = nn.Sequential(nn.Identity(), halve(3, 8), nn.Conv2d(8, 8, 3, padding=1) if side>8 else halve(8, 8), *alike,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    dls = dls_of(torch.rand(60, 3, side, side), torch.arange(60)%3, n_valid=12)
+    copies(Learner(dls, model, loss_func=CrossEntropyLossFlat()))
+    assert f"60 items, compared by the output of '{wanted}'" in capsys.readouterr().out
+
+def test_a_layer_that_is_used_for_each_of_two_images_is_taken(capsys):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body,self.head = nn.Conv2d(3, 8, 3, padding=1),nn.Linear(8, 3)
+
+        def forward(self, a, b): return self.head((self.body(a)-self.body(b)).abs().mean((2,3)))
+
+    a,b = drawn(60).float()/255,drawn(60, seed=1).float()/255
+    a[40],b[40] = a[7],b[7]
+    a[41] = a[8] # the other image is another one
+    items = [*zip(a, b, labels_of(60))]
+    dls = DataLoaders.from_dsets(items[:48], items[48:], bs=16, n_inp=2, num_workers=0)
+    dls.n_inp = 2
+    found = copies(Learner(dls, Pair(), loss_func=CrossEntropyLossFlat()))
+    assert "compared by the output of 'body'" in capsys.readouterr().out
+    assert names(found[:1])=={frozenset([7,40])}
+    assert found.similarity[0]==1>found.similarity[1:].max()
+
 def test_augmentation_is_left_out():
     "Of images that fastai augments by batch"
     learn = image_learner(n=80)
     images = learn.dls.train.dataset.images
     images[1] = images[0]
     found = copies(learn, within='train', n=1)
-    assert {*found.item, *found.other}=={0,1} and found.similarity[0]==1
+    assert names(found)=={frozenset([0,1])} and found.similarity[0]==1
 
 def test_half_precision():
     learn = with_planted()
     learn.add_cb(CPUMixedPrecision())
     quiet_fit(learn, 1)
     assert places(copies(learn)[:6])==twice | leaks
+
+def test_of_few_items_only_equal_ones_are_called_copies():
+    x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    x[7] = x[3]
+    learn = Learner(dls_of(x, torch.arange(12)%2, bs=4, n_valid=2), small_convnet(2, .5), CrossEntropyLossFlat())
+    found = copies(learn)
+    assert found.group.notna().tolist()==(found.similarity==1).tolist()==[True]+4*[False]
 
 # Keys
 @pytest.fixture(scope='module')
@@ -148,30 +159,25 @@ def of_folder(folder, **kwargs):
 
 again = {frozenset([f'{c}/0{i}.png', f'{c}/0{i}_again.png']) for i,c in enumerate('ab')}
 
-def names(found): return {frozenset(o) for o in zip(found.item, found.other)}
-
 def test_files_are_told_by_their_paths_and_the_next_split_keeps_copies_together(folder):
-    learn = of_folder(folder)
-    found = copies(learn)
-    assert names(found[:2])==again
-    assert [*found.label[:2]]==[o[0] for o in found.item[:2]]
-    other = of_folder(folder, splitter=without_copies(found[:2], .25, seed=1))
+    found = copies(of_folder(folder))[:2]
+    assert names(found)==again
+    assert [*found.label]==[o[0] for o in found['item']]
+    other = of_folder(folder, splitter=without_copies(found, .25, seed=1))
     parts = [{*ds.items} for ds in (other.dls.train_ds, other.dls.valid_ds)]
     assert [*map(len, parts)]==[69,23]
     for pair in again: assert sum({folder/o for o in pair}<=part for part in parts)==1
-    assert len(copies(other, within='across', n=92))==92 and not names(copies(other, within='across')[:5]) & again
 
 def test_a_table_of_files_is_told_by_its_own_index(folder):
     files = sorted(get_image_files(folder))
-    df = pd.DataFrame(dict(file=[o.relative_to(folder).as_posix() for o in files]))
-    df['label'] = [o.parent.name for o in files]
-    df.index = [f'row {i}' for i in range(len(df))]
+    paths = [o.relative_to(folder).as_posix() for o in files]
+    df = pd.DataFrame(dict(file=paths, label=[o[0] for o in paths]), index=[f'row {i}' for i in range(len(paths))])
     dls = ImageDataLoaders.from_df(df, folder, bs=16, item_tfms=Resize(32), num_workers=0, seed=0)
-    found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()))
-    assert {frozenset(df.file[[*pair]]) for pair in names(found[:2])}==again
-    train,valid = without_copies(found[:2], seed=0)(df)
-    assert sorted(train+valid)==list(range(92))
-    for pair in names(found[:2]): assert len({df.index.get_loc(o) in valid for o in pair})==1
+    found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()))[:2]
+    assert {frozenset(df.file[[*pair]]) for pair in names(found)}==again
+    train,valid = without_copies(found, seed=0)(df)
+    assert sorted(train+valid)==[*range(92)]
+    for pair in names(found): assert len({df.index.get_loc(o) in valid for o in pair})==1
 
 def test_a_subset_is_told_by_its_places_in_the_whole():
     images = drawn(120)
@@ -180,59 +186,48 @@ def test_a_subset_is_told_by_its_places_in_the_whole():
     parts = Subset(whole, [*range(100)][::-1]),Subset(whole, [*range(100, 120)])
     dls = DataLoaders(*(TfmdDL(o, bs=16, num_workers=0) for o in parts))
     found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()), n=1)
-    assert {found.item[0], found.other[0]}=={5,110} and {found.part[0], found.other_part[0]}=={'train','valid'}
-
-def test_a_file_that_is_in_both_parts_is_a_leak(folder):
-    learn = of_folder(folder, splitter=lambda items: ([*range(len(items))],[0,1]))
-    found = copies(learn, within='across', n=2)
-    assert (found.item==found.other).all() and (found.similarity==1).all()
-    with pytest.raises(ValueError, match='a copy in training of each validation item'): without_leaks(learn.dls, found)
+    assert places(found)=={frozenset([('train',5),('valid',110)])}
 
 # What is done about it
-def test_validation_without_what_has_a_copy_in_training(capsys):
+def test_validation_without_what_has_a_copy_in_training():
     learn = with_planted()
-    found = copies(learn)[:6]
-    honest = without_leaks(learn.dls, found)
-    assert '4 of 60 validation items have a copy in training' in capsys.readouterr().out
-    with learn.no_bar():
-        before,after = learn.get_preds(1)[0],learn.get_preds(dl=honest.valid)[0]
-        loss = learn.validate(dl=honest.valid)[0]
+    honest = without_leaks(learn.dls, copies(learn)[:6])
+    with learn.no_bar(): (before,targets),(after,_) = learn.get_preds(1),learn.get_preds(dl=honest.valid)
     torch.testing.assert_close(after, before[:56])
+    with learn.no_bar(): loss = learn.validate(dl=honest.valid)[0]
+    assert loss==pytest.approx(float(nn.functional.nll_loss(before[:56].log(), targets[:56])), rel=1e-3)
     assert honest.train is learn.dls.train
-    assert loss==pytest.approx(float(nn.functional.nll_loss(before[:56].log(), labels_of(60)[:56])), rel=1e-3)
 
-def test_a_copy_of_a_copy_leaks_too():
-    learn = with_planted()
-    found = pd.DataFrame(dict(item=[56,57], part='valid', other=[0,56], other_part=['train','valid']))
-    assert without_leaks(learn.dls, found).valid.n==58
-
-def test_copies_within_validation_are_no_leak():
-    learn = with_planted()
-    found = pd.DataFrame(dict(item=[56], part='valid', other=[57], other_part='valid'))
-    assert without_leaks(learn.dls, found).valid.n==learn.dls.valid.n==60
+@pytest.mark.parametrize('pairs, n_left', [
+    ([('valid',56,'train',0), ('valid',57,'valid',56)], 58), # a copy of a copy leaks, too
+    ([('valid',56,'valid',57)], 60)])
+def test_what_leaks(pairs, n_left):
+    found = pd.DataFrame(pairs, columns=['part','item','other_part','other'])
+    assert without_leaks(with_planted().dls, found).valid.n==n_left
 
 def test_files_that_leak_are_gone_from_validation(folder):
-    learn = of_folder(folder, splitter=lambda items: ([i for i,o in enumerate(items) if 'again' not in o.name],
-        [i for i,o in enumerate(items) if 'again' in o.name or o.name=='89.png']))
-    found = copies(learn, within='across', n=2)
-    honest = without_leaks(learn.dls, found)
-    assert [o.name for o in honest.valid_ds.items]==['89.png'] or len(honest.valid_ds)==1
-    with learn.no_bar(): assert len(learn.get_preds(dl=honest.valid)[0])==1
+    "Those that are in both parts, too"
+    def split(items): return [[i for i,o in enumerate(items) if ('again' in o.name)==valid] for valid in (False,True)]
+    learn = of_folder(folder, splitter=lambda items: (split(items)[0], split(items)[1]+[10,11]))
+    found = copies(learn, within='across', n=4)
+    assert (found[found['item']==found.other].similarity==1).all()
+    with pytest.raises(ValueError, match='a copy in training of each validation item'): without_leaks(learn.dls, found)
+    honest = without_leaks(learn.dls, found[found['item']!=found.other])
+    assert len(honest.valid_ds)==2 and not any('again' in o.name for o in honest.valid_ds.items)
 
 @pytest.mark.parametrize('valid_pct', [.1,.2,.5])
 def test_a_splitter_keeps_groups_together_and_is_as_large_as_asked_for(valid_pct):
+    "And leaves random states alone"
     df = pd.DataFrame(index=range(100, 300))
-    found = pd.DataFrame(dict(item=[100,101,150,160], other=[101,102,151,299]))
+    pairs = [(100,101), (101,102), (150,151), *zip(range(160, 180), range(299, 279, -1))]
+    found = pd.DataFrame(pairs, columns=['item','other'])
+    state = torch.get_rng_state()
     train,valid = without_copies(found, valid_pct, seed=3)(df)
-    assert sorted(train+valid)==list(range(200)) and len(valid)==200*valid_pct
-    for group in ({0,1,2},{50,51},{60,199}): assert group<={*train} or group<={*valid}
-    assert without_copies(found, valid_pct, seed=3)(df)==(train,valid)
-    assert without_copies(found, valid_pct, seed=4)(df)!=(train,valid)
-
-def test_a_splitter_leaves_random_states_alone():
-    before = torch.get_rng_state()
-    without_copies(pd.DataFrame(dict(item=[], other=[])))(pd.DataFrame(index=range(9)))
-    assert torch.get_rng_state().equal(before)
+    assert sorted(train+valid)==[*range(200)] and len(valid)==200*valid_pct
+    for group in ({0,1,2},{50,51},*({60+i,199-i} for i in range(20))): assert group<={*train} or group<={*valid}
+    assert without_copies(found, valid_pct, seed=3)(df)==(train,valid)!=without_copies(found, valid_pct, seed=4)(df)
+    without_copies(found)(df)
+    assert torch.get_rng_state().equal(state)
 
 # What is left alone
 def digest(learn):
@@ -242,66 +237,44 @@ def digest(learn):
     cbs = sorted(map(str, map(type, learn.cbs)))
     return copy.deepcopy((model, weights(learn), learn.opt.state_dict(), states, cbs)),held
 
-def is_unchanged(learn, before):
-    now = digest(learn)
-    is_held = all(a is b for a,b in zip(now[1], before[1]))
-    return same(now[0][1], before[0][1]) and str(now[0])==str(before[0]) and is_held
+def interrupted(learn):
+    "Ctrl-C in the second batch of the pass"
+    class Stops(Callback):
+        def after_pred(self):
+            if self.iter==1: raise KeyboardInterrupt
+    stops = Stops()
+    with pytest.raises(KeyboardInterrupt),learn.added_cbs([stops]): copies(learn)
 
-def trained():
+@pytest.mark.parametrize('asked', [copies, lambda learn: copies(learn, flips=True), lambda learn: learn.find_odd(),
+    interrupted], ids=['copies','flips','odd','interrupted'])
+def test_nothing_of_a_learner_changes(asked):
     learn = quiet_fit(with_planted(), 1)
     next(iter(learn.dls.train))
-    return learn
-
-@pytest.mark.parametrize('asked', [copies, lambda learn: copies(learn, flips=True),
-    lambda learn: odd(learn)], ids=['copies','flips','odd'])
-def test_nothing_of_a_learner_changes(asked):
-    learn = trained()
     before = digest(learn)
     asked(learn)
-    assert is_unchanged(learn, before)
+    now = digest(learn)
+    assert same(now[0][1], before[0][1]) and str(now[0])==str(before[0])
+    assert all(a is b for a,b in zip(now[1], before[1]))
 
-class Stops(Callback):
-    "Ctrl-C in the second batch of a pass"
-    def after_pred(self):
-        if self.iter==1: raise KeyboardInterrupt
-
-def test_an_interrupt_leaves_nothing_behind():
-    learn = trained()
-    learn.add_cb(Stops())
-    before = digest(learn)
-    with pytest.raises(KeyboardInterrupt): copies(learn)
-    assert is_unchanged(learn, before)
-
-def test_training_goes_on_as_it_would_have():
-    one,two = trained(),trained()
-    copies(one)
-    for learn in (one,two):
-        set_seed(1)
-        quiet_fit(learn, 1)
-    assert same(weights(one), weights(two))
-
-# Tables and texts
-def table(n=300):
-    g = np.random.default_rng(0)
-    df = pd.DataFrame(dict(a=g.normal(size=n), b=100*g.normal(size=n), kind=g.choice(list('xyz'), n)))
-    df.index = [f'r{i}' for i in range(n)]
-    df['y'] = np.where(df.a>0, 'yes', 'no')
-    return df
-
+# Tables
 def of_table(df, valid_idx):
     set_seed(0)
     dls = TabularDataLoaders.from_df(df, procs=[Categorify, Normalize], cat_names=['kind'], cont_names=['a','b'],
         y_names='y', valid_idx=valid_idx, bs=16)
     return tabular_learner(dls, layers=[8], loss_func=CrossEntropyLossFlat())
 
-def shown_tables(monkeypatch):
+def tables_shown(monkeypatch, learn, **kwargs):
     "The tables that are shown"
     tables = []
     monkeypatch.setattr('selback.views.copies.display_df', tables.append)
+    learn.show_copies(**kwargs)
     return tables
 
 def test_rows_of_a_table(monkeypatch):
-    df = table()
+    g = np.random.default_rng(0)
+    df = pd.DataFrame(dict(a=g.normal(size=300), b=100*g.normal(size=300), kind=g.choice(list('xyz'), 300)),
+        index=[f'r{i}' for i in range(300)])
+    df['y'] = np.where(df.a>0, 'yes', 'no')
     df.loc['r10',['a','b','kind']] = df.loc['r200',['a','b','kind']]
     df.loc['r11',['a','b','kind']] = df.a['r201']+.002,df.b['r201']-.1,df.kind['r201']
     df.loc['r12',['a','b']] = df.loc['r202',['a','b']]
@@ -311,96 +284,110 @@ def test_rows_of_a_table(monkeypatch):
     assert names(found[:2])=={frozenset(['r10','r200']), frozenset(['r11','r201'])}
     assert found.similarity[0]==1>found.similarity[1]
     assert frozenset(['r12','r202']) not in names(found)
-    assert found.label[0]==df.y[found.item[0]]
-    tables = shown_tables(monkeypatch)
-    learn.show_copies(2, found=found)
-    assert tables[0].pair.tolist()==[1,1,2,2] and {*tables[0]['item'][:2]}=={'r10','r200'}
+    assert found.label[0]==df.y[found['item'][0]]
+    shown, = tables_shown(monkeypatch, learn, n=2, found=found)
+    assert shown.pair.tolist()==[1,1,2,2] and {*shown['item'][:2]}=={'r10','r200'}
     assert len(without_leaks(learn.dls, found[:2]).valid_ds)==58
     with pytest.raises(ValueError, match='flips: got True for rows or texts'): copies(learn, flips=True)
 
-def test_texts(monkeypatch):
+def of_columns(x):
+    dls = dls_of(x, torch.arange(len(x))%2, n_valid=60)
+    return Learner(dls, nn.Linear(x.shape[1], 2), loss_func=CrossEntropyLossFlat())
+
+def test_a_number_for_unknown_makes_no_rows_equal():
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    for i in range(3): x[7+i,i] = -9999.
+    assert (copies(of_columns(x), n=20).similarity<1).all()
+
+@pytest.mark.parametrize('within', ['across','both'])
+def test_rows_of_few_values_are_equal_by_chance(within):
+    x = torch.randint(3, (240,4), generator=torch.Generator().manual_seed(0)).float()
+    found = copies(of_columns(x), within=within)
+    assert (found.similarity==1).all() and found.group.isna().all()
+
+def test_rows_that_nearly_agree_are_not_called_equal():
+    "As of one column with many values: the nearest are nearer than float32 tells"
+    x = torch.rand(2000, 1, generator=torch.Generator().manual_seed(0))
+    x[100] = x[200]
+    found = copies(of_columns(torch.cat([x, torch.ones(2000, 1)], 1)), n=20)
+    assert found.similarity[0]==1>found.similarity[1]
+    assert names(found[:1])=={frozenset([40,140])} # behind the 60 that validate
+
+# Texts
+def of_texts(texts, **kwargs):
     set_seed(0)
-    words = [f'{a}{b}' for a in 'kltmr' for b in 'aeiou']
+    df = pd.DataFrame(dict(text=texts, label=[i%2 for i in range(len(texts))]))
+    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', bs=16, seq_len=16, seed=0, **kwargs)
+    config = awd_lstm_clas_config | dict(emb_sz=8, n_hid=8, n_layers=1)
+    return text_classifier_learner(dls, AWD_LSTM, config=config, pretrained=False, loss_func=CrossEntropyLossFlat())
+
+def a_word(rng): return ''.join(rng.choice('bdfgklmnprstvz')+rng.choice('aeiou') for _ in range(rng.randint(2, 4)))
+
+def test_texts(monkeypatch):
     rng = random.Random(0)
+    words = [f'{a}{b}' for a in 'kltmr' for b in 'aeiou']
     texts = [' '.join(rng.choices(words, k=rng.randint(20, 40))) for _ in range(80)]
     texts[70],texts[71] = texts[3],' '.join(texts[4].split()[:-4]+['kala'])
-    df = pd.DataFrame(dict(text=texts, label=[i%2 for i in range(80)], is_valid=[i>=60 for i in range(80)]))
-    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', bs=16, seq_len=16)
-    config = awd_lstm_clas_config.copy()
-    config.update(emb_sz=8, n_hid=8, n_layers=1)
-    learn = text_classifier_learner(dls, AWD_LSTM, config=config, pretrained=False, loss_func=CrossEntropyLossFlat())
+    learn = of_texts(texts)
     found = copies(learn)
     assert names(found[:2])=={frozenset([3,70]), frozenset([4,71])}
     assert found.similarity[0]==1 and .6<found.similarity[1]<1
-    tables = shown_tables(monkeypatch)
-    learn.show_copies(2, found=found)
-    assert tables[0].both.str.contains(' '.join(texts[4].split()[:6])).tolist()==[False,True]
+    shown, = tables_shown(monkeypatch, learn, n=2, found=found)
+    assert shown.text.str.contains(' '.join(texts[4].split()[:6])).tolist()==[False,False,True,True]
+
+def rare_titles(seed):
+    rng = random.Random(seed)
+    return [' '.join(a_word(rng) for _ in range(rng.randint(2, 5))).capitalize() for _ in range(100)]
+
+@pytest.mark.parametrize('seed', range(3))
+def test_titles_of_rare_words_are_no_copies(seed):
+    "All of these words are the same one to the network"
+    found = copies(of_texts(rare_titles(seed), max_vocab=10))
+    assert found.group.isna().all() and (found.similarity<1).all()
+
+def test_copies_among_titles_of_rare_words():
+    "With a letter changed; those with capital letters are equal, short ones and other orders of words are not"
+    titles = rare_titles(0)
+    titles[:4] = 'Up','It','Mira Vasoto Kuda Bene','Bene Kuda Vasoto Mira'
+    changed = [i for i,o in enumerate(titles) if i>4 and o.count(' ')>2]
+    texts = titles+[titles[i][:-1]+'y' for i in changed]+[titles[4].upper()]
+    found = copies(of_texts(texts, max_vocab=10))
+    assert names(found[found.similarity==1])=={frozenset([4,len(texts)-1])}
+    planted = {frozenset([i, 100+k]) for k,i in enumerate(changed)}
+    likely = names(found[found.group.notna()])
+    assert len(changed)>15 and planted<=likely
+    assert {pair for pair in likely if max(pair)<100}<={frozenset([2,3])}
 
 # Pictures
+def titles_shown(learn, **kwargs):
+    learn.show_copies(**kwargs)
+    titles = [ax.get_title() for ax in plt.gcf().axes]
+    plt.close('all')
+    return titles
+
 def test_pairs_are_shown_side_by_side_and_those_that_differ_first():
-    import matplotlib.pyplot as plt
     learn = with_planted()
     found = copies(learn, n=6)
-    learn.show_copies(4, found=found)
-    assert len(plt.gcf().axes)==8
-    titles = [ax.get_title().split('\n') for ax in plt.gcf().axes[:2]]
-    assert titles==[[f'{part}, {label}', f'{key}'] for part,label,key in
-        ((found.part[0], found.label[0], found.item[0]), (found.other_part[0], found.other_label[0], found.other[0]))]
-    learn.show_copies(1, differ=True, found=found)
-    first = found[found.label!=found.other_label].iloc[0]
-    assert plt.gcf().axes[0].get_title()==f'{first.part}, {first.label}\n{first["item"]}'
-    plt.close('all')
+    def titles(o): return f'{o.part}, {o.label}\n{o["item"]}',f'{o.other_part}, {o.other_label}\n{o.other}'
+    shown = titles_shown(learn, n=4, found=found)
+    assert len(shown)==8 and tuple(shown[:2])==titles(found.iloc[0])
+    differs = found[found.label!=found.other_label].iloc[0]
+    assert tuple(titles_shown(learn, n=1, differ=True, found=found))==titles(differs)
 
-# Odd images
-def odd(learn):
-    with learn.no_bar(): return learn.find_odd()
-
-def test_what_is_odd_in_arrays_made_by_hand():
-    train = drawn(150)
-    train[3],train[4],train[5] = 0,255,100
-    train[6] = train[6].float().mean(0, keepdim=True).round().byte()
-    train[7,0],train[7,1:] = train[7,0]//2+127,train[7,1:]//4
-    train[8,:,:9],train[8,:,-9:] = 0,0
-    found = odd(of_images(train, drawn(30, seed=1)))
-    wanted = {('black',3), ('white',4), ('blank',5), ('grey',6), ('tinted',7), ('margins',8)}
-    assert {*zip(found.kind, found['item'])}>=wanted
-    assert {*found['item']}=={3,4,5,6,7,8} and {*found.part}=={'train'}
-
-def test_among_clean_images_little_is_odd(): assert len(odd(of_images(drawn(400), drawn(60, seed=1))))<3
-
-def test_where_margins_and_grey_are_usual_they_are_not_odd():
-    train = drawn(150).float().mean(1, keepdim=True).repeat(1, 3, 1, 1).byte()
-    train[:,:,:8] = 0
-    assert not len(odd(of_images(train, train[:20])))
-    train[0,0] //= 2
-    assert odd(of_images(train, train[1:20])).kind.tolist()==['coloured']
-
-def test_files_that_are_broken_tiny_or_large(folder, tmp_path):
-    import shutil
-    here = shutil.copytree(folder, tmp_path/'images')
-    good = (here/'a'/'03.png').read_bytes()
-    (here/'a'/'03.png').write_bytes(good[:200])
-    Image.open(here/'b'/'04.png').resize((6,6)).save(here/'b'/'04.png')
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32,32,3), dtype=np.uint8)).save(here/'c'/'05.png')
-    learn = of_folder(here)
-    found = odd(learn).set_index('item').kind
-    assert found['a/03.png']=='corrupt' and 'tiny' in [*found[['b/04.png']]]
-    with pytest.raises(ValueError, match=r'1 files that cannot be opened: .*03\.png'): copies(learn)
-
-def test_values_by_hand():
-    told = measures(Image.fromarray(np.full((10,20), 51, np.uint8)), 400)
-    assert told['light']==pytest.approx(.2) and told['side']==10 and told['contrast']==0 and told['bytes_per_pixel']==2
-    assert far_out([1]*30+[9], True, 1).nonzero()[0].tolist()==[30]
-    assert not far_out([1]*30+[9], False, 1).any() and not far_out([1]*30+[1.5], True, 1).any()
-    assert not far_out([float('nan')]*3, True, 1).any()
+def test_labels_that_are_unknown_do_not_differ():
+    nan = float('nan')
+    found = pd.DataFrame(dict(item=[0,1,2], part='train', other=[3,4,5], other_part='train', similarity=1.,
+        label=['a',nan,'a'], other_label=['a',nan,'b'], group=[1,2,3]))
+    shown = titles_shown(of_images(drawn(20), drawn(8, seed=1)), n=1, differ=True, found=found)
+    assert [o.split()[-1] for o in shown]==['2','5']
 
 # What can go wrong
 @pytest.mark.parametrize('kwargs, error, said', [
-    (dict(within='test'), ValueError, "within: got 'test', wanted 'both', 'across', 'train' or 'valid'"),
-    (dict(n=0), ValueError, 'n: got 0, wanted a whole number of at least 1'),
+    (dict(within='test'), ValueError, "within: got 'test'"),
+    (dict(n=0), ValueError, 'n: got 0'),
     (dict(n='3'), TypeError, "n: got '3'"),
-    (dict(layer='8'), TypeError, 'layer: got a str, wanted a module of the model'),
-    (dict(layer=nn.Linear(2, 2)), ValueError, 'layer: got a Linear that does not, wanted one that runs in the model')])
+    (dict(layer='8'), TypeError, 'layer: got a str'),
+    (dict(layer=nn.Linear(2, 2)), ValueError, 'layer: got a Linear that does not')])
 def test_what_is_asked_for_wrongly(kwargs, error, said):
     with pytest.raises(error, match=said): copies(with_planted(), **kwargs)
 
@@ -408,121 +395,33 @@ def test_what_is_no_list_of_copies():
     learn = with_planted()
     found = copies(learn, n=5)
     for asked in (lambda o: learn.show_copies(found=o), lambda o: without_leaks(learn.dls, o), without_copies):
-        with pytest.raises(TypeError, match=r'wanted what learn\.find_copies\(\) returned'): asked([1])
+        for given in ([1], found[['item']]):
+            with pytest.raises(TypeError, match=r'wanted what learn\.find_copies\(\) returned'): asked(given)
+    with pytest.raises(TypeError, match='show_copies: '): learn.show_copies(found=found.drop(columns='label'))
     with pytest.raises(ValueError, match='got an item 999 of part'): learn.show_copies(found=found.assign(item=999))
-    with pytest.raises(ValueError, match='items that are known by their place'): without_copies(found)([*range(9)])
-    with pytest.raises(ValueError, match='pairs with an item that is not there'):
-        without_copies(pd.DataFrame(dict(item=['a/1.png'], other=['a/2.png'])))(['x/a/1.png'])
 
-def test_no_validation_and_no_images():
+@pytest.mark.parametrize('pairs, items, said', [
+    ([(0,1)], [*range(9)], 'items that are known by their place'),
+    ([('a/1.png','a/2.png')], ['x/a/1.png'], 'pairs with an item that is not there'),
+    ([(3,5)], pd.DataFrame(index=[*range(40)]*2), 'whose index has each label once'),
+    ([*zip(range(19), range(1, 20))], pd.DataFrame(index=range(20)), 'groups of copies of which none is as small')])
+def test_what_cannot_be_split(pairs, items, said):
+    with pytest.raises(ValueError, match=said): without_copies(pd.DataFrame(pairs, columns=['item','other']))(items)
+
+def test_no_validation():
     learn = table_learner()
-    with pytest.raises(ValueError, match='find_odd: got items that are a Tensor, wanted images'): odd(learn)
     learn.dls.loaders.pop()
-    with pytest.raises(ValueError, match="within: got 'across' of a learner without validation items"):
-        copies(learn, within='across')
+    with pytest.raises(ValueError, match="got 'across' of a learner without validation"): copies(learn, within='across')
 
-# What a tester found
-def test_a_network_that_tells_nothing_apart_is_refused(folder):
-    for value,said in ((float('nan'),'features that are NaN'), (0.,'the same features of all items')):
-        learn = of_folder(folder)
-        with torch.no_grad():
-            for p in learn.model.parameters(): p.fill_(value)
-        with pytest.raises(ValueError, match=said): copies(learn)
+@pytest.mark.parametrize('value, said', [(float('nan'),'features that are NaN'), (0.,'the same features of all items')])
+def test_a_network_that_tells_nothing_apart_is_refused(value, said):
+    learn = with_planted()
+    with torch.no_grad():
+        for p in learn.model.parameters(): p.fill_(value)
+    with pytest.raises(ValueError, match=said): copies(learn)
 
-def test_of_few_items_only_equal_ones_are_called_copies(capsys):
-    x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    x[7] = x[3]
-    dls = dls_of(x, torch.arange(12)%2, bs=4, n_valid=2)
-    learn = Learner(dls, small_convnet(2, .5), loss_func=CrossEntropyLossFlat())
-    found = copies(learn, n=1)
-    assert 'some 1 pairs are likelier copies than not' in capsys.readouterr().out
-    assert (found.similarity==1).all()
-
-def test_a_number_for_unknown_makes_no_rows_equal():
-    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    for i in range(3): x[7+i,i] = -9999.
-    learn = Learner(dls_of(x, torch.arange(300)%2, n_valid=60), nn.Linear(3, 2), loss_func=CrossEntropyLossFlat())
-    assert (copies(learn, n=20).similarity<1).all()
-
-def test_rows_of_few_values_are_equal_by_chance(capsys):
-    x = torch.randint(3, (240,4), generator=torch.Generator().manual_seed(0)).float()
-    learn = Learner(dls_of(x, torch.arange(240)%2, n_valid=60), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat())
-    copies(learn, within='across')
-    copies(learn)
-    assert capsys.readouterr().out.count('240 items, compared column by column: no pair is likelier a copy than not')==2
-
-def test_rows_that_nearly_agree_are_not_called_equal():
-    "As of one column with many values: the nearest are nearer than float32 tells"
-    x = torch.rand(2000, 1, generator=torch.Generator().manual_seed(0))
-    x[100] = x[200]
-    found = copies(Learner(dls_of(torch.cat([x, torch.ones(2000, 1)], 1), torch.arange(2000)%2, n_valid=60),
-        nn.Linear(2, 2), loss_func=CrossEntropyLossFlat()), n=20)
-    assert found.similarity[0]==1>found.similarity[1]
-    assert {found['item'][0],found.other[0]}=={40,140} # behind the 60 that validate
-
-def test_a_layer_that_is_used_for_each_of_two_images_is_taken(capsys):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body,self.head = nn.Conv2d(3, 8, 3, padding=1),nn.Linear(8, 3)
-
-        def forward(self, a, b): return self.head((self.body(a)-self.body(b)).abs().mean((2,3)))
-
-    a,b = drawn(60).float()/255,drawn(60, seed=1).float()/255
-    a[40],b[40] = a[7],b[7]
-    a[41] = a[8] # the other image is another one
-    items = [*zip(a, b, tensor([i%3 for i in range(60)]))]
-    dls = DataLoaders.from_dsets(items[:48], items[48:], bs=16, n_inp=2, num_workers=0)
-    dls.n_inp = 2
-    found = copies(Learner(dls, Pair(), loss_func=CrossEntropyLossFlat()))
-    assert "compared by the output of 'body'" in capsys.readouterr().out
-    assert {found['item'][0],found.other[0]}=={7,40} and found.similarity[0]==1
-    assert (found.similarity[1:]<1).all()
-
-@pytest.mark.parametrize('side, wanted', [(8, '1'), (16, '2'), (32, '2')])
-def test_the_layer_that_is_chosen_has_maps_of_eight_pixels_or_else_of_four(side, wanted, capsys):
-    def halve(n_in, n_out): return nn.Conv2d(n_in, n_out, 3, stride=2, padding=1)
-    alike = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)] # a third of six is two, and the one that runs then
-    model = nn.Sequential(nn.Identity(), halve(3, 8), nn.Conv2d(8, 8, 3, padding=1) if side>8 else halve(8, 8), *alike,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
-    dls = dls_of(torch.rand(60, 3, side, side), torch.arange(60)%3, n_valid=12)
-    copies(Learner(dls, model, loss_func=CrossEntropyLossFlat()))
-    assert f"60 items, compared by the output of '{wanted}'" in capsys.readouterr().out
-
-def test_labels_that_are_unknown_do_not_differ():
-    found = pd.DataFrame(dict(item=[0,1,2], part='train', other=[3,4,5], other_part='train', similarity=1.,
-        label=['a',float('nan'),'a'], other_label=['a',float('nan'),'b'], group=[1,2,3]))
-    import matplotlib.pyplot as plt
-    learn = of_images(drawn(20), drawn(8, seed=1))
-    learn.show_copies(1, differ=True, found=found)
-    names = [ax.get_title() for ax in plt.gcf().axes]
-    plt.close('all')
-    assert [name.split()[-1] for name in names]==['2','5']
-
-def test_a_file_that_is_broken_cannot_be_shown():
-    found = pd.DataFrame(dict(item=[0,1], part='train', kind=['corrupt','blank']))
-    with pytest.raises(ValueError, match="got 'corrupt' of a list with 'blank' that can be shown"):
-        of_images(drawn(8), drawn(4)).show_odd(kind='corrupt', found=found)
-
-def test_where_most_images_are_blank_they_are_told():
-    x = drawn(60)
-    x[:40] = 128
-    found = odd(of_images(x, drawn(20, seed=1)))
-    assert (found.kind=='blank').sum()==40
-
-def test_a_table_whose_index_repeats_is_refused(folder):
-    table = pd.DataFrame(dict(x=range(80)), index=[*range(40)]*2)
-    found = pd.DataFrame(dict(item=[3], other=[5]))
-    with pytest.raises(ValueError, match='rows of a table whose index has each label once'):
-        without_copies(found)(table)
-
-@pytest.mark.parametrize('asked', ['find_copies', 'find_odd'])
-def test_a_learner_that_was_loaded_has_no_items(asked, tmp_path):
+def test_a_learner_that_was_loaded_has_no_items(tmp_path):
     of_images(drawn(8), drawn(4)).export(tmp_path/'learner.pkl')
-    with pytest.raises(ValueError, match='give a learner that was loaded its data'):
-        getattr(load_learner(tmp_path/'learner.pkl'), asked)()
-
-def test_groups_that_fill_all_leave_nothing_to_validate_on():
-    table = pd.DataFrame(dict(x=range(20)))
-    found = pd.DataFrame(dict(item=[*range(19)], other=[*range(1, 20)]))
-    with pytest.raises(ValueError, match='got groups of copies of which none is as small'): without_copies(found)(table)
+    for asked in ('find_copies', 'find_odd'):
+        with pytest.raises(ValueError, match='give a learner that was loaded its data'):
+            getattr(load_learner(tmp_path/'learner.pkl'), asked)()

@@ -53,7 +53,7 @@ def test_a_state_finds_its_items_in_another_split(trained, capsys):
     listed,list_before = other.selection.suspects(),trained.selection.suspects()
     train,train_before = (o[o.part=='train'] for o in (listed,list_before))
     assert {*train.index}=={*there}
-    for name in ('label','likely','margin','probability','looks'):
+    for name in ('label','likelier','margin','probability','looks'):
         pd.testing.assert_series_equal(train[name], train_before.loc[train.index,name])
     valid = listed[listed.part=='valid']
     both = {*list_before.index[list_before.part=='valid']} & {*map(key_of(other), other.dls.valid_ds.items)}
@@ -232,7 +232,7 @@ def test_folds_are_one_list(tmp_path):
         assert found.probability[key]==pytest.approx(np.mean([o.probability[key] for o in lists]), rel=1e-4, abs=1e-6)
         margins = [o.margin[key] for o in lists] # of looks that do not weigh the same
         assert min(margins)-1e-6<=found.margin[key]<=max(margins)+1e-6
-        assert found.times_other[key]==sum(o.times_other[key] for o in lists)
+        assert found.disagreed[key]==sum(o.disagreed[key] for o in lists)
     frame = learners[1].selection.corrected(found.head(2).assign(label='ant'))
     assert frame.set_index('file').label[found.index[:2]].tolist()==['ant','ant']
 
@@ -251,4 +251,10 @@ def test_folds_may_know_other_classes_each():
     two.dls.train_ds.tls[-1].items.index += 100
     for learners in ([one,two],[two,one]):
         found = suspects_of_folds(learners)
-        assert {*found.likely[found.label=='bee']}=={'cat'} and found.likely[found.label=='cat'].isna().all()
+        assert {*found.likelier[found.label=='bee']}=={'cat'} and found.likelier[found.label=='cat'].isna().all()
+
+def test_folds_of_tables_that_were_numbered_anew_are_refused():
+    df = table_of()
+    learners = [quiet_fit(from_table(o), 1) for o in (df,df.assign(x=1-df.x))]
+    with pytest.raises(ValueError, match='got items of the same key whose rows or labels differ'):
+        suspects_of_folds(learners)

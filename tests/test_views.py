@@ -408,10 +408,6 @@ def test_a_view_of_items_says_how_to_have_them_remembered(name):
     selection = quiet_fit(short_learner().top_loss(), 2).selection
     with pytest.raises(ValueError, match=f'{name}: got a TopLossCallback.*{TRACK}'): getattr(selection, name)()
 
-def test_nothing_is_remembered():
-    before_loading = quiet_fit(short_learner().random_subset(before_loading=True), 2).selection
-    with pytest.raises(ValueError, match=TRACK): before_loading.items()
-
 def test_nothing_is_remembered_before_a_fit_or_off_its_learner():
     learn = short_learner().top_loss(track_items=True)
     selection = learn.selection
@@ -539,7 +535,7 @@ def test_what_is_shown_of_items_is_of_one_moment_but_for_the_loss_that_they_are_
     for title in titles():
         i = int(title['item'])
         now = dict(predicted=str(int(pred[i].argmax())), loss=f'{float(losses[i]):.3g}')
-        assert title==dict(target=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
+        assert title==dict(label=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
 
 @pytest.mark.parametrize('show', [dict(), dict(n=4), dict(n=12), dict(n=12, nrows=2, figsize=(8,4))])
 def test_titles_are_whole_in_a_file(show):
@@ -566,7 +562,7 @@ def test_most_and_least_picked_items_of_each_class():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
     selection.show_picked(n=2)
     items,all_titles = selection.items(),titles()
-    assert [title['target'] for title in all_titles]==[str(c) for c in range(3) for _ in range(4)]
+    assert [title['label'] for title in all_titles]==[str(c) for c in range(3) for _ in range(4)]
     for c in range(3):
         of_class = all_titles[4*c:4*c+4]
         idxs = [int(title['item']) for title in of_class]
@@ -578,8 +574,8 @@ def test_most_and_least_picked_items_of_each_class():
 def test_items_of_some_classes_are_shown():
     selection = quiet_fit(image_learner(cbs=tracked(), n=76), 4).selection
     selection.show_picked(n=1, classes=[2])
-    assert [title['target'] for title in titles()]==['2','2']
-    with pytest.raises(ValueError, match='show_picked: got 0 items of class 7'): selection.show_picked(classes=[7])
+    assert [title['label'] for title in titles()]==['2','2']
+    with pytest.raises(ValueError, match='show_picked: got classes .7., wanted'): selection.show_picked(classes=[7])
 
 def look_at_everything(learn):
     selection = learn.selection
@@ -619,7 +615,7 @@ def test_datasets_show_their_items_without_augmentation():
     images = shown(quiet_fit(learn, 2))
     for image,title,i in zip(images, titles(), hardest_of(learn.selection.items(), 4), strict=True):
         assert np.allclose(image, i/64)
-        assert title['target']==to_name(i)
+        assert title['label']==to_name(i)
         assert title['predicted'] in ('even','odd')
         assert title['item']==str(i)
 
@@ -692,7 +688,7 @@ def test_tables_show(monkeypatch):
     learn.selection.show_hardest(3)
     facts = drawn[-1]
     assert facts.item.tolist()==hardest
-    assert facts.target.tolist()==items.label[hardest].tolist()
+    assert facts.label.tolist()==items.label[hardest].tolist()
     assert facts.predicted.isin(['yes','no']).all()
     assert facts.remembered.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
 
@@ -728,7 +724,7 @@ def test_texts_show(monkeypatch):
     monkeypatch.setattr('fastai.text.data.display_df', drawn.append)
     selection.show_hardest(3)
     hardest,rows = hardest_of(selection.items(), 3),drawn[0]
-    assert rows.category.tolist()==[['a','b'][i%2] for i in hardest]
+    assert rows.label.tolist()==[['a','b'][i%2] for i in hardest]
     assert [len(text.split())-1 for text in rows.text]==[1+i%5 for i in hardest]
     assert rows['item'].tolist()==hardest.tolist()
     assert rows.predicted.isin(['a','b']).all()

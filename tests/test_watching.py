@@ -193,9 +193,9 @@ def summed_up(looks):
     weights = [look.weight for look in looks]
     margin = sum(look.weight*look.margin for look in looks)/sum(weights)
     return dict(looks=len(looks), margin=margin, logit_margin=fmean(logit_margins), probability=fmean(chances),
-        spread=pstdev(chances), times_other=len(votes), last_other=others[-1], most_other=leader(votes))
+        spread=pstdev(chances), disagreed=len(votes), last_other=others[-1], most_other=leader(votes))
 
-UNSEEN = dict(looks=0, margin=math.nan, logit_margin=math.nan, probability=math.nan, spread=math.nan, times_other=0,
+UNSEEN = dict(looks=0, margin=math.nan, logit_margin=math.nan, probability=math.nan, spread=math.nan, disagreed=0,
     last_other=-1, most_other=-1)
 
 class ByHand(Callback):
@@ -258,7 +258,7 @@ def check(learn, hand, n=N, means=('margin','logit_margin','probability')):
     "Sums of float32 agree to five digits; a deviation is a small difference of squares, and loses half of them"
     got,wanted = learn.selection.labels.frame(),hand.frame(n)
     assert wanted.looks.sum()>0
-    for name in ('looks','times_other','last_other','most_other'):
+    for name in ('looks','disagreed','last_other','most_other'):
         assert got[name].tolist()==wanted[name].tolist(), name
     for name in means:
         assert got[name].tolist()==pytest.approx(wanted[name].tolist(), rel=1e-4, abs=1e-5, nan_ok=True), name
@@ -448,7 +448,7 @@ def test_an_item_that_is_drawn_twice_has_two_looks(method):
     learn = learner(cbs=[hand, DRAWN[method](track_items=True, seed=0)])
     got,wanted = quiet_fit(learn, 4).selection.labels.frame(),hand.frame()
     assert hand.repeated
-    for name in ('looks','times_other'): assert got[name].tolist()==wanted[name].tolist()
+    for name in ('looks','disagreed'): assert got[name].tolist()==wanted[name].tolist()
     for name in ('margin','logit_margin','probability','spread'):
         assert got[name].tolist()==pytest.approx(wanted[name].tolist(), rel=1e-4, abs=1e-3, nan_ok=True)
 
@@ -476,7 +476,7 @@ def test_the_vote_is_that_of_boyer_and_moore():
         assert frame.most_other[0]==leader(votes)
         for c in range(3):
             if 2*votes.count(c)>len(votes): assert frame.most_other[0]==c
-        assert frame.times_other[0]==len(votes)
+        assert frame.disagreed[0]==len(votes)
         assert frame.last_other[0]==others[-1]
 
 # Fits that end early, and go on
@@ -730,7 +730,7 @@ def test_the_first_suspects_are_the_labels_that_are_wrong(attach):
     assert found.label.tolist()==y[found.index.tolist()].tolist()
 
     caught = [i for i in first if is_wrong[i]]
-    assert (found.likely[caught]==right[caught].numpy()).mean()>=.9
+    assert (found.likelier[caught]==right[caught].numpy()).mean()>=.9
 
 @pytest.mark.parametrize('n_with', [11, 1, 0])
 def test_a_rare_label_does_not_fill_the_first_rows(n_with):

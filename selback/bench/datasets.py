@@ -23,7 +23,7 @@ from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normali
 from fastai.learner import replacing_yield
 from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_device
 from fastai.vision.augment import Flip, RandTransform, aug_transforms
-from fastai.vision.core import PILImage, image2tensor
+from fastai.vision.core import PILImage
 from fastcore.foundation import L
 from torch import nn
 from torch.nn import functional as F
@@ -44,21 +44,6 @@ def _shown(y, vocab):
     if isinstance(y, TensorMask): return TensorMask(y, codes=vocab)
     if y.ndim: return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist())
     return Category(vocab[int(y)])
-
-def _as_image(o, size):
-    "The tensor of an image: a tensor as it is; anything else as `PILImage` opens it, resized"
-    if not isinstance(o, torch.Tensor): o = image2tensor(PILImage.create(o).convert('RGB').resize(size[::-1]))
-    if o.ndim!=3:
-        wanted = '(3, height, width), bytes or floats between 0 and 1'
-        raise ValueError(error_text('test_dl', f'an image of shape {tuple(o.shape)}', wanted))
-    return TensorImage(_as_float(o))
-
-def _image_and_label(item):
-    "An item for a test set; a label of None if it has none"
-    if not isinstance(item, tuple): return item,None
-    return (*item,None)[:2]
-
-def _none_of(o): return None if o is None else o[:0].clone() # a view would be stored with all that it is a view of
 
 # %% ../../nbs/bench/00_datasets.ipynb #a67135d0
 class TensorItems:
@@ -101,18 +86,21 @@ class TensorItems:
         return x.clamp(0, 1),*(_shown(y, self.vocab) for y in ys)
 
     def test_set(self,
-        items, # Tensors of images, or what `PILImage.create` opens; or pairs of such an image and its label
+        items, # Tensors of images, or pairs of such an image and its label
     )->'TensorItems':
         "A dataset for `predict` and `test_dl`, with labels if all items have one"
-        images,labels = zip(*map(_image_and_label, items))
-        images = torch.stack([_as_image(o, self.images.shape[2:]) for o in images])
-        has_labels = all(o is not None for o in labels)
-        labels = torch.stack([torch.as_tensor(o) for o in labels]) if has_labels else None
-        return TensorItems(images, labels, 1, self.n_classes, self.vocab)
+        images,*labels = zip(*(o if isinstance(o, tuple) else (o,) for o in items))
+        wanted = self.images.shape[1:]
+        if others := [o for o in images if getattr(o, 'shape', None)!=wanted]:
+            got = getattr(others[0], 'shape', type(others[0]).__name__)
+            raise ValueError(error_text('test_dl', f'an image of {got}', f'tensors of {wanted}'))
+        labels = torch.stack([torch.as_tensor(o) for o in labels[0]]) if labels else None
+        return TensorItems(torch.stack([*map(_as_float, images)]), labels, 1, self.n_classes, self.vocab)
 
     def new_empty(self):
         "The same without its items, as `Learner.export` wants it"
-        return TensorItems(_none_of(self.images), _none_of(self.labels), self.split_idx, self.n_classes, self.vocab)
+        images,labels = (None if o is None else o[:0].clone() for o in (self.images, self.labels)) # a view keeps all
+        return TensorItems(images, labels, self.split_idx, self.n_classes, self.vocab)
 
     @contextmanager
     def set_split_idx(self, i): # 0: with augmentation; 1: without
@@ -154,7 +142,7 @@ def _some(xy, n, name, part=0):
     "A random choice of `n` items, the same each time, of which no two parts share one; None: all"
     if n is None: return xy
     x,y = xy
-    check_range(name, n, 1, len(y)//(part+1), whole=True)
+    check_range(name, n, 1, len(y)//(check_range('part', part, 0, whole=True)+1), whole=True)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     idx = order[n*part:n*(part+1)].sort().values
     return x[idx],y[idx]
@@ -290,22 +278,18 @@ folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 def _in_memory(data, bs, n_train, n_valid, part):
     "`DataLoaders` of one of `datasets`"
     train,valid,augment,vocab = datasets[data]() # as many classes, whatever is cut
-    part = check_range('part', part, 0, whole=True)
     train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
     return tensor_dls(train, valid, bs, augment(), vocab=vocab)
 
-def _check_data(data, n_train, n_valid, part, size):
-    "Is there such data, and can it be cut like that?"
-    known = *datasets,*folders
-    if data not in known and not Path(data).is_dir():
-        raise ValueError(error_text('data', repr(data), f"one of {', '.join(known)} or a folder of class folders"))
-    if part and n_train is None:
-        raise ValueError(error_text('part', f'{part} without n_train', 'how many items a part has'))
-    if size!=128 and data in datasets:
-        raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
-    if data not in datasets and (n_train is not None or n_valid is not None):
+def _in_files(data, bs, n_train, n_valid, size):
+    "`DataLoaders` of one of `folders`, or of a folder of one's own"
+    if data not in folders and not Path(data).is_dir():
+        known = ', '.join([*datasets,*folders])
+        raise ValueError(error_text('data', repr(data), f'one of {known} or a folder of class folders'))
+    if n_train or n_valid:
         raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'none',
             f"they cut {', '.join(datasets)} only; anything else is used whole"))
+    return find_images(untar_data(folders[data]) if data in folders else data).dls(bs, size)
 
 def get_dls(
     # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'imagenette', 'imagewoof',
@@ -319,9 +303,10 @@ def get_dls(
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    _check_data(data, n_train, n_valid, part, size)
+    if data in datasets and size!=128:
+        raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
-    else: dls = find_images(untar_data(folders[data]) if data in folders else data).dls(bs, size)
+    else: dls = _in_files(data, bs, n_train, n_valid, size)
     if dls.c<2: raise ValueError(error_text('data', f'{dls.c} class(es)', 'at least 2, each in a folder of its own'))
     if not len(dls.train):
         raise ValueError(error_text('bs', f'{bs} with {len(dls.train_ds)} items to train on', 'at most so many'))

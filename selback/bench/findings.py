@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['words', 'min_seeds', 'last_round', 'last_epochs', 'relative', 'word_of', 'measure_of', 'check_epochs', 'equal_of',
            'never_selected', 'is_random', 'is_control', 'interval', 'Difference', 'signed', 'over_seeds', 'paired',
-           'parse_method', 'own_options', 'options_of', 'in_words', 'summarize', 'table', 'differences', 'show_table',
-           'to_markdown', 'brief', 'nothing_learned', 'verdict', 'plot_runs']
+           'parse_method', 'own_options', 'options_of', 'table', 'differences', 'show_table', 'to_markdown', 'verdict',
+           'plot_runs']
 
 # %% ../../nbs/bench/02_findings.ipynb #ff8aaeed
-import ast, inspect, re
-from itertools import cycle
+import ast, inspect
 from typing import NamedTuple
 
 import numpy as np, pandas as pd
@@ -53,8 +52,7 @@ def word_of(
 )->str: # Raises a `ValueError` for anything else
     "What a measure is called; less of it is better"
     if measure in words: return words[measure]
-    raise ValueError(error_text('measure', repr(measure), "'valid_loss' or 'error', of which less is better",
-        "'error' is what the learner's metric gave"))
+    raise ValueError(error_text('measure', repr(measure), "'valid_loss' or 'error', of which less is better"))
 
 def measure_of(
     runs:pd.DataFrame, # As `compare` returns it
@@ -64,8 +62,6 @@ def measure_of(
     if 'n_valid' not in runs: return 'valid_loss'
     return 'error' if runs.n_valid.iloc[0]>=2000 else 'valid_loss'
 
-_units = dict(compute='compute', seconds='time', items='items')
-
 def check_epochs(
     runs:pd.DataFrame, # A row for each epoch of each run
     where, # What they are, for the message: a name, or a file
@@ -74,8 +70,8 @@ def check_epochs(
     "Check that each run has all of its epochs, from the first one on"
     for (method,seed),epoch in runs.groupby(['method','seed'], sort=False).epoch:
         if epoch.tolist()==[*range(1, len(epoch)+1)]: continue
-        raise ValueError(error_text(where, f'epochs {epoch.tolist()} of {method}, seed {seed}', 'each once, in order',
-            remedy))
+        got = f'epochs {epoch.tolist()} of {method}, seed {seed}'
+        raise ValueError(error_text(where, got, 'each once, in order', remedy))
 
 def equal_of(
     runs:pd.DataFrame, # As `compare` returns it; raises a `ValueError` for runs of several studies
@@ -86,21 +82,16 @@ def equal_of(
         got = f"budgets of {' and '.join(map(str, budgets)) or 'nobody knows what'}"
         raise ValueError(error_text('runs', got, 'runs of one budget', 'of a race, runs.compared has them'))
     check_epochs(runs, 'runs')
-    return _units.get(budgets[0].split()[1])
+    return dict(compute='compute', seconds='time', items='items').get(budgets[0].split()[1])
 
 # %% ../../nbs/bench/02_findings.ipynb #dcf06bf7
-def _selected(runs):
-    "How much each row's run had selected, or whether at all; None if the rows don't tell"
-    if 'selected' in runs: return runs.selected
-    if 'kept' in runs: return runs.kept<1 # older files tell it by what was kept only
-    return None
-
 def never_selected(
-    runs:pd.DataFrame, # As `compare` or `summarize` returns it
+    runs:pd.DataFrame, # As `compare` returns it
 )->list: # Names of methods
     "The methods that trained on full batches of all items throughout, in every run"
-    selected = _selected(runs)
-    if selected is None: return []
+    if 'selected' in runs: selected = runs.selected
+    elif 'kept' in runs: selected = runs.kept<1 # stored files tell it by what was kept only
+    else: return []
     most = selected.groupby(runs.method, sort=False).max()
     return [m for m in most.index[most==0] if m!='none']
 
@@ -132,7 +123,7 @@ def interval(
 
 # %% ../../nbs/bench/02_findings.ipynb #394d7b80
 class Difference(NamedTuple):
-    "How much higher the loss or error of a method is than another's, as a share of it; below 0 it is better"
+    "How much higher a method's loss is than another's: 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"
     mean:float # Over the seeds
     low:float # End of the 95 % interval; NaN for one seed or two
     high:float # The other end
@@ -156,30 +147,16 @@ class Difference(NamedTuple):
         return f'{signed(self.low)} to {signed(self.high)}'
 
     @property
-    def sure(self)->str:
-        "How sure that is, in words"
-        more = f', diverged on {self.diverged} more' if self.diverged else ''
-        on = 'on one seed' if self.seeds==1 else f'better on {self.better} of {self.seeds} seeds'
-        if self.seeds<min_seeds: return f'{on}, which proves little{more}'
-        return f'95 % interval {self.span}, {on}{more}'
-
-    @property
-    def verdict(self)->str:
-        "Such as 'clearly better: -12.0% (-15.0% to -9.0%) in 3 seeds'"
-        clearly = f"clearly {'better' if self.mean<0 else 'worse'}" if self.is_clear else 'not clear'
-        span = f' ({self.span})' if self.seeds>=min_seeds else ''
-        seeds = '1 seed' if self.seeds==1 else f'{self.seeds} seeds'
-        more = f', {self.diverged} more diverged' if self.diverged else ''
-        return f'{clearly}: {signed(self.mean)}{span} in {seeds}{more}'
-
-    @property
     def brief(self)->str:
         "For a table"
         return signed(self.mean) if self.is_clear else f'no clear difference ({signed(self.mean)})'
 
     def __str__(self):
-        if self.is_clear: return f'{self.size} ({self.sure})'
-        return f'not clearly different ({signed(self.mean)}, {self.sure})'
+        clearly = f"clearly {'better' if self.mean<0 else 'worse'}" if self.is_clear else 'not clear'
+        span = f' ({self.span})' if self.seeds>=min_seeds else ''
+        seeds = '1 seed' if self.seeds==1 else f'{self.seeds} seeds'
+        more = f', {self.diverged} more diverged' if self.diverged else ''
+        return f'{clearly}: {signed(self.mean)}{span} in {seeds}{more}'
 
 # %% ../../nbs/bench/02_findings.ipynb #4fdb0e38
 def signed(
@@ -227,14 +204,13 @@ def parse_method(
 )->tuple: # The name, arguments and keywords of a call; raises a `ValueError` if it is none
     "What a method was called with"
     try:
-        compile(spec.strip(), 'method', 'eval') # which refuses an option that is given twice
         call = ast.parse(spec.strip(), mode='eval').body
         if isinstance(call, ast.Name): return call.id,[],{}
-        if not isinstance(call, ast.Call) or None in [k.arg for k in call.keywords]: raise ValueError('no plain call')
         args = [ast.literal_eval(o) for o in call.args]
         kwargs = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+        if len(kwargs)<len(call.keywords) or None in kwargs: raise ValueError('an option twice, or **')
         return call.func.id,args,kwargs
-    except (SyntaxError, AttributeError, ValueError) as e:
+    except (SyntaxError, AttributeError, TypeError, ValueError) as e:
         wanted = "a name or a call such as 'selective_backprop(beta=1)'"
         raise ValueError(error_text('method', repr(spec), wanted)) from e
 
@@ -244,101 +220,65 @@ def own_options(
     "The options that a method alone has"
     return [p for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
-def _written(value): return f'{value:g}' if type(value) in (int,float) else repr(value)
-
 def options_of(
     method:str, # As `parse_method` takes it, or a name of one's own
 )->str: # Such as 'beta=2, gather=True'; a dash for plain training and for a name of one's own
     "The options that a method ran with"
-    known = known_methods()
     try: name,args,kwargs = parse_method(method)
     except ValueError: return '-'
-    if name not in known: return '-'
+    if name not in known_methods(): return '-'
 
-    own = own_options(known[name])
+    own = own_options(known_methods()[name])
     on = {p.name: p.default for p in own if p.default and p.default is not p.empty}
     given = dict(zip([p.name for p in own], args)) | kwargs
-    return ', '.join(f'{option}={_written(value)}' for option,value in (on | given).items())
-
-def in_words(
-    text:str, # A machine or a budget, as runs have it
-)->str: # Such as 'AMD EPYC, 1 thread' or 'compute of 1,200,000 items'
-    "For reading"
-    def say(found):
-        n,unit = float(found[1]),found[2]
-        amount = f'{n:,.15g}'
-        if unit=='compute': return f'compute of {amount} items'
-        if n==1: unit = unit.removesuffix('s')
-        return f'{amount} {unit}'
-
-    number = r'\b(\d+(?:\.\d+)?(?:e[+-]?\d+)?)'
-    unit = r'(threads|epochs|seconds|items|compute)\b'
-    return re.sub(f'{number} {unit}', say, text)
+    def written(value): return f'{value:g}' if type(value) in (int,float) else repr(value)
+    return ', '.join(f'{option}={written(value)}' for option,value in (on | given).items())
 
 # %% ../../nbs/bench/02_findings.ipynb #64989a4c
-def summarize(
-    runs:pd.DataFrame, # As `compare` returns it
-    measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
-)->pd.DataFrame: # A row for each run
-    "What each run cost and ended with, and its differences from plain training and the random control"
-    measure = measure or measure_of(runs)
-    word = word_of(measure)
-    ends,equal,idle = last_epochs(runs),equal_of(runs),never_selected(runs)
-    best = runs.groupby(['method','seed'])[['valid_loss','error']].min().loc[[*zip(ends.method, ends.seed)]]
-    costs = 'seconds','cpu_seconds','forwarded','backpropagated','compute','selected','kept'
-    rows = ends[['method','seed', *(c for c in costs if c in ends)]].copy()
-    rows['best loss'],rows['best error'] = best.valid_loss.values,best.error.values
-    rows[word] = ends[measure]
-
-    random = next(filter(is_random, runs.method.unique()), None)
-    for name,control in dict(random=random, plain='none').items():
-        if equal is None or control not in runs.method.values: continue
-        of_seed = ends[ends.method==control].set_index('seed')[measure]
-        higher = pd.Series(relative(ends[measure], ends.seed.map(of_seed)))
-        rows[f'vs {name}, equal {equal}'] = higher.mask(ends.method.isin([control,*idle]))
-    return rows
-
 def table(
-    summary:pd.DataFrame, # As `summarize` returns it
+    ends:pd.DataFrame, # Method, seed and columns of numbers of what `last_epochs` returns
 )->pd.DataFrame: # A row for each method
     "Means over the seeds; NaN if one of them is"
-    return summary.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
+    return ends.drop(columns='seed').groupby('method', sort=False).agg(lambda o: o.mean(skipna=False))
 
-# %% ../../nbs/bench/02_findings.ipynb #fcf64ab5
 def differences(
-    summary:pd.DataFrame, # As `summarize` returns it
+    runs:pd.DataFrame, # As `compare` returns it
+    measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
 )->pd.DataFrame: # For each method (rows) and control (columns) a `Difference`; None: it has none, or not on every seed
-    "How a method's runs differ from those of plain training and of the random control"
-    are_factors = _are_factors(summary[next(word for word in words.values() if word in summary)])
-    def difference(shares): return over_seeds(shares, are_factors) if np.isfinite(shares).all() else None
-    columns = sorted(c for c in summary if c.startswith('vs ')) # from plain training first
-    by_method = summary.groupby('method', sort=False)
-    found = {c: pd.Series({m: difference(shares) for m,shares in by_method[c]}, dtype=object) for c in columns}
-    return pd.DataFrame(found)
+    "How the runs of each method end, against those of plain training and of the random control"
+    measure,equal,idle = measure or measure_of(runs),equal_of(runs),never_selected(runs)
+    ends = last_epochs(runs)
+    of_method = {m: own.set_index('seed')[measure] for m,own in ends.groupby('method', sort=False)}
+    def difference(method, control):
+        shares = relative(of_method[method], of_method[control].reindex(of_method[method].index))
+        if method in (control,*idle) or not np.isfinite(shares).all(): return None
+        return over_seeds(shares, _are_factors(ends[measure]))
 
-# %% ../../nbs/bench/02_findings.ipynb #1f8b2d7c
+    controls = dict(plain='none', random=next(filter(is_random, of_method), None))
+    found = {f'vs {name}, equal {equal}': pd.Series({m: difference(m, control) for m in of_method}, dtype=object)
+        for name,control in controls.items() if equal and control in of_method}
+    return pd.DataFrame(found, index=[*of_method])
+
+# %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def _cell(value):
     "A mean or a difference, for reading"
     if isinstance(value, Difference): return value.brief
     if pd.isna(value): return '-'
     return f'{value:,.0f}' if abs(value)>=100 else f'{value:.3g}'
 
-
-# %% ../../nbs/bench/02_findings.ipynb #83d0e9a5
 def show_table(
     runs:pd.DataFrame, # As `compare` returns it
     measure:str|None=None, # What is compared: 'valid_loss' or 'error'; None: as `measure_of` says
 )->pd.DataFrame: # Strings, a column for each method; a dash for what does not apply
-    "Means over the seeds, for reading; first the loss or error, and what clearly differs"
-    word = word_of(measure or measure_of(runs))
-    summary = summarize(runs, measure)
-    means,found = table(summary),differences(summary)
-    equal = equal_of(runs)
-    first = means[[word]].rename(columns={word: f'{word}, equal {equal}' if equal else word})
-    costs = means.drop(columns=[word, *found])
-    shown = pd.concat([first, found], axis=1).map(_cell)
+    "Means over the seeds, for reading: the loss or error, what clearly differs, and what it took"
+    measure,equal = measure or measure_of(runs),equal_of(runs)
+    word = word_of(measure)
+    named = {measure: f'{word}, equal {equal}' if equal else word}
+    took = dict(seconds='seconds', backpropagated='items', kept='share kept')
+    means = table(last_epochs(runs)[['method','seed',measure,*took]]).rename(columns=named | took)
+    shown = pd.concat([means[[*named.values()]], differences(runs, measure)], axis=1).map(_cell)
     shown['options'] = shown.index.map(options_of)
-    return pd.concat([shown, costs.map(_cell)], axis=1).T.rename_axis(columns=None)
+    return pd.concat([shown, means[[*took.values()]].map(_cell)], axis=1).T.rename_axis(columns=None)
 
 def to_markdown(
     shown:pd.DataFrame, # As `show_table` returns it
@@ -347,17 +287,6 @@ def to_markdown(
     head = ['', *(f'`{m}`' for m in shown)]
     lines = [head, ['---']*len(head)] + [[name, *row] for name,row in shown.iterrows()]
     return '\n'.join('| '+' | '.join(map(str, line))+' |' for line in lines)
-
-# %% ../../nbs/bench/02_findings.ipynb #139029e0
-def brief(
-    shown:pd.DataFrame, # As `show_table` returns it
-)->pd.DataFrame: # Eight of its rows, as far as there are so many
-    "What a user reads of a comparison"
-    best = 'best error' if shown.index[0].startswith('error') else 'best loss'
-    names = {'backpropagated': 'items', 'kept': 'share kept', best: 'best on the way'}
-    differences = [name for name in shown.index if name.startswith('vs ')]
-    rows = [shown.index[0], *differences, 'options','seconds', *names]
-    return shown.loc[[row for row in rows if row in shown.index]].rename(names)
 
 # %% ../../nbs/bench/02_findings.ipynb #7ce2c8bd
 def _listed(names):
@@ -376,28 +305,23 @@ def _best(ends, measure, equal):
     def from_plain(method): return paired(ends, method, 'none', measure).mean,method
     best = min(choosing, key=from_plain)
     versus = {m: paired(ends, best, m, measure) for m in ended if m!=best}
-    said = f"At equal {equal} the {word_of(measure)} of {best}, against plain training, is {versus['none'].verdict}"
+    said = f"At equal {equal} the {word_of(measure)} of {best}, against plain training, is {versus['none']}"
     random = min(filter(is_random, ended), key=from_plain, default=None)
-    if random: said += f'; against a random choice, {versus[random].verdict}'
+    if random: said += f'; against a random choice, {versus[random]}'
     like = [m for m in choosing if m!=best and not versus[m].is_clear]
     if like: said += f'; against {_listed(sorted(like))}, not clear'
     return f'{said}.'
 
 # %% ../../nbs/bench/02_findings.ipynb #64715ad8
-_constants = dict(error='constant_error', valid_loss='constant_loss')
-
-def nothing_learned(
-    runs:pd.DataFrame, # As `compare` returns it
-    measure:str='valid_loss', # What is compared: 'valid_loss' or 'error'; if a constant's error is unknown, the loss
-)->str: # A sentence; empty if a run is better, or if nothing is known of a constant
-    "What to say where no run is better than a constant prediction"
-    word_of(measure) # checks it
-    for name in (measure,'valid_loss'):
-        if _constants[name] not in runs or runs[_constants[name]].isna().any(): continue
-        if (runs[name]<runs[_constants[name]]).any(): return ''
-        return (f'Nothing was learned: no run is better than a constant prediction, whose {word_of(name)} is '
-            f'{runs[_constants[name]].mean():.4g}. It takes more compute, or another learning rate.')
-    return ''
+def _nothing_learned(runs, measure):
+    "A sentence where no run was ever better than a constant; empty if one was, or if nothing is known of it"
+    constant = dict(error='constant_error', valid_loss='constant_loss')
+    known = [o for o in (measure,'valid_loss') if constant[o] in runs and runs[constant[o]].notna().all()]
+    if not known: return ''
+    measure,of_constant = known[0],runs[constant[known[0]]]
+    if (runs[measure]<of_constant).any(): return ''
+    return (f'Nothing was learned: no run is better than a constant prediction, whose {word_of(measure)} is '
+        f'{of_constant.mean():.4g}. It takes more compute, or another learning rate.')
 
 def _diverged(ends, measure):
     "Who diverged on how many seeds, in words"
@@ -407,7 +331,8 @@ def _diverged(ends, measure):
 
 def _dropped(runs):
     "Who left a race when, in words"
-    rounds = runs.groupby('method', sort=False)['round'].max() if 'round' in runs else pd.Series(dtype=int)
+    if 'round' not in runs: return ''
+    rounds = runs.groupby('method', sort=False)['round'].max()
     gone = rounds[rounds<rounds.max()].sort_values(kind='stable')
     return f" Dropped: {', '.join(f'{m} (round {i})' for m,i in gone.items())}." if len(gone) else ''
 
@@ -417,7 +342,8 @@ def verdict(
 )->str: # A sentence, and what limits it
     "Which method is best at equal cost, by how much, and how sure that is?"
     measure,last = measure or measure_of(runs),last_round(runs)
-    if nothing := nothing_learned(last, measure): return nothing
+    word_of(measure) # checks it
+    if nothing := _nothing_learned(last, measure): return nothing
     idle = never_selected(last)
     choosing = [m for m in last.method.unique() if not is_control(m)]
     if 'none' not in set(last.method) or not choosing:
@@ -426,8 +352,7 @@ def verdict(
         return 'No method selected anything: they trained as plain training does (the first epoch is a warm-up).'
     equal = equal_of(last)
     if equal is None:
-        return ('Runs of equal epochs cost differently and cannot be compared '
-            'at equal cost: give them equal compute, seconds or items.')
+        return 'Runs of equal epochs cost differently: give them equal compute, seconds or items to compare them.'
 
     seeds,n_seeds = set.intersection(*map(set, last.groupby('method').seed.unique())),last.seed.nunique()
     if not seeds: return 'There is nothing to compare: no seed was run with all methods.'
@@ -440,37 +365,30 @@ def verdict(
     return text+_dropped(runs)
 
 # %% ../../nbs/bench/02_findings.ipynb #b9645f12
-_axis_words = dict(seconds='seconds of training', backpropagated='items back-propagated',
-    compute='compute, in items trained')
+def _line_of(method, i):
+    "How the line of a method looks, the `i`th"
+    if method=='none': return dict(color='black', label='plain training')
+    if is_random(method): return dict(color='grey', ls=['--',':','-.'][i%3], label=method)
+    return dict(color=f'C{i%9+1}', label=method) # C0, blue, means better elsewhere
 
-def _line_styles(methods):
-    "How the line of each method looks"
-    colours = cycle(f'C{i}' for i in range(1, 10)) # blue means better elsewhere
-    dashes = cycle(['--',':','-.'])
-    def style(method):
-        if method=='none': return dict(color='black', ls='-')
-        if is_random(method): return dict(color='grey', ls=next(dashes))
-        return dict(color=next(colours), ls='-')
-    return {m: style(m) for m in methods}
-
-def _curve(runs, cost, measure, end):
-    "The best so far of a method's runs by their cost, means over the seeds, and where they end"
+def _curve(runs, cost, measure):
+    "The best so far of a method's runs by their cost, means over the seeds, up to where they end"
     n_seeds = runs.seed.nunique()
-    best = runs.assign(best=runs.groupby('seed')[measure].cummin())
-    best = best.groupby('epoch').filter(lambda epoch: len(epoch)==n_seeds) # seeds may differ in their number of epochs
-    return pd.concat([best.groupby('epoch')[[cost,'best']].mean(), end]).drop_duplicates()
+    runs = runs.assign(best=runs.groupby('seed')[measure].cummin())
+    in_all = runs.groupby('epoch').filter(lambda epoch: len(epoch)==n_seeds) # seeds may differ in how many they have
+    ends = runs.groupby('seed').tail(1).assign(epoch=np.inf)
+    return pd.concat([in_all, ends]).groupby('epoch')[[cost,'best']].mean().drop_duplicates()
 
-def _plain_axes(ax, xlabel):
-    "A logarithmic scale with numbers in plain digits, where all are above zero, and a light grid"
-    from matplotlib.ticker import NullFormatter
-    ax.set_xlabel(xlabel)
+def _axis_of_costs(ax, label):
+    "A label, a light grid, and numbers in plain digits on a logarithmic scale where all are above zero"
+    ax.set_xlabel(label)
     ax.spines[['top','right']].set_visible(False)
     ax.grid(alpha=.3, which='both', lw=.5)
     if not all((line.get_ydata()>0).all() for line in ax.lines): return
     ax.set_yscale('log')
     low,high = ax.get_ylim()
     ax.yaxis.set_major_formatter('{x:g}')
-    ax.yaxis.set_minor_formatter('{x:g}' if high<10*low else NullFormatter())
+    ax.yaxis.set_minor_formatter('{x:g}' if high<10*low else '')
 
 # %% ../../nbs/bench/02_findings.ipynb #68253848
 def plot_runs(
@@ -479,21 +397,19 @@ def plot_runs(
     measure:str|None=None, # What is drawn: 'valid_loss' or 'error'; None: as `measure_of` says
 )->list: # Two axes: by time (or compute, if that was given) and by back-propagated items
     "The best loss or error so far by what it cost, means over the seeds"
+    import matplotlib.pyplot as plt
     measure = measure or measure_of(runs)
     word = word_of(measure)
-    import matplotlib.pyplot as plt
-    costs = 'compute' if equal_of(runs)=='compute' else 'seconds','backpropagated'
-    last_of = {cost: (cost,'last') for cost in costs}
-    ends = table(runs.groupby(['method','seed'], sort=False).agg(**last_of, best=(measure,'min')).reset_index())
-    styles = _line_styles(runs.method.unique())
+    costs = dict(seconds='seconds of training', backpropagated='items back-propagated')
+    if equal_of(runs)=='compute':
+        costs = dict(compute='compute, in items trained', backpropagated='items back-propagated')
 
     fig,axes = plt.subplots(1, 2, figsize=(10,4.4), sharey=True, layout='constrained')
-    for ax,cost in zip(axes, costs):
-        for method,of_method in runs.groupby('method', sort=False):
-            curve = _curve(of_method, cost, measure, ends.loc[[method], [cost,'best']])
-            label = 'plain training' if method=='none' else method
-            ax.plot(curve[cost], curve.best, label=label, lw=1.8, marker='.', markevery=[-1], **styles[method])
-        _plain_axes(ax, _axis_words[cost])
+    for ax,(cost,label) in zip(axes, costs.items()):
+        for i,(method,own) in enumerate(runs.groupby('method', sort=False)):
+            curve = _curve(own, cost, measure)
+            ax.plot(curve[cost], curve.best, lw=1.8, marker='.', markevery=[-1], **_line_of(method, i))
+        _axis_of_costs(ax, label)
 
     axes[0].set_ylabel(f'{word} (best so far)')
     fig.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3, frameon=False)

@@ -12,7 +12,7 @@ import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastcore.meta import delegates
 
-from ..core.batches import AtOnce, Batch, UntilFull, as_tensors, n_items
+from ..core.batches import AtOnce, Batch, UntilFull, as_tensors
 from ..core.checks import error_text
 from ..core.first_batch import versions_of
 from ..core.item_loss import detached
@@ -23,7 +23,7 @@ from ..core.scoring import Scorer, ScoringPass
 from ..core.steps import steps
 from .learner import autocast_of, base_loss, callback_of, mixed_of, predicts, split_batch
 from .learner import true_output
-from .loaders import ChosenWithin, check_loader, pads, place_of
+from .loaders import ChosenWithin, check_loader, check_size, pads, place_of
 from .selection import Selection
 
 # %% ../../nbs/callback/10_batch.ipynb #99f75e54
@@ -134,7 +134,7 @@ class BatchSelection(Selection):
         learn,place = self.learn,place_of(dl)
         for i,raw in enumerate(dl):
             xb,yb = split_batch(learn, learn._set_device(raw))
-            known = Batch(()) if place is None else place.known(i, n_items(xb))
+            known = Batch(()) if place is None else place.current
             yield Batch(xb, yb, known.idx, known.weight, i, form=list if isinstance(raw, list) else tuple)
             raw = xb = yb = None # they may be large
 
@@ -145,6 +145,7 @@ class BatchSelection(Selection):
         self.keep_pace(batch.i)
         self.learn.iter = batch.i
         self.door.read(batch)
+        check_size(batch, len(batch))
         return batch
 
     def keep_pace(self, n):

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['parent_of', 'label_of', 'column_name', 'lone_target_of', 'target_of', 'labels_of', 'class_names', 'files_of',
-           'own_items', 'ItemKeys', 'datasets_of', 'keys_of', 'saved_keys', 'rows_in_state', 'numbers_of_classes']
+           'own_items', 'ItemKeys', 'datasets_of', 'keys_of', 'check_frame', 'saved_keys', 'rows_in_state',
+           'numbers_of_classes']
 
 # %% ../../nbs/callback/03_items.ipynb #127ed2e5
 import os
@@ -273,11 +274,6 @@ class ItemKeys:
         columns = dict(item=pd.Series([*items], dtype=object).infer_objects()) if has_them else {}
         return pd.DataFrame(columns, index=range(len(self)))
 
-    def gone(self)->list: # Positions
-        "Which items have lost their file; none, if no file is there"
-        missing = [i for i,file in enumerate(self.files or ()) if not os.path.isfile(file)]
-        return missing if len(missing)<len(self) else []
-
     @property
     def first(self)->np.ndarray: # int64
         "The first position of each item, in the order of the dataset"
@@ -307,6 +303,18 @@ def keys_of(
 )->list: # `ItemKeys`, one for each part
     "The keys of the training and of the validation items"
     return [ItemKeys(ds, getattr(dls, 'path', '.')) for ds in datasets_of(dls)]
+
+# %% ../../nbs/callback/03_items.ipynb #48156857
+def check_frame(
+    found, # What the user has passed
+    columns, # That it must have
+    asked:str, # What the user has called
+    wanted:str, # What makes such a table, such as 'what learn.find_copies() returned'
+): # Raises a `TypeError` for anything else
+    "Check that a list is a table with some columns"
+    if isinstance(found, pd.DataFrame) and {*columns}<={*found}: return
+    got = f'columns {[*found]}' if isinstance(found, pd.DataFrame) else f'a {type(found).__name__}'
+    raise TypeError(error_text(asked, got, f'{wanted}, or some of its rows'))
 
 # %% ../../nbs/callback/03_items.ipynb #8107d8ac
 def _lasting_labels(ds):

@@ -113,6 +113,7 @@ class BalancedSamplingCallback(EpochSelection):
     def before_fit(self):
         super().before_fit()
         self.classes = None # of each item, int64, once they are read
+        self.drawn_by = None # the group of each item
 
     @property
     def draws(self)->bool:
@@ -122,7 +123,7 @@ class BalancedSamplingCallback(EpochSelection):
 
     def plan(self):
         self.notes.loader.begin()
-        if self.draws and len(self.notes.drawn): self.method.take_groups(self.read_groups())
+        if self.draws and len(self.notes.drawn): self.drawn_by = self.read_groups()
         return super().plan()
 
     def read_groups(self)->Tensor: # int64, shape (items,); raises a `ValueError` if they are unknown
@@ -146,7 +147,7 @@ class BalancedSamplingCallback(EpochSelection):
         if self.classes is None or not is_due(current.i+1): return
         check_classes(self.classes[current.idx.cpu()], self.learn.yb)
 
-    def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, **kwargs)
+    def now(self, **kwargs): return super().now(n_ranks=self.ranks.n, groups=self.drawn_by, **kwargs)
 
 # %% ../../nbs/callback/14_methods.ipynb #da7b3da7
 @with_one_liner("Train on items drawn by the loss that they had early")

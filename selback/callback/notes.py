@@ -11,15 +11,16 @@ from functools import partial
 import torch
 from fastai.callback.mixup import MixHandler
 
-from ..core.batches import as_tensors, map_tensors, n_items, take, take_rows, tensors_in
+from ..core.batches import Batch, as_tensors, map_tensors, n_items, take, take_rows, tensors_in
 from ..core.checks import error_text
+from ..core.first_batch import Looks
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
 from ..core.memory import fingerprints
 from ..core.untouched import unwrapped
 from .attach import Attached
 from .items import numbers_of_classes, rows_in_state, saved_keys
-from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of
+from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of, predicts
 from .loaders import ChosenBefore, LoaderInPlace, Plan, check_loader, draw, is_distributed
 from .loaders import known_of, own_loader, place_of, valid_dataset
 from .ranks import Ranks
@@ -66,10 +67,10 @@ class ItemNotes(TrainingOnly):
         self.ids = {} # of what noted losses are of: model and loss function, by name
         self.asked = None # a few of the first predictions, with inputs and targets; None: there are none
         self.said = [] # their losses, as the loss function gave them at first, and last
-        self.are_chances = None # may what a step of this epoch predicted be probabilities? None: it was asked
+        self.is_of_kind = False # was it asked whether validation predicts what training does?
 
     def __getstate__(self): # a copy has others
-        return self.__dict__ | dict(ids={}, asked=None, said=[], are_chances=None)
+        return self.__dict__ | dict(ids={}, asked=None, said=[])
 
     # An epoch
     def before_fit(self):
@@ -200,7 +201,6 @@ class ItemNotes(TrainingOnly):
         learn = self.learn
         if self.item_losses.takes_derivatives or not tensors_in(learn.pred): return # such an object has no rows
         now,pred = (learn.xb,learn.yb),detached(learn.pred)
-        self.are_chances = _may_be_chances(pred)
         if self.asked is None:
             self.said = []
             first = *now,pred
@@ -244,7 +244,7 @@ class ItemNotes(TrainingOnly):
         if self.of_valid:
             idx = known_of(learn.dl).idx
             pred = detached(learn.pred)
-            self.check_kind(pred)
+            if not self.is_of_kind: self.check_kind(pred)
             losses = self.item_losses.of_mixed(base_loss(learn), pred, as_tensors(learn.yb), None)
             self.of_valid.note(idx, losses, targets=self.marks)
             self.note_labels(self.of_valid, idx, lambda o: o)
@@ -257,11 +257,15 @@ class ItemNotes(TrainingOnly):
         self.looks = self.looks+has_label.sum()
 
     def check_kind(self, pred):
-        "Raise a `ValueError` if evaluation predicts probabilities where training predicts logits"
-        before,self.are_chances = self.are_chances,None
-        if before is None or self.reader.kind is None or not _may_be_chances(pred)>before: return
-        raise ValueError(error_text('the model in evaluation mode', 'numbers from 0 to 1', 'logits, as in training',
-            'have it return what the loss takes in both, or leave out valid=True'))
+        "Raise a `ValueError` if validation predicts probabilities of what training predicts"
+        self.is_of_kind = True
+        learn = self.learn
+        if self.reader.kind is None or not _may_be_chances(pred): return # as of most, so that nothing is looked at
+        def predict(xb):
+            def forward(model, autocast):
+                with autocast: return model(*xb)
+            return predicts(learn, forward)
+        Looks(predict, None, Batch(learn.xb, learn.yb), unwrapped(learn.model)).check_kind(pred)
 
     def after_validate(self):
         tracker,self.validated = self.validated,None

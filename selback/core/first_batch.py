@@ -434,7 +434,8 @@ class Looks:
         if name is None: return
         got = f'{name} of what it predicts in training'
         raise ValueError(error_text('the model in evaluation mode', got, 'the same',
-            'a scoring pass is in evaluation mode: have the model return what the loss takes in both'))
+            'what is chosen or listed by is predicted in evaluation mode: have the model return what the loss takes '
+            'in both'))
 
 # %% ../../nbs/core/11_first_batch.ipynb #29e7f659
 _do_before = ('a callback sets targets, or takes, joins or moves rows, after the selection: do so in the dataset or in '

@@ -331,7 +331,7 @@ _columns = dict(
     logit_margins=torch.float32, # sum
     probabilities=torch.float32, # sum
     squares=torch.float32, # sum of squared probabilities
-    times_other=torch.int16, # how often another class was predicted
+    disagreed=torch.int16, # how often another class was predicted
     last_other=torch.int32, # which one last; -1: the label was
     most_other=torch.int32, # the one with the most votes
     votes=torch.int16) # by which it leads
@@ -341,7 +341,7 @@ class LabelMemory(ItemTable):
     "What training has told of each label: margins, probabilities, and which other classes were predicted"
     counts = ('looks',)
     of_epoch = ('now','balanced_now','looks_now')
-    sums = ('margins','weights','logit_margins','probabilities','squares','times_other',*of_epoch)
+    sums = ('margins','weights','logit_margins','probabilities','squares','disagreed',*of_epoch)
     lasts = ('last_other','most_other','votes')
 
     def __init__(self,
@@ -385,7 +385,7 @@ class LabelMemory(ItemTable):
         logit_margin,margin,p,other = (t.flatten() for t in told[:4])
         counts = ~margin.isnan()
         sums = dict(looks=counts, looks_now=counts, now=self.transitions.note(told), balanced_now=margin,
-            logit_margins=logit_margin, probabilities=p, squares=p*p, times_other=other>=0)
+            logit_margins=logit_margin, probabilities=p, squares=p*p, disagreed=other>=0)
         for name,values in sums.items():
             column = getattr(self, name)
             column.index_add_(0, rows, torch.where(counts, values, 0).to(column))
@@ -398,7 +398,7 @@ class LabelMemory(ItemTable):
         other = other.to(most)
         votes = torch.where(other<0, 0, times).to(lead)
         lead = torch.where(other==most, lead+votes, lead-votes)
-        self.most_other[rows] = torch.where(lead<0, other, most)
+        self.most_other[rows] = torch.where((lead<0) | (most<0), other, most)
         self.votes[rows] = lead.abs()
 
     def looked_at(self,
@@ -455,9 +455,9 @@ class LabelMemory(ItemTable):
         return self.margin.argsort(stable=True)[:int((self.looks>0).sum())] # NaN comes last
 
     @property
-    def is_outvoted(self)->Tensor: # A mask of rows
+    def is_estimated_error(self)->Tensor: # A mask of rows
         "In place of which labels was one and the same other class predicted in most of the looks?"
-        return self.times_other.int()+self.votes>self.looks # votes: of that class, less those of others
+        return self.disagreed.int()+self.votes>self.looks # votes: of that class, less those of others
 
     def frame(self): # A DataFrame with a row for each label
         "What is known of each label"
@@ -465,7 +465,7 @@ class LabelMemory(ItemTable):
         p = self.probabilities/looks
         spread = (self.squares/looks-p*p).clamp(min=0).sqrt()
         return super().frame(looks=self.looks, margin=self.margin, logit_margin=self.logit_margins/looks,
-            probability=p, spread=spread, times_other=self.times_other, last_other=self.last_other,
+            probability=p, spread=spread, disagreed=self.disagreed, last_other=self.last_other,
             most_other=self.most_other)
 
     # Other items, other classes

@@ -88,7 +88,6 @@ def weights_of_items(
         'one weight for each item'))
 
 _unknown = torch.iinfo(torch.int32).min # a target that was not noted
-_most_others = .75 # of the targets that drawing anew would change; a flip that negates numbers changes half at most
 
 class ItemMemory(ItemTable):
     "Of each dataset item: its last loss, a smoothed one, when it was seen and picked, how often, and its target"
@@ -182,7 +181,8 @@ class ItemMemory(ItemTable):
         if not len(others): return others,False
         shares = self.target[is_compared].unique(return_counts=True)[1]/is_compared.sum()
         by_chance = 1-shares.square().sum() # of two items with different targets
-        return others,bool(len(others)>=_most_others*by_chance*is_compared.sum())
+        fewest = max(.5*by_chance, by_chance-.25)*is_compared.sum()
+        return others,bool(len(others)>=fewest)
 
     def renew(self, rows):
         super().renew(rows)

@@ -29,6 +29,7 @@ class Now(NamedTuple):
     gather:bool=False # Do chosen items wait until they fill a batch?
     multiple_of:int=1 # What a count is rounded up to a multiple of, if that leaves items out
     idx:Tensor|None=None # Dataset indices of the items, shape (n,); None: unknown
+    groups:Tensor|None=None # The class, or other group, of each item of the dataset, int64; None: unknown
     due:Tensor|None=None # Which items must be chosen, a mask of shape (n,); None: none
 
     def __call__(self, value): # A number, or a function of the share that is done

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['equal', 'pooled', 'narrowed', 'whitened', 'unit', 'waves', 'codes_as_numbers', 'told_apart', 'equal_by_chance',
-           'pieces', 'bag_of_pieces', 'nearest', 'merged', 'Pairs', 'expected_below', 'likely_pairs', 'groups_of']
+           'nearest', 'expected_below', 'likely_pairs', 'groups_of']
 
 # %% ../../nbs/core/18_neighbours.ipynb #dceaf3f1
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,42 +95,17 @@ def equal_by_chance(
     table:Tensor, # Categories and numbers, shape (n, columns)
 )->float:
     "How many pairs of equal rows are no copies, by how many pairs agree in all columns but one"
-    n = len(table)
-    codes = _summands(table)
-    shares = [_pairs_alike(column)/(n*(n-1)/2) for column in codes.T] # of pairs that agree in a column
-    row = codes.sum(1)
-    n_equal,n_but_one,times = _pairs_alike(row),0.,0.
-    for column,share in zip(codes.T, shares):
+    n_pairs = len(table)*(len(table)-1)/2
+    columns = _summands(table).T
+    row = columns.sum(0)
+    n_equal = _pairs_alike(row)
+    n_but_one,times = 0.,0.
+    for column in columns:
+        share = _pairs_alike(column)/n_pairs # of pairs that agree in it
         if share==1: continue # it tells nothing apart
         n_but_one += _pairs_alike(row-column)-n_equal
         times += (1-share)/max(share, 1e-9)
     return n_but_one/times if times else 0.
-
-# %% ../../nbs/core/18_neighbours.ipynb #63046088
-def pieces(
-    tokens:Tensor, # Of a text, int64, shape (length,)
-    n:int=3, # Tokens in a row
-)->Tensor: # int64, shape (length-n+1,), at least one
-    "A number for each few tokens in a row"
-    tokens = tokens.long()
-    if len(tokens)<n: tokens = F.pad(tokens, (0, n-len(tokens)), value=-1)
-    number = torch.zeros(len(tokens)-n+1, dtype=torch.int64)
-    for part in tokens.unfold(0, n, 1).T: number = (number*1_000_003+part+7)%2_147_483_647
-    return number
-
-def bag_of_pieces(
-    texts:list, # Tensors of tokens
-    n_out:int=512, # Numbers for each
-)->Tensor: # Shape (n, n_out); products of unit rows are about the share of pieces that two texts have in common
-    "Rows whose products tell how much of two texts agrees"
-    size,rows = 16_381,[]
-    tables = [_drawn(size, n_out, seed=seed) for seed in (2,4)]
-    for first in range(0, len(texts), 1000):
-        found = [pieces(o) for o in texts[first:first+1000]]
-        starts,every = torch.tensor([0, *map(len, found)]).cumsum(0)[:-1],torch.cat(found)
-        both = zip((every%size, every//size%size), tables) # which few pieces have alike
-        rows.append(sum(F.embedding_bag(part, table, starts, mode='sum') for part,table in both))
-    return torch.cat(rows)
 
 # %% ../../nbs/core/18_neighbours.ipynb #0cdb26a6
 def nearest(
@@ -142,21 +116,25 @@ def nearest(
     block:int=2048, # Rows at once
     device=None, # Where it is computed; None: where they are
     ticks=iter, # What blocks are read through, such as a progress bar
+    mirrored:Tensor|None=None, # The same items seen in a mirror, unit rows, shape (n, features)
 )->tuple: # Similarities, float32, and numbers in `among`, int64, both of shape (n, k), the nearest first
     "The nearest neighbours of rows, by their products"
     device = device or x.device
     k = min(k, len(among)-(own is not None))
     found = []
     for start in ticks(range(0, len(x), block)):
-        rows = _exact(x[start:start+block], device)
-        best = None
+        seen = [_exact(o[start:start+block], device) for o in (x,mirrored) if o is not None]
+        parts = []
         for first in range(0, len(among), 4*block):
-            near = rows@_exact(among[first:first+4*block], device).T
+            others = _exact(among[first:first+4*block], device).T
+            near = seen[0]@others
+            for rows in seen[1:]: near = near.maximum(rows@others)
             if own is not None: _leave_out(near, own[start:start+block].to(device)-first)
             here = near.topk(min(k, near.shape[1]), 1)
-            best = _joined(best, here.values, here.indices+first, k)
-        found.append([o.cpu() for o in best])
-    if not found: return torch.empty(0, k),torch.empty(0, k, dtype=torch.int64)
+            parts.append((here.values, here.indices+first))
+        similar,at = (torch.cat(o, 1) for o in zip(*parts))
+        order = similar.argsort(dim=1, descending=True, stable=True)[:,:k]
+        found.append((similar.gather(1, order).cpu(), at.gather(1, order).cpu()))
     return tuple(torch.cat(o) for o in zip(*found))
 
 def _exact(x, device):
@@ -168,105 +146,65 @@ def _leave_out(near, own):
     rows = torch.nonzero((own>=0) & (own<near.shape[1])).flatten()
     near[rows,own[rows]] = -torch.inf
 
-def _joined(best, values, indices, k):
-    "The nearest of two findings"
-    if best is None: return values,indices
-    values,indices = torch.cat([best[0], values], 1),torch.cat([best[1], indices], 1)
-    top = values.topk(min(k, values.shape[1]), 1)
-    return top.values,indices.gather(1, top.indices)
-
-# %% ../../nbs/core/18_neighbours.ipynb #bd96e5cc
-def merged(
-    first:tuple, # As `nearest` returns it, shape (n, k)
-    second:tuple, # The same for the same items
-)->tuple: # The same
-    "The nearest of two findings, each neighbour once"
-    k = first[0].shape[1]
-    similar,at = (torch.cat(o, 1) for o in zip(first, second))
-    order = similar.argsort(dim=1, descending=True, stable=True)
-    similar,at = similar.gather(1, order),at.gather(1, order)
-    is_known = (at[:,:,None]==at[:,None,:]).tril(-1).any(2)
-    top = similar.masked_fill(is_known, -torch.inf).topk(k, 1)
-    return top.values,at.gather(1, top.indices)
-
 # %% ../../nbs/core/18_neighbours.ipynb #1e322c6d
-class Pairs(NamedTuple):
-    "Pairs of items, the likeliest copies first"
-    row:Tensor # int64, shape (n,)
-    other:Tensor # int64, shape (n,)
-    similarity:Tensor # 0 to 1, float32, shape (n,); 1: they are equal
-    ratio:Tensor # Of their distance to that of the last neighbour that was kept, 0 to 1, float32, shape (n,)
-    n_likely:int # So many of the first are likelier copies than not
+equal = 2e-6 # by how much the product of equal rows may be below 1
 
 def _distance(similar):
     "Between unit rows, where what float32 can't tell apart is equal"
     return torch.where(similar>1-equal, 0., (2-2*similar).clamp(min=0).sqrt())
 
-equal = 2e-6 # by how much the product of equal rows may be below 1
-
 def expected_below(
-    ratios:Tensor, # Of neighbours to the last one, above 0, shape (n,)
-): # A function of ratios
-    "How many ratios are expected below others, where no neighbour is a copy"
-    n = len(ratios)
-    if n<20: return lambda r: n*(r>0).double() # too few to tell: only equal ones are copies
-    low,high = ratios.double().quantile(torch.tensor([.1,.5], dtype=torch.float64)).tolist()
+    ratio:Tensor, # Of neighbours to the last one, of which twenty at least are above 0, shape (n,)
+)->Tensor: # float64, shape (n,)
+    "How many ratios are expected below each, where no neighbour is a copy"
+    apart = ratio[ratio>0].double()
+    low,high = apart.quantile(torch.tensor([.1,.5], dtype=torch.float64)).tolist()
     power = math.log(5)/max(1e-3, math.log(high/low))
-    return lambda r: .1*n*(r.double()/low)**power
+    return .1*len(apart)*(ratio.double()/low)**power
 
-def likely_pairs(
-    similar:Tensor, # As `nearest` returns it, shape (n, k)
-    at:Tensor, # The same, shape (n, k)
-    rows:Tensor, # The numbers that the items themselves have among those that are found, shape (n,)
-    by_chance:float=0., # So many of them are expected to be equal, and no copies
-)->Pairs: # Each once
-    "Pairs of an item and a neighbour, by how much nearer that is than the last neighbour"
-    far = _distance(similar)
-    last = far[:,-1:].clamp(min=1e-6) if far.shape[1]>1 else torch.full((len(far),1), math.sqrt(2))
-    n_kept = max(1, far.shape[1]-1)
-    ratio = (far/last)[:,:n_kept].flatten()
-    row,other = rows[:,None].expand(-1, n_kept).flatten(),at[:,:n_kept].flatten()
-    order = ratio.argsort(stable=True)
-    is_first,are_few = _are_new(row[order], other[order]),len(far)<5*far.shape[1]
-    n_likely = _likely(ratio[order], is_first.cumsum(0), by_chance, are_few)
-    order = order[is_first]
-    similar = similar[:,:n_kept].flatten()[order]
-    similar = torch.where(similar>1-equal, 1., similar.clamp(0, 1))
-    return Pairs(row[order], other[order], similar, ratio[order], n_likely)
-
-def _likely(ratio, n_pairs, by_chance, are_few):
+def _n_likely(ratio, n_pairs, by_chance, are_few):
     "How many of the first pairs are likelier copies than not, one by one: as long as more are seen than twice expected"
-    if not len(ratio): return 0
-    below = expected_below(ratio[ratio>0])(ratio)
-    if are_few: below = torch.where(ratio>0, torch.inf, 0.) # nothing is known of the others
+    if are_few or (ratio>0).sum()<20: below = torch.where(ratio>0, torch.inf, 0.) # only equal ones are copies
+    else: below = expected_below(ratio)
     expected = by_chance+below
     gain = torch.arange(1, len(ratio)+1)-2*expected
     is_luck = torch.special.gammainc(n_pairs.double(), expected)>.01 # so many, or more, of a Poisson distribution
     best = gain.masked_fill(is_luck, -torch.inf).max(0)
     return int(n_pairs[best.indices]) if best.values>0 else 0
 
-def _are_new(row, other):
-    "Which pairs did not come before, the other way round or the same way"
-    if not len(row): return torch.zeros(0, dtype=torch.bool)
-    small,large = torch.minimum(row, other),torch.maximum(row, other)
-    _,number = (small*(int(large.max())+1)+large).unique(return_inverse=True)
-    first = torch.full((int(number.max())+1,), len(row))
-    first = first.scatter_reduce(0, number, torch.arange(len(row)), 'amin')
-    return torch.zeros(len(row), dtype=torch.bool).index_fill(0, first, True)
+def likely_pairs(
+    similar:Tensor, # As `nearest` returns it, shape (n, k)
+    at:Tensor, # The same, shape (n, k)
+    rows:Tensor, # The numbers that the items themselves have among those that are found, shape (n,)
+    by_chance:float=0., # So many of them are expected to be equal, and no copies
+): # A table, the likeliest copies first: `row`, `other`, `similarity`, `ratio`, `is_likely`
+    "Pairs of an item and a neighbour, each once, by how much nearer that is than the last neighbour"
+    import pandas as pd # here, since nothing else needs it
+    far = _distance(similar)
+    last = far[:,-1:].clamp(min=1e-6) if far.shape[1]>1 else torch.full((len(far),1), math.sqrt(2))
+    n_kept = max(1, far.shape[1]-1)
+    ratio = (far/last)[:,:n_kept].flatten()
+    order = ratio.argsort(stable=True)
+    ratio = ratio[order]
+    row = rows[:,None].expand(-1, n_kept).flatten()[order]
+    other = at[:,:n_kept].flatten()[order]
+    similar = similar[:,:n_kept].flatten()[order].clamp(0, 1)
+
+    is_new = ~pd.DataFrame(dict(low=row.minimum(other), high=row.maximum(other))).duplicated().to_numpy()
+    n_likely = _n_likely(ratio, torch.from_numpy(is_new).cumsum(0), by_chance, len(far)<5*far.shape[1])
+    similarity = torch.where(similar>1-equal, 1., similar) # 1: they are equal
+    pairs = pd.DataFrame(dict(row=row, other=other, similarity=similarity, ratio=ratio))[is_new]
+    return pairs.reset_index(drop=True).assign(is_likely=torch.arange(len(pairs))<n_likely)
 
 # %% ../../nbs/core/18_neighbours.ipynb #b7adaf8c
 def groups_of(
-    pairs, # Pairs of numbers, below `n`
+    pairs, # Pairs of numbers, below `n`; an array of shape (pairs, 2), or a list
     n:int, # Items
-)->list: # A number for each item, the smallest of its group
-    "The group of each item, where pairs belong together"
-    parent = list(range(n))
-    def root(i):
-        while parent[i]!=i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-    for a,b in pairs:
-        a,b = root(a),root(b)
-        parent[max(a, b)] = min(a, b)
-    return [root(i) for i in range(n)]
+): # An array, int64, shape (n,): groups are numbered by their first items
+    "The number of each item's group, where pairs belong together"
+    import numpy as np # here, since nothing else needs them
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(pairs)), pairs.T), (n,n))
+    return connected_components(graph, directed=False)[1]

@@ -6,207 +6,240 @@
 __all__ = []
 
 # %% ../../nbs/views/07_corrections.ipynb #a0cba6f2
-import os
+import io, os, re, unicodedata
 from contextlib import contextmanager
+from itertools import chain, product
+from numbers import Number
 from pathlib import Path
 
 import numpy as np, pandas as pd
+from fastai.data.transforms import ColReader
 from fastai.learner import replacing_yield
 from fastcore.all import defaults, patch
 
-from ..core.checks import check_range, error_text
-from ..callback.items import keys_of
+from ..core.checks import check_range, error_text, one_of
+from ..callback.items import class_names, column_name, keys_of, labels_of
 from ..callback.attach import Attached
-from .answers import ItemLabels, KeyFinder, KnownLabels, OwnTable, check_answers, found_at, read_table
-from .answers import with_own_index
 from .suspects import listed_suspects
 
-# %% ../../nbs/views/07_corrections.ipynb #f3b502f7
-def _with_values(
-    column:pd.Series, # Of a table
-    rows:list, # Places in it
-    values:list, # What stands there from now on, text or as the column has it
-)->pd.Series:
-    "A column with other values in some rows, of the same type"
-    known = KnownLabels(column.tolist(), new_classes=True)
-    values = [known.read(o) for o in values]
-    new = column.astype(object).copy()
-    for row,value in zip(rows, values): new.iat[row] = value
-    if not isinstance(column.dtype, pd.CategoricalDtype): return new.astype(column.dtype)
-    categories = [*column.cat.categories]
-    categories += [o for o in dict.fromkeys(values) if o not in categories]
-    return new.astype(pd.CategoricalDtype(categories, column.cat.ordered))
+# %% ../../nbs/views/07_corrections.ipynb #3825de3c
+def _read_csv(file, names):
+    "A CSV file as texts, by the separator that gives most of these columns"
+    data = Path(file).read_bytes()
+    try: text = data.decode('utf-8-sig')
+    except UnicodeDecodeError: text = data.decode('cp1252') # of a spreadsheet
+    def read(sep, **kwargs): # a class may be called NA, and a text be made of digits
+        return pd.read_csv(io.StringIO(text, newline=''), sep=sep, dtype=str, keep_default_na=False, **kwargs)
+    return read(max(',;\t', key=lambda sep: len({*names} & {*read(sep, nrows=0)})))
 
-def _tells_split(column, is_valid):
-    "Does a column of truth values say of which part each row is?"
-    if not (pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column)): return False
-    return any((column.to_numpy(dtype=float, na_value=-1)==part).all() for part in (is_valid, ~is_valid))
-
-def _in_order(table, keys):
-    "Rows of both parts in the order of the table that they come from, as far as its index tells"
-    index = table.index
-    if not index.is_unique: return table
-    are_sorted = all(of.table.index.is_monotonic_increasing for of in keys)
-    return table.sort_index(kind='stable') if are_sorted or index.dtype.kind in 'iu' else table
-
-# %% ../../nbs/views/07_corrections.ipynb #bf2f8c7e
-class _Writer:
-    "Makes the table of both parts with the labels that changed"
-    def __init__(self,
-        labels:ItemLabels, # Of both parts
-        new:dict, # As `ItemLabels.told` has it
-    ):
-        self.labels,self.new = labels,new
-        self.keys = labels.keys
-        self.gone = {(part, i) for part,of in zip(('train','valid'), self.keys) for i in of.gone()}
-
-    def said(self,
-        n:int, # Rows of what a person says
-    )->str:
-        "What was changed, in a sentence"
-        new = [label for row,label in self.new.items() if row not in self.gone]
-        n_out = sum(label is None for label in new)
-        gone = f', and {len(self.gone)} whose files are gone' if self.gone else ''
-        return f'corrected: of {n} rows {len(new)-n_out} give an item another label, {n_out} leave one out{gone}.'
-
-    def _rows(self): # Pairs of a part and a position
-        return [(part, i) for part,of in zip(('train','valid'), self.keys) for i in range(len(of))]
-
-    def own(self)->pd.DataFrame: # Raises a `ValueError` where the loaders have no table as the user has it
-        "The table that the loaders were made of, or one of the items"
-        keys = self.keys
-        if hasattr(keys[0].ds, 'y_names'):
-            raise ValueError(error_text('corrected', 'a table that was processed', 'your own, too',
-                'pass it: corrected(found, df)'))
-        rows = self._rows()
-        if keys[0].table is None: return self._of_items(rows)
-        table = pd.concat([of.table for of in keys])
-        is_valid = np.array([part=='valid' for part,_ in rows])
-        has_split = len(keys)<2 or any(_tells_split(table.iloc[:,i], is_valid) for i in range(table.shape[1]))
-        table = self._written(table, rows)
-        if not has_split: table['is_valid' if 'is_valid' not in table else 'is_valid_now'] = is_valid
-        return _in_order(table[self._are_kept(rows)], keys)
-
-    def _are_kept(self, rows):
-        "Which rows stay: those with a label, but for files that are gone"
-        return [self.new.get(row, '') is not None and row not in self.gone for row in rows]
-
-    def _of_items(self, rows):
-        "A table of items that come from none"
-        labels = [self.new.get(row, self.labels.at(row)) for row in rows]
-        if self.labels.is_several: labels = [';'.join(o or ()) for o in labels]
-        is_file = self.keys[0].by=='file'
-        columns = [pd.DataFrame(dict(file=of.index)) if is_file else of.columns() for of in self.keys]
-        table = pd.concat(columns, ignore_index=True)
-        table['label'] = pd.Series(labels, dtype=object)
-        table['is_valid'] = [part=='valid' for part,_ in rows]
-        if self.keys[0].by=='idx': table.index = self.keys[0].index.append([of.index for of in self.keys[1:]])
-        table = table[self._are_kept(rows)].infer_objects()
-        return table if self.keys[0].by=='idx' else table.reset_index(drop=True)
-
-    def within(self,
-        own, # The user's own table, `OwnTable`
-    )->pd.DataFrame: # Raises a `ValueError` if it is another one
-        "A user's table, with all of its rows but those that are left out"
-        missing = self.new.keys()-own.items
-        if missing: raise ValueError(error_text('corrected', f'a table without {len(missing)} of the items that change',
-            'one with all', 'pass the table that the loaders were made of, with its index'))
-        self._check_same(own.table, own.rows)
-        is_kept = [row is None or self.new.get(row, '') is not None for row in own.rows]
-        return self._written(own.table, own.rows)[is_kept]
-
-    def _check_same(self, table, rows):
-        "Raise a `ValueError` if a table has other labels than those that trained"
-        columns = self.labels.columns
-        if not columns: return
-        if not {*columns}<={*table}:
-            raise ValueError(error_text('corrected', f'a table of {[*table]}', f'one with {columns[0]!r}'))
-        for k,row in enumerate(rows):
-            if row is None or self.labels.is_in(table, k, self.labels.at(row)): continue
-            got,name = table[columns[0]].iloc[k],columns[0]
-            raise ValueError(error_text('corrected', f'a table that has {name} {got!r} in row {table.index[k]!r}',
-                f'{self.labels.at(row)!r}, which trained', 'pass the table that the loaders were made of'))
-
-    def _written(self, table, rows):
-        "A copy of a table with the labels that changed"
-        table,columns = table.copy(),self.labels.columns
-        at = [i for i,row in enumerate(rows) if self.new.get(row) is not None]
-        values = [self.new[rows[i]] for i in at]
-        if not columns: return self._beside(table, rows)
-        if not self.labels.is_several: table[columns[0]] = _with_values(table[columns[0]], at, values)
-        elif len(columns)==1: table[columns[0]] = self._lists(table[columns[0]], at, values)
-        else: self._set_flags(table, at, values)
-        return table
-
-    def _beside(self, table, rows):
-        "With a column of its own, where no column of the table has the labels"
-        labels = [None if row is None else self.new.get(row, self.labels.at(row)) for row in rows]
-        if self.labels.is_several: labels = [None if o is None else ';'.join(o) for o in labels]
-        return table.assign(**{'corrected_label' if 'label' in table else 'label': labels})
-
-    def _lists(self, column, at, values):
-        dtype,column = column.dtype,column.astype(object).copy()
-        for row,labels in zip(at, values):
-            is_text = isinstance(column.iat[row], str) or self.labels.delim
-            column.iat[row] = (self.labels.delim or ';').join(labels) if is_text else type(column.iat[row])(labels)
-        return column.astype(dtype)
-
-    def _set_flags(self, table, at, values):
-        for name,of in zip(self.labels.names, self.labels.columns):
-            table[of] = _with_values(table[of], at, [str(int(name in map(str, labels))) for labels in values])
-
-# %% ../../nbs/views/07_corrections.ipynb #49eef3c1
-def _of_cleaner(cleaner):
-    "A table of what was chosen in the menus"
-    def chosen(label, value): return label if value=='<Keep>' else value
-    found = cleaner.suspects
-    labels = [chosen(*o) for o in zip(found.label, cleaner.values())]
-    parts = dict(part=found.part) if 'part' in found else {}
-    return pd.DataFrame(dict(parts, label=pd.Series(labels, index=found.index, dtype=object)), index=found.index)
-
-def _table_of(found, finder):
-    "What was found as a table of texts; raises a `TypeError` if it is none"
-    if hasattr(found, 'set_fns'): return _of_cleaner(found)
-    if isinstance(found, pd.DataFrame): return found
-    if not isinstance(found, (str,Path)):
-        wanted = 'a table with keys and labels, its CSV file, or what clean_suspects returned'
+def _answers(found, names):
+    "What a person says as a table with the columns of keys and `label`; raises an error for what is none"
+    if isinstance(found, (str,Path)): found = _read_csv(found, [*names,'label'])
+    elif isinstance(found, dict):
+        found = pd.Series(found, dtype=object).reset_index()
+        found = found.set_axis([*names[:found.shape[1]-1],'label'], axis=1)
+    elif hasattr(found, 'set_fns'): # of `clean_suspects`
+        chosen = [{'<Keep>': None, '<Delete>': 'unsure'}.get(o, o) for o in found.values()]
+        found = found.suspects.assign(label=pd.Series(chosen, found.suspects.index, dtype=object))
+    if not isinstance(found, pd.DataFrame):
+        wanted = 'the list of suspects(), its CSV file, {key: label}, or what clean_suspects returned'
         raise TypeError(error_text('corrected', f'a {type(found).__name__}', wanted))
-    as_text = dict(dtype=str, keep_default_na=False) # a class may be called NA, and a text be made of digits
-    texts = dict(names=('label',*finder.names,*finder.own), **as_text)
-    table = with_own_index(read_table(found, **texts), finder)
-    has_head = not any(finder.by_file(name) for name in table)
-    return table if has_head else read_table(found, header=None, **texts)
+
+    if not {*names}-{'part'}<={*found} and any(found.index.names): found = found.reset_index()
+    if 'part' in names and 'part' not in found: found = found.assign(part='train')
+    if {*names,'label'}<={*found}: return found
+    raise ValueError(error_text('corrected', f'columns {[*found]}', ' and '.join(map(repr, (*names,'label'))),
+        'rename them; key= names another column that tells items apart'))
+
+# %% ../../nbs/views/07_corrections.ipynb #566b7e51
+def _text(o):
+    "A cell as text, however it was written: `5.0` is 5, `TRUE` is True, a day has no midnight"
+    text = unicodedata.normalize('NFC', str(o)).strip().removesuffix(' 00:00:00')
+    if text.upper() in ('TRUE','FALSE'): return text.capitalize()
+    return re.sub(r'^(-?\d+)\.0+$', r'\1', text)
+
+def _spelling(values):
+    "How cells are compared with these values: by `_text`, unless that makes two of them one"
+    return _text if len({*map(_text, values)})==len({*map(str, values)}) else str
+
+def _check_same(got, own, names, remedy):
+    "Raise a `ValueError` where a row has another cell than its own one, not just rounded; an empty one says nothing"
+    for name in names:
+        said,known = (pd.Series([*o[name]], got.index, dtype=object) for o in (got,own))
+        a,b = (pd.to_numeric(o, errors='coerce').astype(float) for o in (said,known))
+        is_rounded = (a-b).abs()<=1e-6*b.abs().max()
+        is_same = is_rounded | (said.map(_text)==known.map(_text)) | (said=='') | said.isna() | known.isna()
+        for key,x,y in zip(got.index[~is_same], said[~is_same], known[~is_same]):
+            raise ValueError(error_text('corrected', f'{name} {x!r} in row {key!r}', f'{y!r}, which trained', remedy))
+
+# %% ../../nbs/views/07_corrections.ipynb #139fe963
+def _label_columns(ds, table, labels):
+    "The columns of a table that labels are read from, and what parts several in one; none where that is not known"
+    if hasattr(ds, 'y_names'): return [*ds.y_names],None
+    read = next(iter(ds.tls[ds.n_inp].tfms.fs), None) if hasattr(ds, 'tls') else None
+    if isinstance(read, ColReader) and not (read.pref or read.suff):
+        return [column_name(table, o) for o in read.cols],read.label_delim
+    alike = [name for name in table if [*map(_text, table[name])]==[*map(_text, labels)]]
+    return (alike if len(alike)==1 else []),None
+
+def _table_of(parts, labels):
+    "The table that loaders are made of, with labels; the columns of these, and what parts several in one"
+    first = parts[0]
+    if first.table is not None: table = pd.concat([of.table for of in parts])
+    else: table = pd.concat([of.columns().set_axis(of.index) for of in parts]).reset_index()
+    columns,delim = _label_columns(first.ds, table, labels)
+    if not columns: columns,delim = ['corrected_label' if 'label' in table else 'label'],';'
+    if first.is_processed or columns[0] not in table:
+        table[columns[0]] = [';'.join(o) if isinstance(o, list) else o for o in labels]
+    if len(parts)>1 and 'is_valid' not in table: table['is_valid'] = np.repeat([False,True], [*map(len, parts)])
+    return table,columns,delim
+
+def _users_rows(users, parts, table, columns):
+    "The rows of a user's table that are those of the loaders' own; raises a `ValueError` if it is another one"
+    has_rows = users is not None and parts[0].by=='row' and users.index.is_unique
+    if not has_rows or not table.index.isin(users.index).all() or not {*columns}<={*users}:
+        raise ValueError(error_text('corrected', f"no table with {columns} whose index tells the loaders' items apart",
+            'the one that they were made of, before it was processed', 'pass it: corrected(found, df)'))
+    rows = users.loc[table.index]
+    _check_same(rows, table, columns, 'pass the table that the loaders were made of')
+    return rows
+
+def _items_named(found, keys, numbers):
+    "The numbers of the items that each row names by a key; raises a `ValueError` for keys of no item"
+    spell = _spelling(keys.to_numpy(dtype=object).ravel())
+    def texts(table): return [tuple(map(spell, row)) for row in table[[*keys]].itertuples(index=False, name=None)]
+    by_key = {}
+    for key,number in zip(texts(keys), numbers): by_key.setdefault(key, set()).add(number)
+    missing = [key for key in texts(found) if key not in by_key]
+    if not missing: return [by_key[key] for key in texts(found)]
+    got,wanted = (', '.join(key) for key in (missing[0],next(iter(by_key))))
+    raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {got!r}',
+        f"{', '.join(keys)} such as {wanted!r}", 'leave these rows out, or name the column of keys: key='))
+
+# %% ../../nbs/views/07_corrections.ipynb #eec96abd
+def _number(text, now):
+    "A text as a number of the same type as another label, if that is one"
+    if not isinstance(now, Number): return text
+    try: value = float(text)
+    except ValueError: value = np.nan
+    if np.isfinite(value) and type(now)(value)==value: return type(now)(value)
+    raise ValueError(error_text('corrected', f'a label {text!r}', f'a number such as {now}'))
+
+class _Labels:
+    "The labels that items have, and what a person may say of them"
+    def __init__(self, now, names, new_classes=False):
+        self.now = now # of each item
+        first = next(iter(now.values()))
+        self.is_several = isinstance(first, list)
+        self.are_free = new_classes or names is None and isinstance(first, (float,np.floating))
+        values = dict.fromkeys(chain(*now.values()) if self.is_several else now.values())
+        self.names = names or sorted(map(str, values))
+        self.spell = _spelling(self.names)
+
+        self.known = dict.fromkeys(('unsure','Unsure'), {'': None}) # what a text says, as `said` has it
+        if self.is_several: self.known |= {self.spell(f'no {o}'): {o: False} for o in self.names}
+        own = {} if self.is_several else {self.spell(o): {'': o} for o in values}
+        self.known |= own | {self.spell(o): self._new(o) for o in self.names if self.spell(o) not in own}
+
+    def _new(self, text):
+        if self.is_several: return {text: True}
+        return {'': _number(text, next(iter(self.now.values())))}
+
+    def said(self, cell):
+        "By label, whether an item has it; by '' which one it has, None to leave the item out"
+        if pd.api.types.is_list_like(cell):
+            return dict.fromkeys(self.names, False) | {name: True for o in cell for name in self.said(o)}
+        text = self.spell(cell)
+        if text in self.known: return self.known[text]
+        if self.are_free: return self._new(text)
+        raise ValueError(error_text('corrected', f'a label {text!r}', one_of(text, self.names),
+            'new_classes=True takes it as a new one'))
+
+    def changed(self, answers):
+        "The labels that become others, by item; raises a `ValueError` if two answers disagree"
+        by_item = {}
+        for key,items,cell in answers:
+            for item,(name,value) in product(items, self.said(cell).items()):
+                if by_item.setdefault(item, {}).setdefault(name, value)!=value:
+                    got = f'{cell!r} and another label of the same item, {key}'
+                    raise ValueError(error_text('corrected', got, 'one'))
+
+        def label(now, has): return [o for o in dict.fromkeys([*now,*has]) if has.get(o, o in now)]
+        new = {item: has[''] if '' in has else label(self.now[item], has) for item,has in by_item.items()}
+        return {item: o for item,o in new.items() if o!=self.now[item]}
+
+# %% ../../nbs/views/07_corrections.ipynb #3a96a21d
+def _keys_of(parts):
+    "The keys of both parts, in columns"
+    keys = pd.concat([of.index.to_frame(index=False) for of in parts])
+    if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
+    return keys
+
+_told = 'part','label','likelier','margin','probability','disagreed','looks','mean_loss','loss' # by training
+
+def _check_rows(said, own, columns):
+    "Raise a `ValueError` if a row is that of another item than its key, as in a table that was numbered anew"
+    _check_same(said, own, [name for name in said if name in own and name not in (*_told,*columns)],
+        "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
+
+def _write(table, row, columns, delim, names, label):
+    "Write a new label into a row of a table"
+    at = [table.columns.get_loc(name) for name in columns]
+    now = table.iat[row,at[0]]
+    if len(at)>1: cells = [type(now)(name in label) for name in names] # 1 or 0
+    elif not isinstance(label, list): cells = [label]
+    else: cells = [delim.join(label) if delim else type(now)(label)]
+    for column,cell in zip(at, cells): table.iat[row,column] = cell
 
 @patch
 def corrected(self:Attached,
-    found, # A table with keys and labels, such as `suspects()`, its CSV file, or what `clean_suspects` returned
-    table=None, # Your own, or its file, whose labels change; None: the one that the loaders were made of
-    key=None, # The column of keys; None: it is found
-    label=None, # The column of labels; None: it is found
+    found, # The list of `suspects()`, its CSV file, `{key: label}`, or what `clean_suspects` returned
+    table=None, # Your own, whose labels change; None: the one that the loaders were made of
+    key=None, # A column of the table that tells items apart; None: keys are as `suspects()` has them
     new_classes:bool=False, # May there be labels that no item has?
 )->pd.DataFrame: # Raises a `ValueError` for items and labels that there are not
     "The items of both parts with corrected labels: a table to train on; the label `unsure` leaves an item out"
-    keys = keys_of(self.dls)
-    finder,labels = KeyFinder(keys),ItemLabels(keys, self.dls.train, new_classes)
-    found = _table_of(found, finder)
-    at,columns = found_at(found, finder, key)
-    own,is_own = OwnTable(table, keys, finder),finder.is_own(found)
-    is_processed = hasattr(keys[0].ds, 'y_names') and not is_own # in a list of a table of numbers
-    if not is_processed: check_answers(found, at, own.row_of, [*labels.columns,label])
-    writer = _Writer(labels, labels.told(found, at, columns, label, is_own))
-    written = writer.own() if table is None else writer.within(own)
-    print(writer.said(len(found)))
-    return written
+    parts = keys_of(self.dls)
+    labels = [labels_of(of.ds) for of in parts]
+    if labels[0] is None:
+        raise ValueError(error_text('corrected', 'targets that are no labels, such as masks',
+            'a label for each item', 'correct them where they come from'))
+    now = sum(labels, [])
+    rows,columns,delim = _table_of(parts, now)
+    if table is not None or parts[0].is_processed: rows = _users_rows(table, parts, rows, columns)
+    if not isinstance(now[0], list): now = [*rows[columns[0]]]
+    numbers = np.concatenate([of.same+n for of,n in zip(parts, (0,parts[0].same.max()+1))]).tolist()
+    labels = _Labels(dict(zip(numbers, now)), class_names(parts[0].ds, self.dls.train), new_classes)
+
+    keys = _keys_of(parts) if key is None else rows[[key]]
+    answers = _answers(found, [*keys])
+    said = answers[answers.label.notna() & ((answers.label!='') | ('' in labels.known))]
+    items = _items_named(said, keys, numbers)
+    firsts = dict(zip(numbers[::-1], range(len(numbers))[::-1]))
+    _check_rows(said, rows.iloc[[firsts[min(o)] for o in items]], columns)
+    new = labels.changed(zip(said[[*keys]].to_numpy().tolist(), items, said.label))
+
+    for row,number in enumerate(numbers):
+        if new.get(number) is not None: _write(rows, row, columns, delim, labels.names, new[number])
+    is_out = np.array([new.get(number, '') is None for number in numbers])
+    n_out = sum(o is None for o in new.values())
+    print(f'corrected: of {len(answers)} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
+    if table is None: return rows[~is_out].sort_index(kind='stable') if parts[0].by=='row' else rows[~is_out]
+    table = table.copy()
+    table.loc[rows.index,columns] = rows[columns]
+    return table.drop(index=rows.index[is_out])
 
 # %% ../../nbs/views/07_corrections.ipynb #dc8ed2bf
-def _check_pictures(labels, keys):
-    "Raise a `ValueError` if menus can't say what is right"
-    remedy = "write the right labels into suspects().to_csv('suspects.csv'), for corrected"
-    if labels.is_several:
-        raise ValueError(error_text('clean_suspects', 'several labels for each item', 'one', remedy))
-    if keys[0].files is None:
-        got = f'a {type(keys[0].ds).__name__} whose items are no files'
-        raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files', remedy))
+def _files_shown(selection, found, known):
+    "The file of each row; raises a `ValueError` if menus can't say what is right"
+    if 'margin' not in found or selection.labels.n_labels>1:
+        raise ValueError(error_text('clean_suspects', 'items that have not a class each', 'one class for each',
+            'suspects() lists them'))
+    files = [of.files for of in keys_of(selection.dls)]
+    if files[0] is not None: return [files[part=='valid'][i] for part,i in zip(known.part, known.position)]
+    got = f'a {type(selection.dls.train_ds).__name__} whose items are no files'
+    raise ValueError(error_text('clean_suspects', got, 'an image folder, or a table of files',
+        "write the right labels into suspects().to_csv('suspects.csv'), for corrected"))
 
 @patch
 def clean_suspects(self:Attached,
@@ -214,34 +247,19 @@ def clean_suspects(self:Attached,
     **kwargs # For `ImagesCleaner`: height and width of a picture
 ): # An `ImagesCleaner`, for `corrected`
     "Open fastai's `ImagesCleaner` on the items whose labels are most likely wrong, the likelier class preset"
-    try: from fastai.vision.widgets import ImagesCleaner
-    except ImportError as e:
-        raise ImportError(error_text('clean_suspects', f'no package {e.name}', 'widgets for notebooks',
-            "pip install ipywidgets, or go by a table: suspects().head(30).to_csv('suspects.csv')")) from e
+    from fastai.vision.widgets import ImagesCleaner # wants ipywidgets
     found,known = listed_suspects(self, 'clean_suspects')
-    if 'margin' not in found:
-        got = 'predictions and targets that do not tell of classes'
-        wanted = 'logits or probabilities of labels'
-        raise ValueError(error_text('clean_suspects', got, wanted, 'suspects() goes by losses'))
-    keys = keys_of(self.dls)
-    labels = ItemLabels(keys, self.dls.train)
-    _check_pictures(labels, keys)
-
-    of_parts = dict(zip(('train','valid'), keys))
-    files = [of_parts[part].files[i] for part,i in zip(known.part, known.position)]
+    files = _files_shown(self, found, known)
+    names = class_names(self.dls.train_ds, self.dls.train) or {*map(str, found.label)}
     are_there = np.flatnonzero([os.path.isfile(o) for o in files])[:check_range('n', n, 1, whole=True)]
     found,known = found.iloc[are_there],known.iloc[are_there]
-    cleaner = ImagesCleaner(sorted(labels.known.known), max_n=n, **kwargs)
-    try:
-        with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
-            cleaner.set_fns([Path(files[i]) for i in are_there])
-    except NameError as e: # fastai's widgets call `display`, which only notebooks know
-        raise RuntimeError(error_text('clean_suspects', 'a script', 'a notebook',
-            'pass a table, or its CSV file, to corrected')) from e
+    cleaner = ImagesCleaner(sorted(names), max_n=n, **kwargs)
+    with contextmanager(replacing_yield)(defaults, 'cpus', 0): # a notebook that forks may hang
+        cleaner.set_fns([Path(files[i]) for i in are_there])
     cleaner.suspects = found
-    is_preset = known.is_outvoted.to_numpy() & (found.margin<0).to_numpy() # rare classes are outvoted, too
-    for box,label,likely,is_other in zip(cleaner.widget.children, found.label, found.likely, is_preset):
+    is_preset = known.is_estimated_error.to_numpy() & (found.margin<0).to_numpy() # rare classes have such margins, too
+    for box,label,likelier,is_other in zip(cleaner.widget.children, found.label, found.likelier, is_preset):
         menu = box.children[1]
         menu.description = f'{label}:'
-        if is_other and str(likely) in menu.options: menu.value = str(likely)
+        if is_other and str(likelier) in menu.options: menu.value = str(likelier)
     return cleaner

@@ -25,28 +25,16 @@ from torchvision.models import get_model_builder, list_models
 from ..core.checks import check_range, error_text
 from ..callback.watching import *
 from .copies import *
-from .folders import Images, check_outside, find_images, make_writable
+from .folders import Images, find_images, make_writable
 from .odd import *
 from .suspects import listed_suspects
 
 # %% ../../nbs/views/12_doctor.ipynb #3bcc9989
-def _many(n, one, many=None): return f"{n:,} {one if n==1 else many or one+'s'}"
-
 def epochs_for(
     n:int, # Images to train on
 )->int:
     "So many epochs as show 16,000 images, 5 at least and 30 at most"
     return min(30, max(5, round(16_000/n)))
-
-def _learner(images, make, pretrained, size, bs):
-    dls = images.dls(_even(bs, len(images.train)), size)
-    return vision_learner(dls, make, normalize=False, pretrained=pretrained,
-        metrics=error_rate).watch_items(valid=True)
-
-def _maker_of(arch):
-    "What makes a network of torchvision by its name; raises a `ValueError` if there is none"
-    if arch in list_models(module=torchvision.models): return get_model_builder(arch)
-    raise ValueError(error_text('arch', repr(arch), 'a network of torchvision, such as resnet18, resnet50'))
 
 def _even(bs, n):
     "A batch size of at most `bs` by which few of `n` items are left over in an epoch"
@@ -83,21 +71,29 @@ def examine(
     "Train a network on the images of a folder, and list wrong labels, copies and what is odd"
     check_range('size', size, 32, whole=True)
     if epochs is not None: check_range('epochs', epochs, 1, whole=True)
-    make,start = _maker_of(arch),perf_counter()
-    print(images.in_words(size))
+    if arch not in list_models(module=torchvision.models):
+        raise ValueError(error_text('arch', repr(arch), 'a network of torchvision, such as resnet18, resnet50'))
     if epochs is None: epochs = 5 if pretrained else epochs_for(len(images.train))
-    told = _many(epochs, 'epoch')
-    print(f'{arch} trains on them, for {told}. Half of the size takes a quarter of the time.')
+    print(images.in_words(size))
+    print(f'{arch} trains on them, epochs: {epochs}. Half of the size takes a quarter of the time.')
 
+    start = perf_counter()
     set_seed(seed)
-    learn = _learner(images, make, pretrained, size, bs)
+    def learner_of(images):
+        dls = images.dls(_even(bs, len(images.train)), size)
+        make = get_model_builder(arch)
+        return vision_learner(dls, make, normalize=False, pretrained=pretrained, metrics=error_rate)
+
+    learn = learner_of(images)
     odd = learn.find_odd()
     broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
     if broken:
         images = images.without(broken)
-        learn = _learner(images, make, pretrained, size, bs)
+        learn = learner_of(images)
+    learn.watch_items(valid=True)
     if pretrained: learn.fine_tune(epochs)
     else: learn.fit_one_cycle(epochs, 3e-3)
+
     suspects = learn.selection.suspects()
     share = learn.selection.estimated_errors()/len(images.train) # in validation any error of the network would count
     copies = learn.find_copies()
@@ -108,40 +104,32 @@ def examine(
 # %% ../../nbs/views/12_doctor.ipynb #0041e904
 _much = .3 # error in validation above which the list is told to be poor
 
-def _odd_in_words(odd):
-    counts = odd.kind.value_counts(sort=False)
-    named = [_many(n, 'file cannot be opened', 'files cannot be opened') if kind=='corrupt' else
-        f"{_many(n, 'image')} {'is' if n==1 else 'are'} odd: {kind.replace('_', ' ')}" for kind,n in counts.items()]
-    return '; '.join(named) or 'no image is odd'
-
 def found_in_words(
     found:Examined, # As `examine` returns it
 )->list: # Of labels, of copies, and of what is odd
     "What was found, a sentence each"
     pairs = found.copies
-    n_across,n_differ = (pairs.part!=pairs.other_part).sum(),labels_differ(pairs).sum()
-    likely = 'is a likelier copy' if n_across==1 else 'are likelier copies'
-    labels = f"{_many(found.n_suspects, 'label')} of {len(found.suspects):,} may be wrong"
-    if found.error>_much:
-        labels = 'the network has learned too little to say how many labels are wrong; the most suspect come first'
-    differ = f"; in {n_differ:,} of them the labels differ" if n_differ else ''
-    return [labels,
-        f"{_many(n_across, 'pair')} across the split {likely} than not, and {len(pairs)-n_across:,} within a part"
-            f'{differ}',
-        _odd_in_words(found.odd)]
+    n_across = (pairs.part!=pairs.other_part).sum()
+    copies = f'{n_across:,} across the split, {len(pairs)-n_across:,} within a part'
+    labels = f'{found.n_suspects:,} of {len(found.suspects):,} may be wrong'
+    if found.error>_much: labels = 'the network has learned too little to say how many are wrong'
+    odd = ', '.join(f"{n:,} {kind.replace('_', ' ')}" for kind,n in found.odd.kind.value_counts(sort=False).items())
+    return [f'labels: {labels}; the most suspect come first',
+        f'likely copies: {copies}; pairs with different labels: {labels_differ(pairs).sum():,}',
+        f"odd images and broken files: {odd or 'none'}"]
 
 def limits_in_words(
     found:Examined, # As `examine` returns it
 )->str:
     "How it was found, and what is not known"
-    n = len(found.images.train)
-    how = (f"A network was trained for {_many(found.epochs, 'epoch')} on {n:,} images; all took "
-        f"{_many(max(1, round(found.seconds/60)), 'minute')}. It is wrong about {found.error:.0%} of the "
-        f"{len(found.images.valid):,} images that it did not train on")
-    so = (', so that many labels in the list are right. More images or epochs, or pretrained weights, help'
-        if found.error>_much else ', and where it is, the label may be right')
-    return (f'{how}{so}. A share of what is listed is right, and what is wrong may be missing: look at each before you '
-        'change it. Nothing in the folder was changed.')
+    train,valid = len(found.images.train),len(found.images.valid)
+    so = 'where it is, the label may be right'
+    if found.error>_much:
+        so = 'so many labels in the list are right. More images or epochs, or pretrained weights, help'
+    return (f'A network was trained on {train:,} images (epochs: {found.epochs}, minutes: {found.seconds/60:.0f}). '
+        f'It is wrong about {found.error:.0%} of the {valid:,} images that it did not train on; {so}. '
+        'A share of what is listed is right, and what is wrong may be missing: look at each before you change it. '
+        'Nothing in the folder was changed.')
 
 # %% ../../nbs/views/12_doctor.ipynb #5011b0e5
 _style = """body {font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 1.5em auto; padding: 0 1em}
@@ -196,15 +184,20 @@ def _shown(figures, rows, css=''):
 def _section(title, said, *shown): return f'<h2>{title}</h2><p>{said}</p>{"".join(shown)}'
 
 # %% ../../nbs/views/12_doctor.ipynb #0dd210ae
-_head = """from fastai.vision.all import *
+_lines = """from fastai.vision.all import *
 from selback.all import *
 from selback.views.folders import find_images
 
-folder = Path({folder})
+folder = Path({folder!r})
 odd,copies = pd.read_csv('odd.csv'),pd.read_csv('copies.csv')
 images = find_images(folder).without({{folder/o for o in odd.item[odd.kind=='corrupt']}})
-"""
-_split = """
+{split}
+# Write the right labels into the column `label` of suspects.csv, `unsure` to leave an image out; then
+learn = Learner(dls, nn.Identity(), CrossEntropyLossFlat()).watch_items()
+df = learn.selection.corrected('suspects.csv')
+dls = ImageDataLoaders.from_df(df, folder, valid_col='is_valid', item_tfms=Resize(128))"""
+
+_drawn = """
 # Training and validation without copies of each other
 block = DataBlock((ImageBlock, CategoryBlock), get_y=parent_label, splitter=without_copies(copies, seed=0),
     item_tfms=Resize(128))
@@ -214,16 +207,10 @@ _parts = """
 # The same two folders, but without validation images of which a copy trains
 dls = without_leaks(images.dls(), copies)
 """
-_labels = """
-# Write the right labels into the column `label` of suspects.csv, `unsure` to leave an image out; then
-learn = Learner(dls, nn.Identity(), CrossEntropyLossFlat()).watch_items()
-df = learn.selection.corrected('suspects.csv')
-dls = ImageDataLoaders.from_df(df, folder, valid_col='is_valid', item_tfms=Resize(128))"""
 
-def _lines_to_use(found):
+def _lines_to_use(images):
     "Code that trains on what the lists leave"
-    images = found.images
-    return _head.format(folder=repr(str(images.folder)))+(_parts if len(images.parts)>1 else _split)+_labels
+    return _lines.format(folder=str(images.folder), split=_parts if len(images.parts)>1 else _drawn)
 
 def page_of(
     found:Examined, # As `examine` returns it
@@ -231,14 +218,14 @@ def page_of(
     "One page of what was found"
     folder = found.images.folder
     labels,copies,odd = found_in_words(found)
-    suspects = found.suspects.reset_index().head(found.n_suspects)[['file','part','label','likely','margin']]
+    suspects = found.suspects.reset_index().head(found.n_suspects)[['file','part','label','likelier','margin']]
     pairs = found.copies[['item','part','label','other','other_part','other_label','similarity']]
     counts = found.images.counts().assign(**{'may be wrong': suspects.label.value_counts()}).fillna(0).astype(int)
     parts = [f'<h1>{escape(folder.name)}: labels, copies, odd images</h1>',
         f'<ul><li>{labels}<li>{copies}<li>{odd}</ul><p>{limits_in_words(found)}</p>',
         _section('Labels that may be wrong', 'The most suspect first: its label → the likelier one. '
             'suspects.csv has all labels that were looked at, in this order.',
-            _shown(lambda o: _figure(folder, [o.file], (f'{o.label} → {o.likely}', o.file, o.part)), suspects)),
+            _shown(lambda o: _figure(folder, [o.file], (f'{o.label} → {o.likelier}', o.file, o.part)), suspects)),
         _section('Copies', 'Pairs across the split come first, since they make validation too good, then those whose '
             'labels differ, of which one is wrong. copies.csv has them all.',
             _shown(lambda o: _figure(folder, [o.item,o.other], (f'{o.label}, {o.other_label}',
@@ -247,7 +234,7 @@ def page_of(
             'all.', _shown(lambda o: _figure(folder, [o.item], (o.kind.replace('_', ' '), o.item)), found.odd)),
         _section('Classes', 'How many images of each there are.', _as_table(counts.reset_index(names='class'))),
         _section('What to do with it', 'In Python, in the folder of this page:',
-            f'<pre>{escape(_lines_to_use(found))}</pre>')]
+            f'<pre>{escape(_lines_to_use(found.images))}</pre>')]
     head = ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>{escape(folder.name)}</title><style>{_style}</style>')
     return head+''.join(parts)
@@ -258,22 +245,21 @@ def write_page(
     out, # The page; the lists are written beside it
 ): # Raises a `ValueError` if lists are there, which someone may have corrected
     "Write the page, suspects.csv, copies.csv and odd.csv"
-    out = _check_place(out)
+    out = _checked_place(out, found.images)
     found.suspects.to_csv(out.parent/'suspects.csv')
     found.copies.to_csv(out.parent/'copies.csv', index=False)
     found.odd.to_csv(out.parent/'odd.csv', index=False)
     out.write_text(page_of(found), encoding='utf-8')
 
-def _check_place(out, images=None):
-    "Make the folder of a page; raises a `ValueError` if lists are there, which someone may have corrected"
+def _checked_place(out, images):
+    "A page's path, whose folder is made; raises a `ValueError` if lists are there, which someone may have corrected"
     out = Path(out).expanduser()
     if out.is_dir(): raise ValueError(error_text('out', f'{str(out)!r}, a folder', 'a file', f'{out}/doctor.html'))
     there = [name for name in ('suspects.csv','copies.csv','odd.csv') if (out.parent/name).exists()]
     if there:
         got = f'{str(out)!r}, beside which there is {there[0]} already'
         raise ValueError(error_text('out', got, 'a folder without', 'name another, or move the lists away'))
-    if images is not None: check_outside(out.parent, images)
-    make_writable(out.parent)
+    make_writable(out.parent, images)
     return out
 
 # %% ../../nbs/views/12_doctor.ipynb #f6e8b76d
@@ -292,7 +278,7 @@ def doctor(
     "Find wrong labels, copies and odd images of a folder: one page with pictures, and three lists"
     try:
         images = find_images(folder, valid, seed)
-        _check_place(out, images)
+        _checked_place(out, images)
         found = examine(images, arch, pretrained, size, epochs, seed, batch_size)
         write_page(found, out)
     except (OSError, TypeError, ValueError) as e: sys.exit(f'selback-doctor: error: {e}')

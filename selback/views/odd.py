@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..core.checks import check_range, error_text
 from ..core.untouched import fixed_random
-from ..callback.items import keys_of
+from ..callback.items import check_frame, keys_of
 from ..callback.loaders import unaugmented
 from ..callback.looking import bar
-from .copies import check_list, only_images, shown_samples
+from .copies import only_images, part_names, places_of, shown_sample
 from .pictures import shortened
 
 # %% ../../nbs/views/10_odd.ipynb #60dc74f4
@@ -118,7 +118,7 @@ def _measured(learn, keys, part):
 def find_odd(self:Learner)->pd.DataFrame: # Raises a `ValueError` if items are no images
     "Images of both parts that are unlike the others: `item`, `part`, `kind`, the value that tells, and the usual one"
     with fixed_random():
-        parts = [_measured(self, keys, part) for keys,part in zip(keys_of(self.dls), ('train','valid'))]
+        parts = [_measured(self, keys, part) for keys,part in zip(keys_of(self.dls), part_names)]
     df = pd.concat(parts, ignore_index=True)
     if not len(df):
         remedy = 'give a learner that was loaded its data: learn.dls = ...'
@@ -145,7 +145,7 @@ def show_odd(self:Learner,
     import matplotlib.pyplot as plt
     n = check_range('n', n, 1, whole=True)
     if found is None: found = self.find_odd()
-    check_list(found, ('item','part','kind'), 'find_odd', 'show_odd')
+    check_frame(found, ('item','part','kind'), 'show_odd', 'what learn.find_odd() returned')
     rows = found[found.kind!='corrupt'] if kind is None else found[found.kind==kind]
     if kind=='corrupt' or not len(rows):
         known = ', '.join(map(repr, found.kind[found.kind!='corrupt'].unique())) or 'nothing'
@@ -153,15 +153,13 @@ def show_odd(self:Learner,
         raise ValueError(error_text('show_odd', got, 'odd images that can be opened'))
     rank = rows.groupby('kind', sort=False).cumcount()
     rows = rows.iloc[rank.argsort(kind='stable')[:n]].sort_values('kind', kind='stable')
-    at = [{key: i for i,key in enumerate(own.index)} for own in keys_of(self.dls)]
-    places = [(part, at[part][key]) for part,key in zip(rows.part.map(dict(train=0, valid=1)), rows['item'])]
-    shown = shown_samples(self, places, 'show_odd')
+    places = places_of(self.dls, rows['item'], rows.part, 'show_odd')
     across = min(5, len(rows))
     down = -(-len(rows)//across)
     fig,axes = plt.subplots(down, across, figsize=(1.5*across,1.9*down), layout='constrained', squeeze=False)
     for ax in axes.flat: ax.axis('off')
     for ax,place,row in zip(axes.flat, places, rows.itertuples()):
-        shown[place].show(ctx=ax)
+        shown_sample(self, place, 'show_odd').show(ctx=ax)
         ax.axis('on') # a frame, or a white image is invisible
         ax.set(xticks=[], yticks=[])
         for side in ax.spines.values(): side.set(color='.7', lw=.5)

@@ -18,7 +18,7 @@ from ..core.labels import LabelMemory, LabelReader
 from ..core.untouched import fixed_random
 from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of, numbers_of_classes, parent_of
 from ..callback.learner import base_loss
-from ..callback.looking import look_at
+from ..callback.looking import look_at, losses_of
 from ..callback.attach import Attached
 from .pictures import beside, check_remembered, shortened, show_items
 from .views import tidy, width
@@ -39,21 +39,17 @@ def _check_labels(selection, asked):
     raise ValueError(error_text(asked, got, 'logits or probabilities of labels', 'suspects() goes by losses'))
 
 # %% ../../nbs/views/04_suspects.ipynb #a2e69336
-class _WatchedItems(NamedTuple):
-    "What training has told of items, of which each is there once"
-    index:pd.Index # Their keys
-    by:str # 'row', 'file' or 'idx'
-    paths:list|None # Of their files
-    parent:object # The dataset in which positions count
-    at:np.ndarray # The position of each in its part, int64
+class _Watched(NamedTuple):
+    "What training has told of items"
+    keys:ItemKeys # Of the part that they are of
     part:str # 'train' or 'valid'
+    index:pd.Index # The key of each
+    at:np.ndarray # The position of each in its part, int64
     labels:list|None # As `labels_of` has them
     names:list|None # Of classes
     told:LabelMemory|None # Of their labels
     losses:pd.DataFrame # `seen`, `total`, the last `loss`
     columns:pd.DataFrame # Where they come from
-
-def _names_of(i, names): return names[i] if names and i<len(names) else i
 
 def _mask_files(keys):
     "The file of each mask, as a column; none where targets are no files"
@@ -61,40 +57,49 @@ def _mask_files(keys):
     files = n_inp and files_of(keys.ds, n_inp)
     return dict(mask=files) if files else {}
 
-def _of_distinct(losses, by):
-    "Losses of items whose copies are one; NaN if that of any copy is"
-    joined = losses.groupby(by).agg(dict(seen='sum', total='sum', loss='mean'))
-    return joined.assign(total=joined.total.mask(losses.total.isna().groupby(by).any()))
+def _watched(tracker, keys, dl, part, told):
+    "What a tracker was told of the items of a loader"
+    labels = labels_of(keys.ds)
+    columns = keys.columns().assign(**_mask_files(keys) if labels is None else {})
+    losses = tracker.memory.frame()[['seen','total','loss']]
+    at = np.arange(len(keys))
+    return _Watched(keys, part, keys.index, at, labels, class_names(keys.ds, dl), told, losses, columns)
 
-def _watched_items(
-    tracker, # An `ItemTracker` that has a memory
-    keys:ItemKeys, # Of its items
-    dl, # Their loader
-    part:str, # 'train' or 'valid'
-    told:LabelMemory|None, # Of its labels
-)->_WatchedItems:
-    "What a tracker has been told of distinct items"
-    first,same,labels = keys.first,torch.from_numpy(keys.same),labels_of(keys.ds)
-    if told is not None and len(first)<len(keys):
-        joined = LabelMemory(len(first), told.n_labels, told.looks.device)
-        joined.add(told, same.to(told.looks.device))
-        told = joined
-    frame = tracker.memory.frame()[['seen','total','loss']]
-    losses = _of_distinct(frame, keys.same)
-    columns = keys.columns().assign(**_mask_files(keys) if labels is None else {}).iloc[first]
-    names,columns = class_names(keys.ds, dl),columns.reset_index(drop=True)
-    labels = labels and [labels[i] for i in first]
-    paths = keys.files and [os.path.abspath(keys.files[i]) for i in first]
-    return _WatchedItems(keys.index[first], keys.by, paths, parent_of(keys.ds)[0], first, part, labels, names, told,
-        losses, columns)
+def _renumbered(told, numbers):
+    "A copy in which classes have other numbers, if there are any"
+    copy = LabelMemory(len(told.looks)//told.n_labels, told.n_labels)
+    copy.load_state_dict(told.state_dict())
+    if numbers is not None: copy.renumber(numbers)
+    return copy
+
+def _joined(parts, rows, names):
+    "What several parts tell of items, each of which is there once; `rows` has the number of each part's items"
+    every = np.concatenate(rows)
+    first = np.unique(every, return_index=True)[1]
+    index = parts[0].index
+    for o in parts[1:]: index = index.append(o.index)
+
+    of_items = pd.concat([o.losses for o in parts]).groupby(every)
+    losses = of_items.agg(dict(seen='sum', total='sum', loss='mean'))
+    losses['total'] = losses.total.mask(of_items.total.count()<of_items.size()) # NaN if that of any copy is
+    columns = pd.concat([o.columns for o in parts]).iloc[first].reset_index(drop=True)
+    labels = None
+    if all(o.labels is not None for o in parts):
+        of_all = [label for o in parts for label in o.labels]
+        labels = [of_all[i] for i in first]
+    told = None
+    if all(o.told is not None for o in parts):
+        told = LabelMemory(len(first), parts[0].told.n_labels)
+        for o,own in zip(parts, rows):
+            told.add(_renumbered(o.told, numbers_of_classes(names, o.names)), torch.from_numpy(own))
+    return parts[0]._replace(index=index[first], at=first, labels=labels, names=names, told=told,
+        losses=losses, columns=columns)
 
 def _looked_at(selection, labels):
     "What is known of the training labels, with one look more by the network as it is now"
     learn,reader,seen = selection.learn,LabelReader(),[]
-    loss_func = base_loss(learn)
-    def losses_of(pred, *yb): return selection.losses(loss_func, pred, yb)
     def note(look):
-        told = reader.read(loss_func, detached(look.pred), look.yb, losses_of, labels.given)
+        told = reader.read(base_loss(learn), detached(look.pred), look.yb, losses_of(selection), labels.given)
         if told is None: return
         if not labels.is_of(told.n_labels, told.given.shape):
             got = f'a model of {told.given.shape[-1]} classes'
@@ -110,47 +115,48 @@ def _looked_at(selection, labels):
     return labels.looked_at(seen)
 
 def _parts_of(selection, look=False):
-    "What is known of the items of each part that was watched"
-    dls,names = selection.learn.dls,('train','valid')
-    known = [(tracker, part) for part,tracker in enumerate(selection.notes.parts) if tracker.memory is not None]
-    keys = keys_of(dls)
-    for tracker,part in known:
-        is_other = tracker.is_other(len(keys[part]), id(keys[part].ds)) or len(keys[part])!=len(tracker.memory)
-        if part<len(keys) and not is_other: continue
-        raise ValueError(error_text('suspects', f'another {names[part]} part than the one that was watched', 'that one',
-            'call fit first'))
-    def told_of(tracker, part):
-        is_looked_at = look and part==0 # validation's last look is of today
-        return _looked_at(selection, tracker.labels) if is_looked_at else tracker.labels
-    return [_watched_items(tracker, keys[part], dls.loaders[part], names[part], told_of(tracker, part))
-        for tracker,part in known]
+    "What is known of each part that was watched, item by item of its loader"
+    dls,keys,parts = selection.learn.dls,keys_of(selection.learn.dls),[]
+    for i,(name,tracker) in enumerate(zip(('train','valid'), selection.notes.parts)):
+        if tracker.memory is None: continue
+        n = len(keys[i]) if i<len(keys) else 0
+        if n!=len(tracker.memory) or tracker.is_other(n, id(keys[i].ds)):
+            raise ValueError(error_text('suspects', f'another {name} part than the one that was watched', 'that one',
+                'call fit first'))
+        is_looked_at = look and name=='train' # validation's last look is of today
+        told = _looked_at(selection, tracker.labels) if is_looked_at else tracker.labels
+        parts.append(_watched(tracker, keys[i], dls.loaders[i], name, told))
+    return parts
+
+def _items_of(part): return _joined([part], [part.keys.same], part.names)
 
 # %% ../../nbs/views/04_suspects.ipynb #dd03c480
+def _name_of(i, names): return names[i] if names and i<len(names) else i
+
 def _one_each(items):
-    "A row for each item, with its `likely` class and what training has told"
+    "A row for each item, with its `likelier` class and what training has told"
     df = items.told.frame()
     if items.labels is not None: df['label'] = items.labels
-    likely = [None if i<0 else _names_of(i, items.names) for i in df.most_other]
-    return df.assign(likely=pd.Series(likely, dtype=object)) # of numbers, too
+    likelier = [None if i<0 else _name_of(i, items.names) for i in df.most_other]
+    return df.assign(likelier=pd.Series(likelier, dtype=object)) # of numbers, too
 
 def _several_each(items):
     "A row for each label of each item, which it has or has not"
     df,n = items.told.frame(),items.told.n_labels
     idx,at = np.divmod(np.arange(len(df)), n)
-    names = [_names_of(i, items.names) for i in at]
+    names = [_name_of(i, items.names) for i in at]
     if items.labels is not None: has = [name in items.labels[i] for i,name in zip(idx, names)]
     else: has = [None if i<0 else i==0 for i in df.most_other] # what was predicted in its place is what it is not
     def said(name, has_it): return None if has_it is None else name if has_it else f'no {name}'
     df['label'] = [said(*o) for o in zip(names, has)]
-    return df.assign(likely=[None if other<0 else said(name, not has_it)
+    return df.assign(likelier=[None if other<0 else said(name, not has_it)
         for name,has_it,other in zip(names, has, df.most_other)])
 
 def _of_labels(items):
     "A row for each label, in the order of the items; `at` is the item's number"
     told = items.told
     df = (_one_each if told.n_labels==1 else _several_each)(items)
-    df['outvoted'] = told.is_outvoted.cpu().numpy()
-    return df.assign(at=np.arange(len(df))//told.n_labels)
+    return df.assign(is_estimated_error=told.is_estimated_error.cpu().numpy(), at=np.arange(len(df))//told.n_labels)
 
 def _goes_by_loss(items):
     "Is there no label to be wrong as a whole, as in a mask or a number?"
@@ -160,8 +166,8 @@ def _by_loss(items):
     "A row for each item that was seen, with its mean loss; what is likelier in most of a mask is told"
     df = items.losses.assign(at=range(len(items.losses)), mean_loss=items.losses.total/items.losses.seen)
     if items.labels is not None: df['label'] = items.labels
-    if items.told is not None: df = df.join(_one_each(items)[['likely','margin','looks']])
-    return df[(df.seen>0) & df.total.notna()]
+    if items.told is not None: df = df.join(_one_each(items)[['likelier','margin','looks']])
+    return df[(df.seen>0) & df.total.notna()].assign(is_estimated_error=False)
 
 # %% ../../nbs/views/04_suspects.ipynb #f999d196
 def _loss_of_a_guess(given):
@@ -182,44 +188,36 @@ def _worth(selection, rows):
         'learned does not hold for other items, and the list may say little. Augmentation, more data or another rate '
         'help.')
 
-def _listed(items):
-    "The labels of a part, each with the position of its item, those first that are most likely wrong"
+_listed_columns = 'part','label','mean_loss','loss','likelier','margin','probability','disagreed','looks'
+
+def _listed(items, has_parts):
+    "The labels of a part, those first that are most likely wrong; and of each its item and whether it is an error"
     if _goes_by_loss(items): rows = _by_loss(items).sort_values('mean_loss', ascending=False, kind='stable')
     else: rows = _of_labels(items).iloc[items.told.suspects().cpu().numpy()]
-    return rows.assign(part=items.part)
-
-_by_margin = 'part','label','likely','margin','probability','times_other','looks'
-_by_mean_loss = 'part','label','mean_loss','loss','likely','margin','looks'
-
-def _shown(rows, items, has_parts):
-    "The columns of a list, with those of the items' own table"
-    names = _by_mean_loss if _goes_by_loss(items) else _by_margin
-    names = [name for name in names if name in rows and (has_parts or name!='part')]
+    rows = rows.assign(part=items.part, position=items.at[rows['at']])
+    names = [name for name in _listed_columns if name in rows and (has_parts or name!='part')]
     columns = items.columns.iloc[rows['at']].set_axis(rows.index)
-    return beside(rows[names], columns).set_index(items.index[rows['at']])
+    shown = beside(rows[names], columns).set_index(items.index[rows['at']])
+    return shown,rows[['part','position','is_estimated_error']]
 
-def _rows_of(parts):
-    "All labels, those first that are most likely wrong; and the part and position of each, and whether it was outvoted"
-    rows = [_listed(items) for items in parts]
-    shown = [_shown(own, items, len(parts)>1) for items,own in zip(parts, rows)]
-    known = [own[['part']].assign(position=items.at[own['at']], is_outvoted=own.get('outvoted', False))
-        for items,own in zip(parts, rows)]
-    ranks = np.concatenate([np.arange(1, len(own)+1)/len(own) for own in rows]) # what trains is predicted more surely
+def _as_one(lists):
+    "Lists put together by the rank that each row has in its own: what trains is predicted more surely"
+    ranks = np.concatenate([np.arange(1, len(shown)+1)/len(shown) for shown,_ in lists])
     order = ranks.argsort(kind='stable')
-    return pd.concat(shown).iloc[order],pd.concat(known).iloc[order]
+    return tuple(pd.concat(o).iloc[order] for o in zip(*lists))
 
 def listed_suspects(
     selection, # As `learn.selection`
     asked:str, # What the user called
     look:bool=False, # Also by one look more?
 ): # Two DataFrames; raises a `ValueError` if nothing is remembered
-    "What `suspects` returns, and of each row `part`, `position` and `is_outvoted`"
+    "What `suspects` returns, and of each row `part`, `position` and `is_estimated_error`"
     _check_watched(selection, asked)
     if look: _check_labels(selection, asked)
-    parts = _parts_of(selection, look)
+    parts = [_items_of(part) for part in _parts_of(selection, look)]
     n_lost = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts if _goes_by_loss(o))
     if n_lost: selection.tell_once('lost', f'the losses of {n_lost} items were NaN, and these are not listed.')
-    rows,hidden = _rows_of(parts)
+    rows,hidden = _as_one([_listed(items, len(parts)>1) for items in parts])
     if 'label' in rows and 'margin' in rows: selection.tell_once('worth', _worth(selection, rows)) # not of pixels
     return rows,hidden
 
@@ -231,40 +229,25 @@ def suspects(self:Attached,
     return listed_suspects(self, 'suspects', look)[0]
 
 # %% ../../nbs/views/04_suspects.ipynb #5c71d724
-def _all_of(parts):
-    "The keys of all items, and the number of each part's items among them; raises a `ValueError` if keys mean others"
-    n_kinds,n_parents = len({tuple(o.index.names) for o in parts}),len({id(o.parent) for o in parts})
-    if n_kinds>1 or parts[0].by=='idx' and n_parents>1:
+def _rows_of_folds(parts):
+    "The number of each part's items among all; raises a `ValueError` if keys mean other items"
+    keys = [o.keys for o in parts]
+    n_kinds,n_parents = len({tuple(o.index.names) for o in keys}),len({id(parent_of(o.ds)[0]) for o in keys})
+    if n_kinds>1 or keys[0].by=='idx' and n_parents>1:
         raise ValueError(error_text('suspects_of_folds', 'items that are known by their positions in other datasets',
             'files, rows of one table, or a Subset of one dataset'))
-    matched = [pd.Index(o.paths) if o.by=='file' else o.index for o in parts]
-    every = matched[0]
-    for own in matched[1:]: every = every.append(own)
+
+    known = [pd.Index([os.path.abspath(f) for f in o.files]) if o.by=='file' else o.index for o in keys]
+    known = [own[o.first][o.same] for o,own in zip(keys, known)]
+    every = known[0]
+    for own in known[1:]: every = every.append(own)
     every = every.unique()
-    rows = [torch.from_numpy(every.get_indexer(own)) for own in matched]
-    _check_columns(parts, rows)
-    shown = parts[0].index
-    for o in parts[1:]: shown = shown.append(o.index)
-    firsts = np.unique(np.concatenate([own.numpy() for own in rows]), return_index=True)[1]
-    return shown[firsts],rows
-
-def _check_columns(parts, rows):
-    "Raise a `ValueError` if the same key has other columns in another part, as in a table that was numbered anew"
-    columns = pd.concat([o.columns.astype(str).set_axis(own.numpy()) for o,own in zip(parts, rows)])
-    n_items = columns.index.nunique()
-    if not columns.shape[1] or len(columns.reset_index().drop_duplicates())==n_items: return
-    raise ValueError(error_text('suspects_of_folds', 'rows of the same key that differ', 'parts of one table',
-        'give its index labels that last'))
-
-def _one_value_each(parts, rows, n):
-    "The label of each item; raises a `ValueError` if it has several"
-    labels = [None]*n
-    for o,own in zip(parts, rows):
-        for i,label in zip(own.tolist(), o.labels):
-            if labels[i] in (None,label): labels[i] = label
-            else: raise ValueError(error_text('suspects_of_folds', f'labels {labels[i]!r} and {label!r} of one item',
-                'trainings on the same labels'))
-    return labels
+    rows = [every.get_indexer(own) for own in known]
+    described = pd.concat([o.columns.assign(label_of_item=o.labels).astype(str).set_axis(own)
+        for o,own in zip(parts, rows)])
+    if len(described.reset_index().drop_duplicates())==len(every): return rows
+    raise ValueError(error_text('suspects_of_folds', 'items of the same key whose rows or labels differ',
+        'parts of one table', 'give its index labels that last'))
 
 def _all_names(parts):
     "The classes of all parts; raises a `ValueError` where items have several labels, and parts other ones"
@@ -275,14 +258,6 @@ def _all_names(parts):
     raise ValueError(error_text('suspects_of_folds', 'several labels that differ between the trainings', 'the same',
         'give the block its vocab'))
 
-def _renumbered(items, names):
-    "A copy of what was told, with classes by their numbers among all"
-    told = LabelMemory(len(items.index), items.told.n_labels)
-    told.load_state_dict(items.told.state_dict())
-    numbers = numbers_of_classes(names, items.names)
-    if numbers is not None: told.renumber(numbers)
-    return told
-
 def suspects_of_folds(
     learners:list, # That have watched, each a part of the same items; or all of them
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered, or items can't be told
@@ -291,28 +266,14 @@ def suspects_of_folds(
     for learn in listify(learners):
         _check_watched(learn.selection, 'suspects_of_folds')
         parts += _parts_of(learn.selection)
-    index,rows = _all_of(parts)
-    names = _all_names(parts)
-    labels = None if any(o.labels is None for o in parts) else _one_value_each(parts, rows, len(index))
-    told = None
-    if all(o.told is not None for o in parts):
-        told = LabelMemory(len(index), parts[0].told.n_labels)
-        for o,own in zip(parts, rows): told.add(_renumbered(o, names), own)
-
-    losses = pd.concat([o.losses.set_axis(own.numpy()) for o,own in zip(parts, rows)])
-    losses = _of_distinct(losses, losses.index).sort_index()
-    columns = pd.concat([o.columns.set_axis(own.numpy()) for o,own in zip(parts, rows)])
-    columns = columns[~columns.index.duplicated()].sort_index()
-    known = dict(labels=labels, names=names, told=told, losses=losses, columns=columns)
-    items = parts[0]._replace(index=index, at=np.arange(len(index)), **known)
-    return _rows_of([items])[0]
+    return _listed(_joined(parts, _rows_of_folds(parts), _all_names(parts)), False)[0]
 
 # %% ../../nbs/views/04_suspects.ipynb #42d188ee
 @patch
 def estimated_errors(self:Attached)->int: # Raises a `ValueError` if nothing is remembered of labels
     "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
     _check_watched(self, 'estimated_errors')
-    return int(_check_labels(self, 'estimated_errors').is_outvoted.sum())
+    return int(_check_labels(self, 'estimated_errors').is_estimated_error.sum())
 
 # %% ../../nbs/views/04_suspects.ipynb #4334fee0
 @patch
@@ -326,8 +287,8 @@ def show_suspects(self:Attached,
     is_first = ~known[['part','position']].duplicated().to_numpy()
     rows,known = rows[is_first][:n],known[is_first][:n]
     if not len(rows): raise ValueError('show_suspects: nothing is known of any item yet; train an epoch first.')
-    columns = [c for c in ('likely','margin','mean_loss') if c in rows]
-    if self.labels is not None and self.labels.n_labels>1: columns = ['label',*columns]
+    columns = [c for c in ('part','likelier','margin','mean_loss') if c in rows]
+    if self.labels is not None and self.labels.n_labels>1: columns.append('label')
     for i,part in enumerate(('train','valid')): # a figure for each
         own = (known.part==part).to_numpy()
         idxs,facts = known.position[own].tolist(),rows[columns][own].to_dict('records')
@@ -336,7 +297,7 @@ def show_suspects(self:Attached,
 # %% ../../nbs/views/04_suspects.ipynb #5507f7ea
 def _plot_map(ax, rows, title):
     "One dot for each label"
-    right = 1-rows.times_other/rows.looks
+    right = 1-rows.disagreed/rows.looks
     dots = ax.scatter(rows.spread, rows.probability, c=right, cmap='coolwarm_r', vmin=0, vmax=1, s=8, lw=0, alpha=.6)
     tidy(ax, ylim=(-.02,1.02), title=shortened(title))
     return dots
@@ -345,11 +306,11 @@ def _plot_map(ax, rows, title):
 def plot_items(self:Attached,
     by_class:bool=False, # One map for each class?
 )->list: # Axes; raises a `ValueError` if nothing is remembered of labels
-    "A map of the dataset: the mean probability of each label against its deviation over the epochs"
+    "A map of the dataset: the mean probability of each label against how much it varied"
     import matplotlib.pyplot as plt
     _check_watched(self, 'plot_items')
     _check_labels(self, 'plot_items')
-    rows = _of_labels(_parts_of(self)[0])
+    rows = _of_labels(_items_of(_parts_of(self)[0]))
     rows = rows[rows.looks>0]
     if by_class and 'label' not in rows:
         raise ValueError(error_text('plot_items', 'labels of the parts of each item', 'one', 'leave by_class out'))
@@ -362,7 +323,7 @@ def plot_items(self:Attached,
     axes = axes.flatten()
     for ax,(label,own) in zip(axes, groups): dots = _plot_map(ax, own, label)
     for ax in axes[len(groups):]: ax.remove()
-    fig.supxlabel('deviation of this probability over the epochs', fontsize='medium')
+    fig.supxlabel('how much it varied from epoch to epoch', fontsize='medium')
     fig.supylabel('mean probability of the label', fontsize='medium')
-    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='how often it was predicted', shrink=1/max(1, n_rows-1))
+    fig.colorbar(dots, ax=list(axes[:len(groups)]), label='share of looks that agreed', shrink=1/max(1, n_rows-1))
     return list(axes[:len(groups)])

@@ -62,8 +62,3 @@ def test_the_words_fit_the_numbers():
     assert '20% lower than training on a random half' in said
     worse = runs_of({'none': [.2,.2], 'early_loss_sampling': [.3,.3], 'random half': [.2,.2]})
     assert '50% higher in error' in d.in_words('digits', worse)
-
-def test_the_table_has_each_seed():
-    table = d.ended(runs_of({'none': [.4,.2], 'favor_hard(beta=2)': [.2,.15], 'random half': [.4,.2]}))
-    assert table.index.tolist()==['plain training','favor_hard(beta=2)','random half']
-    assert table.loc['favor_hard(beta=2)'].tolist()==['0.2','0.15','-50.0%, -25.0%']

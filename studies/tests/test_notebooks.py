@@ -50,11 +50,6 @@ def test_stored_runs_are_whole(name):
         for column in ('device','torch','fastai','python','budget','lr'):
             assert df[column].nunique()==1, f'{file}: several {column}'
 
-def test_a_scale_that_nobody_knows_is_an_error(monkeypatch):
-    from studies.experiments import scale
-    monkeypatch.setenv('SELBACK_SCALE', 'Paper')
-    with pytest.raises(ValueError, match="SELBACK_SCALE: got 'Paper', wanted one of small, paper, tiny"): scale()
-
 def test_results_lie_apart_by_scale(monkeypatch, tmp_path):
     from studies.experiments import results
     monkeypatch.setattr('studies.experiments.results_folder', tmp_path/'results')

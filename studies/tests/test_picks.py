@@ -43,15 +43,3 @@ def test_picks_of_single_items():
         assert picked[1]==1 # all train in the warm-up
         assert picked[-1]==picks.selection.items().picked[i]
         assert set(np.diff(picked))<={0,1}
-
-def test_items_are_drawn_from_the_easiest_to_the_hardest():
-    picks = picks_of(2)
-    drawn = [int(name.split()[1]) for name in lines(plot_picks(picks)) if name.startswith('item')]
-    losses = picks.selection.items().loss
-    of_drawn = losses[drawn].tolist()
-    assert of_drawn==sorted(of_drawn)
-    assert [of_drawn[0],of_drawn[-1]]==[losses.min(),losses.max()]
-
-def test_picks_of_unknown_items_are_refused():
-    learn = short_learner(cbs=NotePicks()).top_loss()
-    with pytest.raises(ValueError, match='pass track_items=True'): quiet_fit(learn, 1)

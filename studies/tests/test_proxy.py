@@ -4,12 +4,11 @@ from collections import Counter
 
 import pytest, torch
 from fastai.callback.core import CancelFitException
-from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import SGD
 from goldens import hash_of
 from helpers import *
 from selback.bench.compare import compare
-from studies.proxy import Choices, ReplayChoicesCallback, fingerprint, record_choices, train_proxy
+from studies.proxy import ReplayChoicesCallback, record_choices, train_proxy
 from torch.nn import functional as F
 
 def linear(): return nn.Linear(4, 3)
@@ -25,20 +24,14 @@ def proxy(seed=3):
     return Numbered(linear())
 
 def some_choices(learn, n_epoch=4, p=.4):
-    "Random ones, and as a table"
-    ds = learn.dls.train_ds
-    kept = torch.rand(n_epoch, len(ds), generator=torch.Generator().manual_seed(1))<p
-    return Choices(kept, fingerprint(ds)),kept
+    "Random ones"
+    return torch.rand(n_epoch, len(learn.dls.train_ds), generator=torch.Generator().manual_seed(1))<p
 
 def replaying(choices, *cbs):
     "A learner that replays choices"
     return learner(net=linear(), cbs=[ReplayChoicesCallback(choices), *cbs])
 
-def table_of(choices): return torch.stack(list(choices))
-
 def kept_of(row): return set(row.nonzero()[:,0].tolist())
-
-def trained_by_epoch(learn): return learn.selection.stats.query('step>=0').groupby('epoch').trained.sum()
 
 # a proxy trains
 def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
@@ -54,10 +47,6 @@ def test_a_proxy_is_trained_on_the_stream_and_nothing_else_changes():
     assert train_proxy(learn, proxy, every=4) is proxy
     assert not same(before, proxy.state_dict())
     assert proxy[1].num_batches_tracked==2 # of seven batches, every fourth
-
-@pytest.mark.parametrize('bad', [dict(n_epoch=0), dict(lr=-1.)], ids=str)
-def test_trainings_of_a_proxy_that_are_refused(bad):
-    with pytest.raises(ValueError, match=f'{[*bad][0]}: got'): train_proxy(short_learner(), mlp(), **bad)
 
 # what a proxy keeps
 def n_kept(n, keep): return max(2, int(keep*n))
@@ -93,7 +82,7 @@ def test_the_proxy_keeps_and_trains_on_its_hardest_items(keep, every, drop_last)
     numbered_learner(drop_last=drop_last) # where the random states were
     wanted = by_hand(hand.dls, other, 3, .3, keep, every)
     assert len(got)==3
-    assert torch.equal(table_of(got), wanted)
+    assert torch.equal(got, wanted)
     assert all(torch.allclose(a, b, atol=1e-6) for a,b in zip(net.parameters(), other.parameters()))
     if drop_last: return
     in_all = 6*n_kept(16, keep)+n_kept(4, keep)
@@ -123,23 +112,6 @@ def test_an_item_that_an_epoch_did_not_see_keeps_its_last_choice():
         assert torch.equal(now[unseen], before[unseen])
         before = now
 
-def one_fit(small): small.fit_one_cycle(2, .1)
-
-def two_fits(small):
-    small.fit(1)
-    small.fit(1)
-
-@pytest.mark.parametrize('fit', [one_fit, two_fits], ids=['one','two'])
-def test_recording_leaves_no_trace_and_counts_all_fits(fit):
-    recorded = learner()
-    assert len(record_choices(recorded, proxy(), fit))==2
-    proxy() # leaves the random states as they are for the other
-    after_recording = hash_of(quiet_fit(recorded, 2).model)
-
-    plain = learner()
-    proxy()
-    assert hash_of(quiet_fit(plain, 2).model)==after_recording
-
 # what a replay loads
 def loaded(cb, n_epoch, **kwargs):
     "The items of each epoch"
@@ -151,8 +123,8 @@ ROWS = {4: [0,1,2,3], 8: [0,0,1,1,2,2,3,3], 2: [0,2], 3: [0,1,2], 1: [0], 5: [0,
 @pytest.mark.parametrize('n_epoch', ROWS)
 @pytest.mark.parametrize('bs', [16, 7])
 def test_an_epoch_is_the_shuffle_less_what_its_recorded_one_left_out(n_epoch, bs):
-    choices,kept = some_choices(learner())
-    epochs = loaded(ReplayChoicesCallback(choices), n_epoch, bs=bs)
+    kept = some_choices(learner())
+    epochs = loaded(ReplayChoicesCallback(kept), n_epoch, bs=bs)
     for epoch,row in zip(epochs, ROWS[n_epoch], strict=True):
         wanted = kept_of(kept[row])
         would_be_alone = len(wanted)%bs==1
@@ -161,43 +133,18 @@ def test_an_epoch_is_the_shuffle_less_what_its_recorded_one_left_out(n_epoch, bs
         assert len(epoch)-len(wanted)==would_be_alone
         assert epoch!=sorted(epoch)
 
-@pytest.mark.parametrize('other', [MixUp(.4), CPUMixedPrecision(), GradientAccumulation(24)], ids=lambda cb: cb.name)
-def test_other_callbacks_leave_the_choice_alone(other):
-    "As the card says"
-    choices,kept = some_choices(learner())
-    learn = quiet_fit(replaying(choices, other), 4)
-    assert trained_by_epoch(learn).tolist()==[n+(n%16==1) for n in kept.sum(1).tolist()] # no item trains alone
-
 def test_what_is_left_out_is_never_read():
-    "The targets that the fingerprint asks for are known without that"
-    choices,kept = some_choices(learner(), 2)
-    read,_,epochs = reads_and_runs(replaying(choices, Diary()), 4)
+    kept = some_choices(learner(), 2)
+    read,_,epochs = reads_and_runs(replaying(kept, Diary()), 4)
     items = [items_of(epoch) for epoch in epochs]
     assert +read==Counter(sum(items, []))
     for i,of_epoch in enumerate(items): assert len(set(of_epoch)-kept_of(kept[i//2]))<=1
 
-# files and copies
-def test_a_file_keeps_them(tmp_path):
-    path = tmp_path/'c.npz'
-    choices,kept = some_choices(learner(), 30)
-    choices.save(path)
-    again = Choices.load(path)
-    assert torch.equal(table_of(again), kept)
-    assert again.dataset==choices.dataset
-    assert repr(again)==repr(choices)
-    assert f'{kept.float().mean():.0%}' in repr(again)
-    assert path.stat().st_size<30*13+1000
-
-    def replayed(o): return loaded(ReplayChoicesCallback(o, seed=0), 3)
-    assert replayed(choices)==replayed(str(path))
-
-def test_a_replay_is_pickled_and_exported_with_its_learner():
+# copies
+def test_a_replay_is_pickled_with_its_learner():
     learn = learner(net=linear())
-    choices,kept = some_choices(learn)
-    learn.replay_choices(choices)
+    learn.replay_choices(some_choices(learn))
     copy = pickle.loads(pickle.dumps(quiet_fit(learn, 4)))
-    assert torch.equal(table_of(copy.selection.choices), kept)
-
     def goes_on(learn):
         set_seed(5)
         return hash_of(quiet_fit(learn, 4).model)
@@ -214,9 +161,9 @@ class Stop(Callback):
 
 @pytest.mark.parametrize('stop', [1,2,3])
 def test_a_stopped_replay_goes_on_with_its_epoch(stop):
-    choices,kept = some_choices(learner())
+    kept = some_choices(learner())
     def run(start, until):
-        learn = quiet_fit(replaying(choices, Diary(), Stop(until)), 4, start_epoch=start)
+        learn = quiet_fit(replaying(kept, Diary(), Stop(until)), 4, start_epoch=start)
         return [set(items_of(epoch)) for epoch in learn.diary.epochs if epoch]
 
     assert len(run(0, 4))==4
@@ -226,77 +173,13 @@ def test_a_stopped_replay_goes_on_with_its_epoch(stop):
         assert len(epoch-wanted)<=1
 
 def test_another_dataset_is_refused():
-    choices,_ = some_choices(learner())
-    smaller = learner(n=122, cbs=[ReplayChoicesCallback(choices)])
+    smaller = learner(n=122, cbs=[ReplayChoicesCallback(some_choices(learner()))])
     with pytest.raises(ValueError, match='got a training set of 90 items, wanted 100'): quiet_fit(smaller, 1)
-
-    other = learner(cbs=[ReplayChoicesCallback(choices)])
-    x,y = other.dls.train.dataset.tensors
-    y[50] = (y[50]+1)%3
-    with pytest.raises(ValueError, match='other targets than the recorded one'): quiet_fit(other, 1)
-
-# fingerprints
-TARGETS = [
-    [torch.tensor(1.5)]*3,
-    ['cat','dog','cat'],
-    [('a','b'),(),('c',)],
-    [torch.ones(2, 2)]*3,
-    [{'k': 1}]*3,
-    [None]*3,
-    [(torch.ones(2, 4),torch.ones(2))]*3]
-
-@pytest.mark.parametrize('targets', TARGETS, ids=str)
-def test_the_fingerprint_is_of_length_and_targets(targets):
-    def of(targets): return fingerprint([(torch.rand(2), y) for y in targets])
-    assert of(targets)==of(targets)
-    assert of(targets)!=of(targets[:2])
-    assert of(targets)!=of([*targets[:2],'other'])
-
-def test_random_targets_do_not_tell_datasets_apart():
-    class Noisy(list):
-        def __getitem__(self, i): return torch.rand(2),torch.rand(2)
-
-    def of(n): return fingerprint(Noisy(range(n)))
-    assert of(5)==of(5)
-    assert of(5)!=of(6)
-
-class Lone:
-    "A dataset whose targets can be read alone; counts the items that are loaded"
-    def __init__(self, labels, alone=True):
-        self.y,self.loaded = labels,0
-        if alone: self.labels = labels
-
-    def __len__(self): return len(self.y)
-
-    def __getitem__(self, i):
-        self.loaded += 1
-        return torch.zeros(1),self.y[i]
-
-def test_two_items_that_are_swapped_are_seen():
-    "Any two of them where targets can be read alone; nothing is loaded for that"
-    labels = list(range(300))
-    swapped = labels[:]
-    swapped[7],swapped[11] = swapped[11],swapped[7]
-    kept,other = Lone(labels),Lone(swapped)
-    assert fingerprint(kept)==fingerprint(Lone(labels))
-    assert fingerprint(kept)!=fingerprint(other)
-    assert not kept.loaded
-    assert not other.loaded
-
-def test_a_hundred_items_are_loaded_once_where_targets_need_it():
-    "And three of them twice, to see whether targets are random"
-    labels = list(range(300))
-    ds = Lone(labels, alone=False)
-    assert fingerprint(ds)==fingerprint(Lone(labels, alone=False))
-    assert ds.loaded<=106
-
-def test_numbers_are_not_read_as_one(): assert fingerprint(Lone([5,5,5,1,11]))!=fingerprint(Lone([5,5,5,11,1]))
 
 # training
 def test_plain_training_if_all_is_kept():
     def trained(*cbs): return hash_of(quiet_fit(table_learner(cbs=list(cbs)), 3).model)
-    ds = table_learner().dls.train_ds
-    everything = Choices(torch.ones(2, 100, dtype=torch.bool), fingerprint(ds))
+    everything = torch.ones(2, 100, dtype=torch.bool)
     assert trained()==trained(ReplayChoicesCallback(everything))
 
 def test_the_recording_is_paid_for():
@@ -318,37 +201,6 @@ def test_the_recording_is_paid_for():
     assert runs.compute.iloc[-1]==pytest.approx(looks+steps+of_learner)
 
 # what is refused
-OTHER_FILES = dict(
-    text=lambda f: f.write(b'hello'),
-    empty=lambda f: None,
-    array=lambda f: np.save(f, np.arange(3)),
-    archive=lambda f: np.savez(f, x=1),
-    of_other_kinds=lambda f: np.savez(f, packed=1, n=[1,2], dataset=3),
-    pickled=lambda f: np.savez(f, packed=np.array([{}], dtype=object), n=1, dataset='a'),
-    pickle=lambda f: pickle.dump({}, f))
-
-@pytest.mark.parametrize('cut', [None, -30], ids=['whole','cut short'])
-@pytest.mark.parametrize('kind', OTHER_FILES)
-def test_another_file_is_refused_in_one_way(kind, cut, tmp_path):
-    "And nobody is told to unpickle it"
-    path = tmp_path/'choices.npz'
-    with open(path, 'wb') as f: OTHER_FILES[kind](f)
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ValueError) as refused: learner().replay_choices(path)
-    wanted = 'wanted a file that Choices.save wrote; record one with record_choices.'
-    assert str(refused.value)==f'choices: got {path}, {wanted}'
-    assert refused.value.__suppress_context__
-
-def test_a_file_that_is_cut_short_is_refused(tmp_path):
-    path,(choices,_) = tmp_path/'choices.npz',some_choices(learner())
-    choices.save(path)
-    again = Choices.load(path)
-    assert torch.equal(again[3], choices[3])
-    assert again.dataset==choices.dataset
-
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match='wanted a file that Choices.save wrote'): Choices.load(path)
-
 def fit_once(small): small.fit(1)
 
 def test_a_proxy_that_diverged_is_an_error():
@@ -356,18 +208,3 @@ def test_a_proxy_that_diverged_is_an_error():
     with torch.no_grad(): net.net.weight.fill_(float('nan'))
     with pytest.raises(ValueError, match='no finite loss from the proxy in epoch 0'):
         record_choices(learner(), net, fit_once)
-
-@pytest.mark.parametrize('kwargs', [dict(keep=0), dict(keep=1.5), dict(every=0)], ids=str)
-def test_shares_that_cannot_be_recorded(kwargs):
-    with pytest.raises(ValueError): record_choices(learner(), proxy(), fit_once, **kwargs)
-
-def test_what_cannot_be_recorded():
-    learn = learner()
-    with pytest.raises(ValueError, match='trained no epoch'): record_choices(learn, proxy(), lambda small: None)
-    with pytest.raises(TypeError, match='fit: got 5, wanted a function'): record_choices(learn, proxy(), 5)
-    with pytest.raises(TypeError, match='proxy: got None, wanted a model'): record_choices(learn, None, fit_once)
-
-def test_what_cannot_be_replayed():
-    with pytest.raises(FileNotFoundError): ReplayChoicesCallback('nowhere.npz')
-    with pytest.raises(TypeError, match='choices: got None.*record_choices'):
-        ReplayChoicesCallback(None)

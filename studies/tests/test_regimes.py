@@ -26,13 +26,6 @@ def test_it_runs_from_beginning_to_end(name, capsys):
     assert runs.budget.nunique()==1
     assert (runs.groupby(['method','seed']).compute.max()>=200).all()
 
-@pytest.mark.parametrize('flags', [{}, dict(avx512_bf16=True), dict(amx_bf16=True), dict(avx512_bf16=False, avx2=True)])
-def test_bf16_is_where_the_processor_has_it(flags, monkeypatch):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: flags)
-    learn = r.image_learner(r.cifar_parts()[0])
-    has_it = torch.cuda.is_available() or flags.get('avx512_bf16') or flags.get('amx_bf16')
-    assert hasattr(learn, 'mixed_precision')==bool(has_it)
-
 def test_a_recording_is_paid_by_who_makes_it():
     runs = r.run_regime('proxy')
     first = runs[runs.epoch==1].groupby('method')[['compute','backpropagated']].mean()
@@ -82,8 +75,3 @@ def test_easiest_first_is_the_easy_half_first():
     def inclusion_at(pct_train): return r.EasiestFirst().inclusion(losses, Now(pct=pct_train)).tolist()
     assert inclusion_at(.4)==[0,1,1,0]
     assert inclusion_at(.5)==[1]*4
-
-def test_who_asks_for_what_is_not_there():
-    message = "regime: got 'x', wanted one of near_duplicates"
-    with pytest.raises(ValueError, match=message): r.run_regime('x')
-    with pytest.raises(ValueError, match=message): r.at_rates('x', 'favor_hard')

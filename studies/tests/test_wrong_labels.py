@@ -1,4 +1,4 @@
-"What tells wrong labels, and what helps where labels are wrong"
+"What tells wrong labels"
 import math
 
 import pandas as pd, pytest, torch

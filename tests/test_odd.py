@@ -1,0 +1,60 @@
+"Odd images, by pixels made by hand and by files"
+import numpy as np, pandas as pd, pytest
+from helpers import *
+from PIL import Image
+from selback.views.odd import far_out, measures
+from test_found_copies import drawn, of_folder, of_images
+
+def odd(learn):
+    with learn.no_bar(): return learn.find_odd()
+
+def test_what_is_odd_in_arrays_made_by_hand():
+    train = drawn(150)
+    train[3],train[4],train[5] = 0,255,100
+    train[6] = train[6].float().mean(0, keepdim=True).round().byte()
+    train[7,0],train[7,1:] = train[7,0]//2+127,train[7,1:]//4
+    train[8,:,:9],train[8,:,-9:] = 0,0
+    found = odd(of_images(train, drawn(30, seed=1)))
+    wanted = {('black',3), ('white',4), ('blank',5), ('grey',6), ('tinted',7), ('margins',8)}
+    assert {*zip(found.kind, found['item'])}>=wanted
+    assert {*found['item']}=={3,4,5,6,7,8} and {*found.part}=={'train'}
+
+def test_among_clean_images_little_is_odd(): assert len(odd(of_images(drawn(400), drawn(60, seed=1))))<3
+
+def test_where_margins_and_grey_are_usual_they_are_not_odd():
+    train = drawn(150).float().mean(1, keepdim=True).repeat(1, 3, 1, 1).byte()
+    train[:,:,:8] = 0
+    assert not len(odd(of_images(train, train[:20])))
+    train[0,0] //= 2
+    assert odd(of_images(train, train[1:20])).kind.tolist()==['coloured']
+
+def test_where_most_images_are_blank_they_are_told():
+    x = drawn(60)
+    x[:40] = 128
+    assert (odd(of_images(x, drawn(20, seed=1))).kind=='blank').sum()==40
+
+def test_files_that_are_broken_tiny_or_large(tmp_path):
+    "A broken one is named by `find_copies`, too"
+    for i,image in enumerate(drawn(60)):
+        (tmp_path/'ab'[i%2]).mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path/'ab'[i%2]/f'{i:02}.png')
+    (tmp_path/'a/04.png').write_bytes((tmp_path/'a/04.png').read_bytes()[:200])
+    Image.open(tmp_path/'b/05.png').resize((6,6)).save(tmp_path/'b/05.png')
+    (tmp_path/'a/06.png').write_bytes((tmp_path/'a/06.png').read_bytes()+bytes(30_000))
+    learn = of_folder(tmp_path)
+    found = odd(learn)
+    assert {*zip(found['item'], found.kind)}=={('a/04.png','corrupt'), ('b/05.png','tiny'), ('a/06.png','large_file')}
+    with pytest.raises(ValueError, match=r'1 files that cannot be opened: .*04\.png'): learn.find_copies()
+
+def test_values_by_hand():
+    told = measures(Image.fromarray(np.full((10,20), 51, np.uint8)), 400)
+    assert told['light']==pytest.approx(.2) and told['side']==10 and told['contrast']==0 and told['bytes_per_pixel']==2
+    assert far_out([1]*30+[9], True, 1).nonzero()[0].tolist()==[30]
+    assert not far_out([1]*30+[9], False, 1).any() and not far_out([1]*30+[1.5], True, 1).any()
+    assert not far_out([float('nan')]*3, True, 1).any()
+
+def test_what_cannot_be_shown_or_is_no_image():
+    found = pd.DataFrame(dict(item=[0,1], part='train', kind=['corrupt','blank']))
+    with pytest.raises(ValueError, match="got 'corrupt' of a list with 'blank' that can be shown"):
+        of_images(drawn(8), drawn(4)).show_odd(kind='corrupt', found=found)
+    with pytest.raises(ValueError, match='find_odd: got items that are a Tensor, wanted images'): odd(table_learner())
