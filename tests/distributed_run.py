@@ -12,13 +12,10 @@ from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import patch
 from helpers import *
 
-orders = [] # that rank 0 has told of; in each epoch its own comes first
-
 @patch
 def _broadcast(self:DistributedDL, t, rank): # fastai's needs a GPU
     t = torch.LongTensor(t)
     dist.broadcast(t, rank)
-    orders.append(t.tolist())
     return t.tolist()
 
 # what is noted
@@ -37,29 +34,18 @@ class Step(NamedTuple):
     def is_idle(self): return self.weight==[0.,0.]
 
 class Witness(Callback):
-    "Notes what trains, who hands out the batches, an epoch's own order, and what is remembered before it"
+    "Notes what trains, and what is remembered before each epoch"
     order,run_valid = 20,False
 
     def __init__(self):
         self.n = -1 # of the epoch, over both fits
-        self.steps = []
-        self.loaders,self.lengths = set(),[]
-        self.orders,self.memories = [],[]
+        self.steps,self.lengths,self.memories = [],[],[]
 
-    def before_epoch(self):
-        self.n += 1
-        orders.clear()
+    def before_epoch(self): self.n += 1
 
     def before_train(self):
         selection = self.learn.selection
-        self.orders.append(None)
         self.memories.append(state_of(selection.memory) if selection else None)
-
-    def before_batch(self):
-        self.orders[-1] = orders[0] if orders else None # it is drawn once the loader begins
-        dl,of_epoch = self.learn.dl,getattr(self.learn.selection, 'loader', None)
-        is_own = of_epoch is None or dl is of_epoch
-        self.loaders.add((isinstance(dl, DistributedDL), is_own))
 
     def after_loss(self):
         cb = self.learn.selection
@@ -69,9 +55,7 @@ class Witness(Callback):
     def after_train(self): self.lengths.append(self.n_iter)
 
     @property
-    def notes(self):
-        names = 'steps','loaders','lengths','orders','memories'
-        return {name: getattr(self, name) for name in names}
+    def notes(self): return {name: getattr(self, name) for name in ('steps','lengths','memories')}
 
 # who trains
 class OddOnes(BatchMethod):
@@ -174,11 +158,7 @@ def train(name):
         learn.fit(second_fit(name))
 
     notes = dict(witness.notes, weights=weights(learn))
-    return notes if cb is None else notes | notes_of(cb)
-
-def notes_of(cb):
-    early = cb.early.loss if isinstance(cb, EarlyLossSamplingCallback) else None
-    return dict(memory=state_of(cb.memory), stats=cb.stats, early=early)
+    return notes if cb is None else dict(notes, memory=state_of(cb.memory), stats=cb.stats)
 
 def train_all(out, rank):
     for name in CASES: torch.save(train(name), out/f'{name}_{rank}.pt')

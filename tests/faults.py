@@ -113,7 +113,7 @@ FAULTS = [
     Fault('gradient_weighed_twice', 'core/item_loss.py',
         't.register_hook(lambda grad: grad*by_row.to(grad))',
         't.register_hook(lambda grad: grad*by_row.square().to(grad))',
-        'losses laws matrix steps'),
+        'policies laws matrix steps'),
     Fault('weights_of_other_items', 'callback/tracking.py',
         'weights_of_items(idxs[rows], of_rows, len(tracker.memory))',
         'weights_of_items(rows, of_rows, len(tracker.memory))',

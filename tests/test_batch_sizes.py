@@ -2,7 +2,7 @@
 from collections import Counter
 
 import pytest, torch
-from fastai.callback.core import Callback, CancelTrainException
+from fastai.callback.core import Callback
 from helpers import *
 
 N = 100 # items: batches of 16 and of 32 end with one of 4
@@ -77,20 +77,6 @@ def test_batches_of_a_selecting_epoch_have_its_size(cls, when):
         assert learn.selection.memory.picked.tolist()==[picked[i] for i in range(N)]
 
 @pytest.mark.parametrize('when', WHEN)
-def test_gathered_batches_have_the_new_size(when):
-    learn = grown([SelectiveBackpropCallback(warmup=0, keep=.5)], when)
-    first,*later = sizes(learn)
-    assert {*first[:-1]}=={16}
-    assert all({*epoch[:-1]}=={32} for epoch in later)
-
-@pytest.mark.parametrize('when', WHEN)
-def test_as_many_are_drawn_as_a_batch_has_items(when):
-    learn = grown([ImportanceSamplingCallback(warmup=0, presample=2, tau=.1)], when)
-    first,*later = sizes(learn)
-    assert max(first)==16
-    assert all(max(epoch)==32 for epoch in later)
-
-@pytest.mark.parametrize('when', WHEN)
 @pytest.mark.parametrize('bs', [33, 8])
 def test_no_item_of_a_choice_is_alone_in_its_batch(when, bs):
     "A plan goes by the size of its own epoch: 66 of 33 and 34 of 33, 25 of 8"
@@ -106,48 +92,3 @@ def test_a_loader_that_drops_its_last_batch_has_full_ones(when):
     def half(idx, now): return Chosen(torch.arange(57)) if now.epoch else None
     learn = numbered_learner(cbs=[EpochSelection(ByPlace(half), warmup=0), Grows(when), Steps()], drop_last=True)
     assert sizes(trained_only(learn, 3))==[[16]*6, [32], [32]]
-
-def test_an_epoch_that_is_cancelled_after_its_last_batch_is_a_whole_one():
-    "Though batches are smaller by then, of which there were more"
-    class Ends(Callback):
-        order,run_valid = 10,False
-        def after_batch(self):
-            if self.iter==self.n_iter-1: raise CancelTrainException
-        def after_cancel_train(self): self.is_whole = self.learn.selection.loader.is_done
-    learn = numbered_learner(cbs=[TopLossCallback(warmup=0), Grows('last', bs=8), Ends()])
-    assert trained_only(learn, 1).ends.is_whole
-    learn = numbered_learner(cbs=[TopLossCallback(warmup=0), Grows('middle', bs=64), Ends()])
-    learn.ends.after_batch = lambda: stop_at(learn, 3)
-    assert not trained_only(learn, 1).ends.is_whole
-
-def stop_at(learn, i):
-    if learn.iter==i: raise CancelTrainException
-
-def test_a_size_that_is_set_after_the_length_was_asked_for_counts_as_well():
-    class Asks(Callback):
-        order = -1
-        def before_train(self): len(self.learn.dl)
-    for cls in PATHS.values():
-        plain,ours = (grown([*cbs, Asks()], 'before_train') for cbs in ([], [keeps_all(cls)]))
-        assert sizes(ours)==sizes(plain)==[[16]*6+[4], [32]*3+[4], [32]*3+[4]]
-        assert ours.steps.epochs==plain.steps.epochs
-
-@pytest.mark.parametrize('when', WHEN)
-def test_the_rate_follows_the_size_of_the_epoch(when):
-    class Rates(Callback):
-        order,run_valid = ScaleLR.order+1,False
-        def before_fit(self): self.seen = []
-        def before_step(self): self.seen.append(self.opt.hypers[-1]['lr'])
-    learn = trained_only(numbered_learner(cbs=[ScaleLR(), Grows(when), Rates()]), 2)
-    wanted = [.01]*6+[.01*4/16]+[.01]*3+[.01*4/32]
-    assert learn.rates.seen==pytest.approx(wanted)
-
-def test_a_selection_that_is_taken_off_before_its_loader_begins_lets_the_epoch_train_whole():
-    class Off(Callback):
-        order = 0
-        def before_train(self):
-            if self.epoch==1: self.learn.full_batches()
-    for cls in PATHS.values():
-        learn = numbered_learner(cbs=[keeps_all(cls) if cls is WatchItemsCallback else cls(warmup=0), Off(), Steps()])
-        epochs = trained_only(learn, 2).steps.epochs
-        assert sorted(sum(epochs[1], []))==[*range(N)]

@@ -3,7 +3,7 @@ import math
 from functools import partial
 
 import pytest, torch
-from distributed_run import CASES, data, train_all
+from distributed_run import CASES, train_all
 from helpers import on_two_ranks, same
 
 pytestmark = pytest.mark.slow # two processes
@@ -40,11 +40,6 @@ def test_ranks_take_the_same_steps_and_have_the_same_weights(runs, name):
     for name,of_a in a['weights'].items():
         is_statistic = 'running' in name or 'tracked' in name # of which each rank has its own
         assert is_statistic or torch.equal(of_a, b['weights'][name])
-
-@pytest.mark.parametrize('name', CASES)
-def test_the_running_loader_passes_for_the_distributed_one(runs, name):
-    "`DistributedTrainer` would wrap another one, and each rank would have half of its items"
-    for rank in runs[name]: assert rank['loaders']=={(True,True)}
 
 @pytest.mark.law(1)
 @pytest.mark.parametrize('name', ['all_sb', 'all_stale', 'all_hard', 'all_own', 'all_as_they_are', 'dropped_all'])
@@ -83,19 +78,6 @@ def test_chosen_items_are_shared_out(runs, name):
         assert 0<len(a)+len(b)<N
         assert abs(len(a)-len(b))<=BS
         assert len(set(a) & set(b))<=1
-
-def test_ranks_train_what_is_chosen_and_nothing_else(runs):
-    "Together they train what the epoch keeps, of the fit of three epochs"
-    for epoch in range(3):
-        assert set(items_of_both(runs['thirds'], epoch))=={i for i in range(N) if (i+epoch)%3}
-
-def test_info_batch_weights_go_with_the_items(runs):
-    weights = {}
-    for rank in runs['info']:
-        for step in rank['steps'][7:]:
-            if step.weight is not None: weights.setdefault(step.epoch, set()).update(step.weight)
-    assert weights
-    assert all(of_epoch=={1.,2.} for of_epoch in weights.values())
 
 # without a look
 def mid_rank(loss, losses): return (sum(o<loss for o in losses)+sum(o<=loss for o in losses))/2/len(losses)
@@ -137,31 +119,6 @@ def test_two_processes_load_what_the_formula_says_of_both_their_losses(runs, nam
                 if step.weight: assert n_weighted_otherwise(step, chances, correct)<=1
         rested = [0 if i in loaded else rest+1 for i,rest in enumerate(rested)]
 
-def keeps_its_own(position, uniform):
-    "Does the share of positions that keep their own item rise to a next one here?"
-    def n_before(position): return math.floor(position*uniform+1e-9)
-    return n_before(position+1)>n_before(position)
-
-MIXED = [('prioritized', 'plain', N, .3), ('dropped_prioritized', 'dropped', 90, .6)]
-
-@pytest.mark.parametrize('name,plainly,n,uniform', MIXED)
-def test_in_both_processes_each_batch_is_mixed_alike(runs, name, plainly, n, uniform):
-    "Each has its half of the epoch's positions; as many batches as without a selection"
-    for epoch in range(1, 4):
-        order,counts = runs[name][0]['orders'][epoch],[]
-        assert order==runs[name][1]['orders'][epoch]
-        assert sorted(order)==list(range(n))
-
-        for r,(rank,plain) in enumerate(zip(runs[name], runs[plainly])):
-            batches = batches_of(rank, epoch)
-            assert [len(batch) for batch in batches]==[len(batch) for batch in batches_of(plain, epoch)]
-            for j,batch in enumerate(batches):
-                start = r*(n+1)//2+j*BS
-                own = [k for k in range(len(batch)) if start+k<n and keeps_its_own(start+k, uniform)]
-                assert all(batch[k]==order[start+k] for k in own)
-                if len(batch)==BS: counts.append(len(own))
-        assert max(counts)-min(counts)<=1
-
 def test_two_processes_draw_by_both_their_losses(runs):
     ranks,trained = runs['prioritized'],[]
     wanted,variance = torch.zeros(N),torch.zeros(N)
@@ -175,46 +132,6 @@ def test_two_processes_draw_by_both_their_losses(runs):
             for step in steps_of(rank, epoch):
                 assert step.weight==pytest.approx((1/(N*chances[step.items])).tolist(), rel=1e-4)
     assert ((times(trained)-wanted).abs()<4*variance.sqrt()+1).all()
-
-def test_two_processes_keep_both_their_early_losses_and_draw_by_them(runs):
-    ranks = runs['early']
-    kept = ranks[0]['early']
-    assert torch.equal(kept, ranks[1]['early'])
-    torch.testing.assert_close(kept, ranks[0]['memories'][1]['loss']) # of the first epoch
-    assert not torch.equal(kept, ranks[0]['memory']['loss'])
-
-    chances,n_epochs = kept/kept.sum(),3
-    trained = [i for epoch in range(1, 1+n_epochs) for i in items_of_both(ranks, epoch)]
-    sigma = (n_epochs*N*chances*(1-chances)).sqrt()
-    assert ((times(trained)-n_epochs*N*chances).abs()<4*sigma+1).all()
-
-def within_classes(loss, classes):
-    "Each class alike, and within it each item by its loss; an unknown one counts as the mean of its class"
-    chances = torch.zeros(N)
-    for c in classes.unique():
-        of_class = loss[classes==c]
-        of_class = of_class.nan_to_num(of_class[of_class.isfinite()].mean().item())
-        chances[classes==c] = of_class/of_class.sum()/len(classes.unique())
-    return chances
-
-def test_two_processes_draw_classes_alike_and_within_them_by_both_their_losses(runs):
-    ranks,(_,classes),trained = runs['balanced'],data(),[]
-    wanted,variance = torch.zeros(N),torch.zeros(N)
-    for epoch in range(1, 4):
-        chances = within_classes(ranks[0]['memories'][epoch]['loss'], classes)
-        wanted += N*chances
-        variance += N*chances*(1-chances)
-        trained += items_of_both(ranks, epoch)
-    assert ((times(trained)-wanted).abs()<4*variance.sqrt()+1).all()
-
-def test_two_processes_draw_as_many_as_asked_for_and_leave_none_over(runs):
-    "Of 82 items each would have 41, of which one is left over for a batch of its own"
-    ranks = runs['balanced_few']
-    for epoch in range(4):
-        for rank in ranks: assert [len(batch) for batch in batches_of(rank, epoch)]==[8,8,8,8,8,2]
-    items = [i for epoch in range(4) for i in items_of_both(ranks, epoch)]
-    n_rare = sum(i>=90 for i in items)
-    assert abs(n_rare-len(items)/2)<4*(len(items)/4)**.5
 
 # gathered
 def wanted_sizes(kept, seen):
@@ -269,15 +186,6 @@ def test_gathered_batches_are_full_and_their_number_that_of_the_neediest(runs, n
 
     if name not in BY_CHANCE: assert (n_idle>0)==(name=='needy')
 
-def test_what_waits_in_a_cancelled_epoch_is_dropped(runs):
-    "The step that was cancelled is reported as not trained, and the epoch after it trains its own items only"
-    for rank in runs['cancelled_sb']:
-        rows = rank['stats'].query('fit==1 and epoch==2')
-        assert len(rows)>=4
-        assert rows.kept.sum()-rows.trained.sum()>=BS
-        items = items_of(rank, 3)
-        assert len(items)==len({*items})
-
 @pytest.mark.parametrize('name', ['dropped','dropped_top','dropped_sb','dropped_all'])
 def test_a_loader_may_say_more_than_it_hands_out(runs, name):
     "Only its exhaustion ends an epoch: nobody waits for a batch that does not come"
@@ -288,16 +196,6 @@ def test_a_loader_may_say_more_than_it_hands_out(runs, name):
         if name=='dropped_sb': assert all(2<=n<=5 for n in others)
         else: assert others==[5]*3
 
-def test_a_loader_hands_out_as_many_batches_where_fewer_train(runs):
-    for rank in runs['dropped_sb']:
-        assert rank['stats'].query('seen>0').groupby(['fit','epoch']).size().eq(5).all()
-
-def test_importance_sampling_switches_on_together(runs):
-    a,b = ([step.weight is not None for step in rank['steps']] for rank in runs['importance'])
-    assert a==b
-    assert any(a)
-    assert not all(a)
-
 def test_a_rank_without_a_choice_takes_part_without_weight(runs):
     a,b = (rank['steps'][7:] for rank in runs['empty'])
     def taken(step): return len(step.items),step.weight
@@ -306,11 +204,3 @@ def test_a_rank_without_a_choice_takes_part_without_weight(runs):
     assert all(pair in ((idle,chosen), (chosen,idle)) for pair in pairs)
     assert (idle,chosen) in pairs
     assert (chosen,idle) in pairs
-
-def test_no_item_is_alone_before_loading(runs):
-    a,b = ([len(step.items) for step in rank['steps'] if step.epoch] for rank in runs['left_over'])
-    assert a
-    assert a==b
-    assert a==[BS,BS,2]*(len(a)//3) # of 17 a rank, the one left over has company
-
-def test_data_is_numbered(): assert data()[0][:,-1].tolist()==list(range(N))

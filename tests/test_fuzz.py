@@ -4,12 +4,7 @@ import math, os
 import pytest, torch
 from helpers import prune_easy
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
-from selback.core.batches import Batch as Items
-from selback.core.losses import item_losses
-from selback.core.batches import UntilFull
 from selback.functional import *
-from torch import nn
-from torch.nn import functional as F
 
 every_check = list(HealthCheck)
 n_examples = int(os.environ.get('SELBACK_EXAMPLES', 50)) # of each property
@@ -88,11 +83,6 @@ def test_loss_share(s, share, least, multiple):
     if fewer<=0: return
     of_fewer = sum(sorted(values, reverse=True)[:fewer])
     assert fewer<at_least or of_fewer<share*total*(1+1e-5)+tolerance
-
-@given(scores(of=odd), shares)
-def test_loss_share_of_losses_that_are_not_finite(s, share):
-    assume(not s.isfinite().all())
-    check_rows(loss_share(s, share), len(s), len(s))
 
 @given(scores(of=odd), shares, multiples)
 def test_top_k(s, keep, multiple):
@@ -221,160 +211,5 @@ def test_history_is_the_tail_of_what_was_pushed(batches, size):
     wanted = sum([rank_value(s) for s in batches], [])[-size:]
     assert got.tolist()==wanted
 
-def numbered_items(idx):
-    "Inputs, targets and indices that all say the same"
-    idx = torch.tensor(idx)
-    return Items((idx[:,None].float(),), dict(y=idx), idx)
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=20))
-def test_who_waits_is_first_in_first_out(steps):
-    waiting,queue,next_item = UntilFull(),[],0
-    for adds,n in steps:
-        if adds:
-            new = list(range(next_item, next_item+n))
-            next_item += n
-            waiting.add(numbered_items(new), Chosen(torch.arange(n)))
-            queue += new
-        elif queue:
-            first,queue = queue[:n],queue[n:]
-            waiting.bs = len(first) # a full batch
-            items = waiting.pop()
-            assert items.xb[0][:,0].long().tolist()==first
-            assert items.yb['y'].tolist()==first
-            assert items.idx.tolist()==first
-        assert len(waiting)==len(queue)
-
-# schedules
-unit = st.floats(0, 1)
-
-@given(unit, unit, st.integers(0, 4), st.sampled_from([0,2,3,5]), unit, st.integers(0, 6), st.integers(0, 20))
-def test_window(start, end, warmup, interrupt, pct, epochs, batch):
-    if start>=end:
-        with pytest.raises(ValueError, match='start below end'): Window(start, end, warmup, interrupt)
-        return
-
-    is_inside = pct>=start and (pct<end or end==1)
-    is_interrupted = interrupt and batch%interrupt==interrupt-1
-    is_on = is_inside and epochs>=warmup and not is_interrupted
-    assert Window(start, end, warmup, interrupt).is_on(pct, epochs, batch)==is_on
-
-@given(st.floats(.01, 1), st.floats(.01, 1), st.floats(0, 1.2), positive(low=2, dtype=torch.float32))
-def test_a_share_that_follows_a_schedule(first, last, pct, s):
-    def keep(pct): return first+(last-first)*pct
-    now = keep(min(pct, 1.))
-    assert value_at(keep, pct)==now
-    assert value_at(first, pct)==first
-    share = min(1., now)
-    check_rows(top_k(s, share), len(s), n_kept(s, share, 1))
-
-# the memory
-NOTHING_KNOWN = dict(loss=math.nan, total=0., ewma=math.nan, age=0, seen=0, picked=0)
-COUNTED,AVERAGED = ('age','seen','picked'),('loss','total','ewma')
-
-def after(row, loss, ema, fresh, picked):
-    "What is known of an item, once another loss is noted; None: nothing was"
-    before = row or NOTHING_KNOWN
-    return dict(
-        loss=loss,
-        total=before['total']+loss,
-        ewma=before['ewma']*ema+loss*(1-ema) if row else loss,
-        age=0 if fresh else before['age'],
-        seen=before['seen']+1,
-        picked=before['picked']+picked)
-
-item_and_loss = st.tuples(st.integers(0, 7), number)
-batch_of_losses = st.lists(item_and_loss, min_size=1, max_size=8, unique_by=lambda o: o[0])
-notes_of_batches = st.lists(st.tuples(batch_of_losses, *[st.booleans()]*3), min_size=1, max_size=6)
-
-@given(notes_of_batches, st.floats(0, .99))
-def test_the_memory_is_a_table(notes, ema):
-    memory,table = ItemMemory(8, ema=ema),{}
-    for batch,fresh,picked,ends_epoch in notes:
-        idx,losses = zip(*batch)
-        memory.note(torch.tensor(idx), torch.tensor(losses), fresh, picked)
-        for i,loss in batch: table[i] = after(table.get(i), loss, ema, fresh, picked)
-        if not ends_epoch: continue
-        memory.next_epoch()
-        for row in table.values(): row['age'] += 1
-
-    for i in range(8):
-        row = table.get(i, NOTHING_KNOWN)
-        for name in COUNTED: assert getattr(memory, name)[i].item()==row[name]
-        for name in AVERAGED:
-            assert getattr(memory, name)[i].item()==pytest.approx(row[name], rel=1e-3, abs=1e-2, nan_ok=True)
-
 # the losses of items
-def tensor_of(shape, seed, dtype=torch.float32): return (torch.randn(shape, generator=gen(seed))*3).to(dtype)
-
-spatial = st.lists(st.integers(1, 4), max_size=2)
 tolerance = {torch.float32: 1e-5, torch.float64: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-def assert_near(got, wanted, n, dtype):
-    assert got.dtype==torch.float32
-    assert got.shape==(n,)
-    torch.testing.assert_close(got.double(), wanted, rtol=tolerance[dtype], atol=tolerance[dtype]*10)
-
-def by_hand(pred, y, weight, ignored):
-    "The mean cross-entropy of each item over what is not ignored, one element after the other"
-    def element(p, c):
-        loss = p.logsumexp(0)-p[c]
-        return loss if weight is None else loss*weight[c].double()
-    def item(p, t):
-        losses = [element(p[:,j], c) for j,c in enumerate(t.tolist()) if c!=ignored]
-        return sum(losses)/len(losses) if losses else torch.tensor(0.).double()
-
-    pred = pred.double()
-    preds = pred.flatten(2) if pred.ndim>2 else pred[...,None]
-    return torch.stack([item(p, t) for p,t in zip(preds, y.reshape(len(y), -1))])
-
-def cross_entropy_function(weight, reduction):
-    def loss(pred, y, reduction=reduction, ignore_index=-100):
-        return F.cross_entropy(pred, y, weight, reduction=reduction, ignore_index=ignore_index)
-    return loss
-
-reductions = st.sampled_from(['mean','sum','none'])
-flags = st.booleans()
-
-@given(st.integers(1, 5), st.integers(2, 4), spatial, dtypes, flags, flags, reductions, flags, seeds)
-def test_cross_entropy(n, classes, shape, dtype, is_weighted, ignores, reduction, is_function, seed):
-    pred = tensor_of((n, classes, *shape), seed, dtype)
-    y = torch.randint(0, classes, (n, *shape), generator=gen(seed))
-    weight = torch.rand(classes, generator=gen(seed)).to(dtype) if is_weighted else None
-    if ignores: y[torch.rand(y.shape, generator=gen(seed))<.4] = -100
-
-    if is_function: loss = cross_entropy_function(weight, reduction)
-    else: loss = nn.CrossEntropyLoss(weight=weight, reduction=reduction)
-    assert_near(item_losses(loss, pred, y), by_hand(pred, y, weight, -100), n, dtype)
-    if not is_function: assert loss.reduction==reduction
-
-ELEMENTWISE = dict(
-    mse=(nn.MSELoss, lambda p, t: (p-t)**2),
-    l1=(nn.L1Loss, lambda p, t: (p-t).abs()),
-    bce=(nn.BCEWithLogitsLoss, lambda p, t: -(t*p.sigmoid().log()+(1-t)*(-p).sigmoid().log())),
-    huber=(nn.HuberLoss, lambda p, t: torch.where((p-t).abs()<1, (p-t)**2/2, (p-t).abs()-.5)))
-
-@given(st.integers(1, 5), spatial, dtypes, st.sampled_from(['mean','sum']), st.sampled_from([*ELEMENTWISE]), seeds)
-def test_elementwise_losses(n, shape, dtype, reduction, kind, seed):
-    pred,y = (tensor_of((n, 2, *shape), seed+i, dtype) for i in range(2))
-    if kind=='bce': y = y.sigmoid()
-    cls,formula = ELEMENTWISE[kind]
-    by_element = formula(pred.double(), y.double())
-    wanted = by_element.reshape(n, -1).mean(1)
-    assert_near(item_losses(cls(reduction=reduction), pred, y), wanted, n, dtype)
-
-@given(st.integers(1, 5), spatial, st.sampled_from([torch.float32, torch.float64]), st.booleans(), seeds)
-def test_losses_that_return_one_number(n, shape, dtype, is_traceable, seed):
-    pred,y = (tensor_of((n, 2, *shape), seed+i, dtype) for i in range(2))
-    def one_number(p, t):
-        if is_traceable or p.sum().item()<1e30: return ((p-t)**2).mean()
-        return p.sum()
-
-    losses = item_losses(one_number, pred, y)
-    assert_near(losses, ((pred.double()-y)**2).reshape(n, -1).mean(1), n, dtype)
-    torch.testing.assert_close(separable_losses(one_number, pred, y), losses)
-
-@given(st.integers(3, 8), seeds)
-def test_losses_that_mix_items_are_refused(n, seed):
-    pred,y = (tensor_of((n, 2), seed+i) for i in range(2))
-    def normalised(p, t): return ((p-t)**2).mean()/p.var()
-    with pytest.raises(ValueError, match='item_loss='): separable_losses(normalised, pred, y)

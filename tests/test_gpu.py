@@ -58,15 +58,6 @@ def test_what_is_said_of_labels_is_what_the_cpu_says():
     ours,theirs = margins(on_gpu),margins(lambda learn: learn)
     np.testing.assert_allclose(ours, theirs, atol=.01)
 
-@pytest.mark.parametrize('gather', [False,True])
-def test_each_batch_draws_anew(gather):
-    noted = Noted()
-    random = RandomSubsetCallback(.5, gather=gather, track_items=True, warmup=0)
-    learn = on_gpu(table_learner(bs=44, cbs=[random, noted]))
-    quiet_fit(learn, 6)
-    seen = [tuple(idx) for idx,_ in noted.steps]
-    assert len({*seen})==len(seen)
-
 @pytest.mark.parametrize('there', ['cpu','cuda'])
 @pytest.mark.parametrize('path', PATHS)
 def test_a_state_goes_on_where_it_is_loaded(path, there):
@@ -103,9 +94,3 @@ def test_a_plain_loop_and_a_sampler():
     drawn = [*plain.MemorySampler(memory, FavorHard(beta=2))]
     assert len({*drawn})==len(drawn)
     assert 120<len(drawn)<160 # of 160, of which 40 have a loss; the others are loaded
-
-def test_scoring_ahead_trains_the_hardest():
-    learn = on_gpu(table_learner(cbs=TopLossCallback(.5, scorer=Ahead(2), warmup=0)))
-    chosen_from = quiet_fit(learn, 4).selection.stats.query('scored')
-    assert (chosen_from.kept==(chosen_from.seen+1)//2).all()
-    assert (chosen_from.loss_share>.5).all()

@@ -4,11 +4,9 @@ from collections import Counter
 from functools import partial
 
 import pytest, torch
-from fastai.callback.core import Callback
 from fastai.optimizer import SGD
 from helpers import *
 from selback.core.policies import include, mean_inclusion, rank_inclusion, step_inclusion
-from torch.nn import functional as F
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
@@ -85,18 +83,6 @@ def test_weights_are_powers_of_the_probabilities(correct):
         assert (weight is None)==(correct==0)
         if correct: torch.testing.assert_close(weight, torch.where(due, 1., p)[rows]**-correct)
 
-@pytest.mark.parametrize('shape', [s for s in SHAPES if s!='gone'])
-def test_the_weighted_sum_is_that_of_all_items_on_average(shape):
-    inclusion,_,kwargs = SHAPES[shape]
-    losses,x = torch.rand(60, generator=gen(3)),torch.randn(60, generator=gen(4))
-    sums,generator = [],gen(2)
-    for _ in range(1000):
-        chosen = include(losses, partial(inclusion, **kwargs), 1., generator)
-        sums.append((x[chosen.rows]*chosen.weight).sum())
-    sums = torch.stack(sums)
-    assert abs(sums.mean()-x.sum())<4*sums.std()/1000**.5
-    assert sums.std()>.1
-
 # in training
 METHODS = dict(
     favor_hard=(partial(FavorHardCallback, beta=2), partial(by_rank, beta=2)),
@@ -114,11 +100,6 @@ def linear():
     "The same weights in whatever order tests run"
     set_seed(0)
     return nn.Linear(4, 3)
-
-def losses_of(learn):
-    "Of all items, by hand"
-    x,y = learn.dls.train.dataset.tensors
-    return F.cross_entropy(learn.model(x), y, reduction='none').detach()
 
 def longer_rest(rested, trained): return [0 if i in trained else r+1 for i,r in enumerate(rested)]
 
@@ -159,37 +140,6 @@ def test_each_epoch_loads_what_the_formula_says_of_the_last_losses(method, kwarg
                 smooth[i] = l if math.isnan(smooth[i]) else .5*smooth[i]+.5*l
         rested = longer_rest(rested, set(loaded))
 
-@pytest.mark.parametrize('method', METHODS)
-def test_over_epochs_each_item_is_loaded_as_often_as_its_probability_says(method):
-    make,formula = METHODS[method]
-    learn = learner(make(seed=1, correct=0.), linear(), bs=100)
-    p = torch.tensor(chances(losses_of(learn).tolist(), formula))
-    first,*epochs = [items_of(e) for e in trained_only(learn, 121, lr=0.).diary.epochs]
-    assert sorted(first)==list(range(100))
-    assert {len(e) for e in epochs}<={math.floor(p.sum()+1e-4),math.ceil(p.sum()-1e-4)}
-
-    counts = torch.bincount(torch.tensor(sum(epochs, [])), minlength=100)
-    assert ((counts/120-p).abs()<=4*(p*(1-p)/120).sqrt()).all()
-    assert (counts[p==1]==120).all()
-
-def test_what_is_sure_to_be_loaded_never_stands_back():
-    "50 hard items and 30 % of 50 easy ones are four batches of 16 and one item: another one joins it"
-    learn = learner(DropEasyCallback(quantile=.5, drop=.7, seed=0), linear(), bs=16)
-    hard = set(losses_of(learn).argsort()[50:].tolist())
-    for epoch in trained_only(learn, 20, lr=0.).diary.epochs[1:]:
-        loaded,last_batch = set(items_of(epoch)),epoch[-1][0]
-        assert len(last_batch)==2
-        assert len(loaded)==66
-        assert hard<=loaded
-
-@pytest.mark.parametrize('k', [1, 2, 3])
-@pytest.mark.parametrize('cb', [
-    partial(DropEasyCallback, quantile=.83, drop=1.),
-    partial(DropEasyCallback, quantile=.83, drop=.9),
-    partial(FavorHardCallback, beta=6)])
-def test_no_item_is_left_out_more_than_k_epochs_in_a_row(cb, k):
-    assert longest_rest(epochs_of(cb(max_rest=k, seed=0), 4*k+6))==k
-
 @pytest.mark.parametrize('bs', [16, 20])
 @pytest.mark.parametrize('k', [1, 2])
 @pytest.mark.parametrize('cb', [
@@ -202,40 +152,12 @@ def test_a_dropped_last_batch_is_not_made_of_items_that_are_due(cb, k, bs):
     for epoch in epochs: assert all(len(batch)==bs for batch,*_ in epoch) or len(set(items_of(epoch)))<bs
     assert longest_rest(epochs)==k
 
-def test_items_that_are_due_train_where_all_are_chosen():
-    "Of 55 items in batches of 16 seven are dropped; nearly all are chosen in each epoch"
-    cb = DropEasyCallback(drop=.05, max_rest=1, seed=0)
-    learn = numbered_learner(n=87, cbs=[cb, Diary()], drop_last=True)
-    assert longest_rest(trained_only(learn, 10).diary.epochs[1:], 55)==1
-
-def test_an_extreme_choice_is_filled_up_with_the_hardest():
-    "Of a hundred items hardly one is drawn"
-    epochs = trained_only(learner(FavorHardCallback(beta=1000., seed=0), linear()), 6, lr=0.).diary.epochs
-    losses = dict(zip(items_of(epochs[0]), (l for *_,ls in epochs[0] for l in ls)))
-    for epoch in epochs[1:]:
-        chosen = items_of(epoch)
-        assert len(chosen)==2
-        easier = sum(losses[i]<min(losses[j] for j in chosen) for i in losses)
-        assert easier>=97
-
 def test_items_that_never_trained_are_loaded():
     "The warm-up drops four of a hundred; later on nobody is spared for a batch that is not full"
     epochs = epochs_of(DropEasyCallback(quantile=.9, drop=1., seed=0), 3, drop_last=True)
     first,second,_ = map(items_of, epochs)
     assert len(first)==96
     assert set(second)>=set(range(100))-set(first)
-
-@pytest.mark.parametrize('bad', [math.nan, math.inf])
-def test_items_whose_loss_is_not_finite_are_loaded(bad):
-    cb,odd = FavorHardCallback(beta=400., seed=0),[3,50,51,99]
-    class Spoil(Callback):
-        order,run_valid = 70,False
-        def after_train(self): cb.memory.loss[odd] = bad
-    learn = learner(cb)
-    learn.add_cb(Spoil())
-    for epoch in trained_only(learn, 5).diary.epochs[1:]:
-        assert set(odd)<=set(items_of(epoch))
-        assert len(items_of(epoch))<=6
 
 WINDOWS = [
     dict(), dict(warmup=3), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3),
@@ -260,31 +182,6 @@ def test_numbers_follow_schedules(make, share):
         n = round(share(e/10), 9)
         assert len(items_of(epoch)) in {m+(m%50==1) for m in (math.floor(n),math.ceil(n))}
 
-def test_weights_follow_a_schedule():
-    learn = learner(DropEasyCallback(quantile=.5, drop=.5, correct=lambda pct: pct), bs=50)
-    for e,epoch in enumerate(trained_only(learn, 8).diary.epochs[1:], 1):
-        assert {round(w, 5) for _,weight,_ in epoch for w in weight}<={1.,round(2**(e/8), 5)}
-
-@pytest.mark.parametrize('make', [
-    lambda **kwargs: FavorHardCallback(0., **kwargs),
-    lambda **kwargs: DropEasyCallback(drop=0., **kwargs),
-    lambda **kwargs: DropEasyCallback(quantile=0., **kwargs),
-    lambda **kwargs: InfoBatchCallback(0., **kwargs)])
-def test_nothing_left_out_is_plain_training_with_all_options(make):
-    plain = quiet_fit(numbered_learner(), 3)
-    ours = quiet_fit(numbered_learner(cbs=make(correct=1., max_rest=1, ema=.5, warmup=0)), 3)
-    assert same(weights(plain), weights(ours))
-    assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
-    assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
-
-@pytest.mark.slow
-@pytest.mark.parametrize('method', METHODS)
-def test_workers_load_the_same_items(method):
-    make,_ = METHODS[method]
-    alone,shared = (epochs_of(make(seed=0, max_rest=2), 3, bs=50, num_workers=n) for n in (0, 2))
-    assert alone==shared
-    assert len(items_of(alone[2]))<100
-
 def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     "Items are read once for each time that they train; the model runs once a step"
     read,runs,epochs = reads_and_runs(learner(FavorHardCallback(beta=3, seed=0)), 6)
@@ -293,15 +190,17 @@ def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     assert 100<read.total()<6*50
     assert runs==n_steps
 
-@pytest.mark.parametrize('method', METHODS)
-def test_training_and_memory_are_those_of_a_loop_by_hand(method):
-    make,_ = METHODS[method]
-    learn = learner(make(seed=0, correct=1., ema=.8), linear())
+@pytest.mark.parametrize('make,ema', [
+    *[(partial(make, ema=.8), .8) for make,_ in METHODS.values()],
+    (partial(PrioritizedSamplingCallback, 2., uniform=.2, warmup=1), .9)], ids=[*METHODS,'prioritized'])
+def test_training_and_memory_are_those_of_a_loop_by_hand(make, ema):
+    "Also of items that come several times within a batch"
+    learn = learner(make(seed=0, correct=1.), linear())
     learn.opt_func = SGD
     net,(x,y) = copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
     epochs = trained_only(learn, 6, lr=.05).diary.epochs
 
-    table = by_hand(net, x, y, epochs, .05, .8)
+    table = by_hand(net, x, y, epochs, .05, ema)
     for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     for k in table[0]:
         remembered,wanted = getattr(learn.selection.memory, k),torch.tensor([o[k] for o in table])
@@ -318,51 +217,3 @@ def test_training_and_memory_are_those_of_a_loop_by_hand(method):
     lambda: rank_inclusion(LOSSES['ties'], -1.)])
 def test_numbers_out_of_range(call):
     with pytest.raises(ValueError, match='got .*wanted'): call()
-
-# what the loader drops
-@pytest.mark.parametrize('cb', [
-    lambda: FavorHardCallback(seed=0),
-    lambda: DropEasyCallback(drop=.7, seed=0),
-    lambda: InfoBatchCallback(seed=0)])
-def test_what_drop_last_leaves_over_counts_as_left_out(cb):
-    learn = trained_only(learner(cb(), linear(), bs=16, drop_last=True), 6)
-    stats,diary = learn.selection.stats.groupby('epoch'),learn.diary.epochs
-    for epoch,steps in stats:
-        n = len(items_of(diary[epoch]))
-        assert n%16==0
-        assert steps.kept.sum()==steps.trained.sum()==n
-        assert steps.seen.sum()==(96 if n==96 else 100)
-    rested = learn.selection.memory.rested
-    assert {i for i in range(100) if rested[i]==1}==set(items_of(diary[-1])) # an epoch ago
-
-def test_a_choice_of_less_than_a_batch_trains_with_drop_last():
-    epochs = epochs_of(FavorHardCallback(beta=19, seed=0), 3, bs=32, drop_last=True)
-    assert [len(items_of(e)) for e in epochs][1:]!=[0,0]
-
-def test_full_epochs_in_between_are_counted_over_fits():
-    def sizes(fit):
-        learn = learner(FavorHardCallback(seed=0, interrupt=3), linear())
-        fit(learn)
-        return (learn.selection.stats.groupby(['fit','epoch']).trained.sum()==100).tolist()
-    def one_by_one(learn):
-        for _ in range(9): trained_only(learn, 1)
-    whole = sizes(lambda learn: trained_only(learn, 9))
-    assert whole==sizes(one_by_one)==[True,False,True,False,False,True,False,False,True]
-
-@pytest.mark.parametrize('found,match', [
-    (lambda idxs, now: idxs[:50], 'ByPlace.choose: got a tensor of torch.int64'),
-    (lambda idxs, now: Chosen(idxs>5), 'ByPlace.choose: got Chosen with rows of torch.bool'),
-    (lambda idxs, now: [1,2], 'ByPlace.choose: got list'),
-    (lambda idxs, now: Chosen(torch.arange(10), torch.ones(3)),
-        r'ByPlace.choose: got a weight of torch.float32 and shape \(3,\), wanted one of shape \(10,\)')])
-def test_what_is_no_choice_of_items_is_named(found, match):
-    cb = EpochSelection(ByPlace(found), warmup=0)
-    with pytest.raises(TypeError, match=match): quiet_fit(table_learner(cbs=cb), 1)
-
-@pytest.mark.parametrize('found,got', [
-    (lambda self, losses, now: .5, 'float'),
-    (lambda self, losses, now: losses[:7], r'\(7,\)')])
-def test_what_is_no_probability_of_each_item_is_named(found, got):
-    class Own(Inclusion): inclusion = found
-    message = f'inclusion: got {got}, wanted a tensor with a probability for each of 100 losses'
-    with pytest.raises(TypeError, match=message): quiet_fit(table_learner(cbs=EpochSelection(Own())), 2)

@@ -1,15 +1,12 @@
 "Which item is it? Its key in lists, in states that go on elsewhere, and where it stands more than once"
-from collections import Counter
 from pathlib import Path
 
 import numpy as np, pandas as pd, pytest
-from fastai.data.block import CategoryBlock, DataBlock, RegressionBlock, TransformBlock
+from fastai.data.block import CategoryBlock, DataBlock, TransformBlock
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.data.transforms import ColReader, IndexSplitter, RandomSplitter, parent_label
 from helpers import *
-from selback.callback.items import ItemKeys
-from selback.core.labels import LabelMemory, Told
 from torch.utils.data import Subset, TensorDataset
 
 KINDS = 'ant','bee','cat'
@@ -107,16 +104,6 @@ def test_rows_are_found_by_their_own_index_and_a_corrected_one_begins_anew():
     pd.testing.assert_frame_equal(now.loc[same], before.loc[same])
     assert now.seen['r5']==0
 
-def test_a_table_whose_numbers_begin_anew_is_another_one():
-    df = table_of()
-    state = quiet_fit(from_table(df), 1).selection.state_dict()
-    other = from_table(df.sample(frac=1, random_state=0).reset_index(drop=True))
-    refused = pytest.raises(ValueError, match='got a state in which none of the 32 training items was found, wanted')
-    with refused: other.selection.load_state_dict(state)
-    assert other.selection.memory is None
-    alien = from_table(df.set_axis([f'r{i}' for i in range(40)]))
-    with refused: alien.selection.load_state_dict(state)
-
 def test_rows_that_were_numbered_anew_take_no_other_ones_memory():
     "Row 20 is left out, and the others after it move up; many of their labels agree by chance"
     df = table_of()
@@ -148,14 +135,6 @@ def test_tensors_are_known_by_their_places_and_labels():
     corrected.selection.load_state_dict(state)
     assert corrected.selection.memory.seen.tolist()==[int(i%12!=0) for i in range(48)]
 
-def test_targets_that_are_drawn_anew_hold_no_state_up(capsys):
-    df = table_of()
-    noisy = dict(block=RegressionBlock(), get_y=lambda row: row.x+np.random.randn(), n_out=1, loss_func=MSELossFlat())
-    state = quiet_fit(from_table(df, **noisy), 1).selection.state_dict()
-    other = from_table(df, **noisy)
-    other.selection.load_state_dict(state)
-    assert other.selection.memory.seen.eq(1).all() and not capsys.readouterr().out
-
 def test_classes_that_have_other_numbers_now_keep_their_names():
     df = table_of()
     learn = quiet_fit(from_table(df), 3)
@@ -177,25 +156,6 @@ def test_an_early_loss_goes_with_its_item(tmp_path):
     before,now = early(learn),early(other)
     for key,loss in now.items(): assert loss==before[key] if key in before else np.isnan(loss)
 
-def test_a_corrected_label_begins_anew_although_the_state_was_saved_before():
-    df = table_of()
-    learn = quiet_fit(from_table(df), 2)
-    learn.selection.state_dict()
-    df.loc[4,'kind'] = next(o for o in KINDS if o!=df.kind[4])
-    learn.dls.train_ds.tls[1].items.loc[4,'kind'] = df.kind[4] # in memory, between two fits
-    quiet_fit(learn, 1)
-    other = from_table(df)
-    other.selection.load_state_dict(learn.selection.state_dict())
-    assert other.selection.items().seen[4]==1
-
-def test_a_model_with_more_outputs_than_classes_goes_on_as_well():
-    df = table_of()
-    learn = quiet_fit(from_table(df, n_out=5), 2)
-    other = from_table(df, vocab=['ant','aye','bee','cat'], n_out=5)
-    other.selection.load_state_dict(learn.selection.state_dict())
-    pd.testing.assert_frame_equal(other.selection.suspects(), learn.selection.suspects())
-    assert quiet_fit(other, 1).selection.suspects().looks.eq(3).all()
-
 # Copies
 def test_rows_of_one_item_are_one_suspect_and_are_corrected_together():
     df = table_of(32)
@@ -212,26 +172,6 @@ def test_rows_of_one_item_are_one_suspect_and_are_corrected_together():
     frame = learn.selection.corrected(pd.DataFrame(dict(row=[3], label=[new])))
     assert len(frame)==len(often) and (frame.kind[frame.index==3]==new).all()
     assert (frame.kind[frame.index!=3].sort_index()==often.kind[often.index!=3].sort_index()).all()
-
-def test_a_file_that_is_listed_twice_is_one_item(tmp_path):
-    root = folder_of(tmp_path)
-    files = sorted(root.rglob('*.txt'))
-    block = DataBlock((TransformBlock,CategoryBlock), get_items=lambda path: [*files[:-6],*files[:5],*files[-6:]],
-        get_x=size_of, get_y=parent_label, splitter=IndexSplitter(range(len(files)-1, len(files)+5)))
-    learn = quiet_fit(learner_of(block.dataloaders(root, path=root, bs=8, num_workers=0, drop_last=False)), 1)
-    found = learn.selection.suspects()
-    assert Counter(found.looks)=={2: 5, 1: len(files)-11}
-
-def test_rows_that_share_an_index_or_a_file_but_differ_are_items_of_their_own(tmp_path):
-    root = folder_of(tmp_path, 4)
-    df = pd.DataFrame(dict(file=['ant/0.txt']*4+['bee/1.txt']*4, box=range(8), kind=['ant','bee']*4))
-    def keys(df):
-        block = DataBlock((TransformBlock,CategoryBlock), get_x=ColReader('file', pref=root), get_y=ColReader('kind'),
-            item_tfms=[], splitter=IndexSplitter([7]))
-        return ItemKeys(block.datasets(df).train, root)
-    assert keys(df).index.tolist()==list(range(7)) and len(keys(df).first)==7
-    halves = keys(df.set_axis([0,0,1,1,2,2,3,3]))
-    assert halves.index.name=='idx' and len(halves.first)==7 # neither tells rows apart
 
 def test_an_item_of_a_subset_is_known_by_its_place_in_the_whole():
     y = torch.arange(60)%3
@@ -272,29 +212,6 @@ def test_parts_are_put_together_by_rank(trained):
         assert own.margin.is_monotonic_increasing
         for share in (.25,.5,.75): assert abs((found.part[:int(60*share)]==part).sum()-n*share)<=1
 
-def test_validation_alone_prediction_and_the_search_for_a_rate_are_no_looks(trained):
-    before = trained.selection.suspects()
-    with trained.no_bar(),trained.no_logging():
-        trained.validate()
-        trained.get_preds()
-        trained.lr_find(show_plot=False, num_it=6)
-    pd.testing.assert_frame_equal(trained.selection.suspects(), before)
-
-@pytest.mark.parametrize('bs', [4,12])
-def test_a_validation_that_was_interrupted_spoils_no_later_look(tmp_path, bs):
-    learn = from_folder(folder_of(tmp_path), valid=True)
-    learn.dls.valid.bs = bs
-    class Stops(Callback):
-        def after_batch(self):
-            if not self.training: raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): quiet_fit(learn, 1, cbs=Stops())
-    quiet_fit(learn, 2)
-    looks = learn.selection.validation.labels.looks.tolist()
-    assert sorted(looks)==[2]*(12-bs)+[3]*bs
-    memory,plain = learn.selection.validation.memory,learn.get_preds(reorder=False)
-    losses = torch.nn.functional.cross_entropy(plain[0].log(), plain[1], reduction='none')
-    assert memory.loss.tolist()==pytest.approx(losses.tolist(), rel=1e-3, abs=1e-4)
-
 def test_another_validation_part_has_no_looks_of_this_one(trained, tmp_path):
     other = from_folder(trained.dls.path, seed=3)
     trained.dls = type(trained.dls)(trained.dls.train, other.dls.valid)
@@ -303,18 +220,6 @@ def test_another_validation_part_has_no_looks_of_this_one(trained, tmp_path):
     quiet_fit(trained, 1)
     found = trained.selection.suspects()
     assert (found.looks[found.part=='valid']==1).all() and (found.looks[found.part=='train']==3).all()
-
-def test_a_validation_label_that_changes_begins_anew():
-    df = table_of()
-    learn = quiet_fit(from_table(df, valid=True), 2)
-    learn.dls.valid_ds.tls[1].items.loc[35,'kind'] = next(o for o in KINDS if o!=df.kind[35])
-    found = quiet_fit(learn, 1).selection.suspects()
-    assert found.looks[35]==1 and found.looks.drop(35).eq(3).all()
-
-def test_without_validation_items_there_is_nothing_to_watch_in_them(tmp_path):
-    ds = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
-    learn = learner_of(DataLoaders(DataLoader(ds, bs=4)), valid=True)
-    with pytest.raises(ValueError, match='watch_items: got valid=True, and no validation items'): quiet_fit(learn, 1)
 
 def test_folds_are_one_list(tmp_path):
     root = folder_of(tmp_path)
@@ -353,45 +258,3 @@ def test_folds_of_tables_that_were_numbered_anew_are_refused():
     learners = [quiet_fit(from_table(o), 1) for o in (df,df.assign(x=1-df.x))]
     with pytest.raises(ValueError, match='got items of the same key whose rows or labels differ'):
         suspects_of_folds(learners)
-
-def test_files_of_two_folders_are_two_files(tmp_path):
-    learners = [quiet_fit(from_folder(folder_of(tmp_path/name, 8)), 1) for name in 'ab']
-    assert len(suspects_of_folds(learners))==sum(len(o.dls.train_ds) for o in learners)
-
-def test_a_target_transform_of_torchvision_is_a_label(tmp_path):
-    from selback.callback.items import labels_of
-    class Images(torch.utils.data.Dataset):
-        targets,samples = [0,1,2,3],[(f'{i}.png', i) for i in range(4)]
-        def target_transform(self, y): return y%2
-        def __len__(self): return 4
-        def __getitem__(self, i): return torch.zeros(1),self.target_transform(self.targets[i])
-    assert labels_of(Images())==[0,1,0,1]
-
-def test_folds_by_places_in_different_datasets_are_refused():
-    def made():
-        ds = TensorDataset(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
-        return quiet_fit(learner_of(DataLoaders(DataLoader(ds, bs=4), DataLoader(ds, bs=4))), 1)
-    with pytest.raises(ValueError, match='items that are known by their positions in other datasets'):
-        suspects_of_folds([made(),made()])
-
-def told(others, n_labels=1):
-    others = torch.tensor(others)
-    ones = torch.ones(len(others))
-    return Told(ones, ones*.5, ones*.25, others, torch.ones(3), torch.zeros(len(others), 3), torch.zeros_like(others))
-
-def test_memories_of_the_same_items_add_up():
-    a,b = LabelMemory(3),LabelMemory(4)
-    for others in ([1,2,-1],[1,-1,-1]): a.note(torch.arange(3), told(others))
-    b.note(torch.arange(4), told([2,2,2,1]))
-    joined = LabelMemory(3)
-    joined.add(a, torch.arange(3))
-    joined.add(b, torch.tensor([0,1,1,2])) # items 1 and 2 of `b` are the same
-    assert joined.looks.tolist()==[3,4,3] and joined.disagreed.tolist()==[3,3,1]
-    assert joined.logit_margins.tolist()==[3.,4.,3.] and joined.probabilities.tolist()==[.75,1.,.75]
-    for memory in (a,b): memory.end_epoch()
-    weights = [float(memory.weights[0]/memory.looks[0]) for memory in (a,b)]
-    shares = torch.tensor([[2.,1.],[2.,2.],[2.,1.]])*torch.tensor(weights)
-    margins = shares@torch.tensor([float(memory.margin[0]) for memory in (a,b)])
-    torch.testing.assert_close(joined.margin, margins/shares.sum(1))
-    assert joined.most_other.tolist()==[1,2,1] and joined.votes.tolist()==[1,3,1]
-    assert joined.is_estimated_error.tolist()==[True,True,False]

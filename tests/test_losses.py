@@ -4,8 +4,6 @@ from functools import partial
 import pytest, torch
 from fastai.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from helpers import Trail
-from selback.core.batches import n_items
 from selback.core.first_batch import separable_losses
 from selback.core.losses import item_losses, unreduced
 from selback.core.scores import entropy_score, get_score
@@ -67,11 +65,6 @@ def test_item_losses_by_hand(loss, pred, y, wanted):
     assert got.shape==(n,)
     torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-6)
 
-def test_losses_whose_mean_is_the_batch_loss():
-    for loss in LabelSmoothingCrossEntropyFlat(),FocalLossFlat(),nn.CrossEntropyLoss(label_smoothing=.1):
-        wanted = torch.as_tensor(loss(logits, label))
-        torch.testing.assert_close(item_losses(loss, logits, label).mean(), wanted, check_dtype=False)
-
 def test_dice_is_the_mean_over_classes():
     target = torch.randint(0, classes, (n, 6, 7))
     p,one_hot = maps.double().softmax(1),F.one_hot(target, classes).permute(0,3,1,2).double()
@@ -82,20 +75,6 @@ def test_dice_is_the_mean_over_classes():
 def test_half_precision_is_summed_in_float32():
     got = item_losses(nn.MSELoss(), torch.full((2,4096), 200.).half(), torch.zeros(2,4096).half())
     torch.testing.assert_close(got, torch.full((2,), 40000.))
-
-def test_gradient_of_the_mean_is_that_of_the_loss():
-    a,b = logits.clone().requires_grad_(),logits.clone().requires_grad_()
-    item_losses(CrossEntropyLossFlat(), a, label).mean().backward()
-    F.cross_entropy(b, label).backward()
-    torch.testing.assert_close(a.grad, b.grad)
-
-@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), nn.CrossEntropyLoss(reduction='sum')], ids=name_of)
-def test_reduction_is_restored_also_after_an_error(loss):
-    before = loss.reduction
-    item_losses(loss, logits, label)
-    assert loss.reduction==before
-    with pytest.raises(Exception): item_losses(loss, logits, labels[:2])
-    assert loss.reduction==before
 
 class ByItself(nn.Module):
     "Calls a method of its own that it holds, which a copy would still hold of the loss it was copied from"
@@ -114,20 +93,6 @@ class Passes:
     def reduction(self, value): self.loss.reduction = value
     def __call__(self, pred, y): return self.loss(pred, y)
 
-class Slotted:
-    __slots__ = 'reduction',
-    def __init__(self): self.reduction = 'mean'
-    def __call__(self, pred, y): return F.cross_entropy(pred, y, reduction=self.reduction)
-
-class Uncopied(Passes):
-    def __copy__(self): raise TypeError('there is one only')
-
-class Follows:
-    "Passes all attributes on, which `copy` can't follow"
-    def __init__(self, loss): self.loss = loss
-    def __getattr__(self, name): return getattr(self.loss, name)
-    def __call__(self, pred, y): return self.loss(pred, y)
-
 class Holds(nn.Module):
     "Wraps another one as a part"
     def __init__(self):
@@ -135,7 +100,7 @@ class Holds(nn.Module):
         self.func = nn.CrossEntropyLoss()
     def forward(self, pred, y): return self.func(pred, y)
 
-@pytest.mark.parametrize('make', [ByItself, Passes, Slotted, Uncopied, Holds, nn.CrossEntropyLoss, FocalLossFlat,
+@pytest.mark.parametrize('make', [ByItself, Passes, Holds, nn.CrossEntropyLoss, FocalLossFlat,
     CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat, lambda: partial(CrossEntropyLossFlat())], ids=name_of)
 def test_a_loss_stays_as_it_is_while_its_copy_is_unreduced(make):
     loss = make()
@@ -146,47 +111,6 @@ def test_a_loss_stays_as_it_is_while_its_copy_is_unreduced(make):
     assert said()==before==['mean']*len(before)
     with pytest.raises(RuntimeError), unreduced(loss): raise RuntimeError
     assert said()==before
-
-def test_a_loss_that_can_not_be_copied_gives_losses_all_the_same():
-    loss = Follows(nn.CrossEntropyLoss())
-    torch.testing.assert_close(item_losses(loss, logits, label).mean(), loss(logits, label))
-    assert loss.reduction=='mean'
-
-def test_a_copy_is_what_is_set():
-    for loss in CrossEntropyLossFlat(),nn.MSELoss(),FocalLossFlat(),partial(CrossEntropyLossFlat()):
-        innermost = getattr(loss, 'func', loss)
-        innermost = getattr(innermost, 'func', innermost)
-        with unreduced(loss) as f:
-            assert f is not loss
-            assert innermost.reduction=='mean'
-
-def test_an_interrupt_that_puts_nothing_back_leaves_the_loss_as_it_was():
-    loss = CrossEntropyLossFlat()
-    begun = unreduced(loss)
-    begun.__enter__()
-    assert loss.reduction==loss.func.reduction=='mean'
-    assert loss(logits, label).ndim==0
-
-class Counts(nn.Module):
-    "Counts its calls, and averages what it saw in a buffer"
-    def __init__(self):
-        super().__init__()
-        self.reduction,self.n = 'mean',0
-        self.register_buffer('seen', torch.zeros(()))
-    def forward(self, pred, y):
-        self.n += 1
-        self.seen.add_(1)
-        return F.cross_entropy(pred, y, reduction=self.reduction)
-
-def test_what_a_loss_counts_is_not_changed():
-    loss,hooked = Counts(),Trail()
-    loss.register_forward_hook(lambda m,args,out: hooked.append(out.shape))
-    wanted = F.cross_entropy(logits, label)
-    for _ in range(2): torch.testing.assert_close(item_losses(loss, logits, label).mean(), wanted)
-    assert loss.n==loss.seen==0
-    assert hooked.seen==[(n,)]*2
-    loss(logits, label)
-    assert loss.n==loss.seen==1
 
 class HasNone(nn.Module):
     def forward(self, pred, targ): return (pred-targ).mean()
@@ -205,21 +129,6 @@ def test_losses_that_return_one_number_are_taken_item_by_item(loss):
     assert got.dtype==torch.float32
     torch.testing.assert_close(got, (logits-labels).double().mean(1).float())
     torch.testing.assert_close(separable_losses(loss, logits, labels), got)
-
-@pytest.mark.parametrize('loss,n_calls', [(has_none, 1), (not_traceable, 1+n)])
-def test_a_loss_is_called_for_all_items_at_once_where_it_can_be(loss, n_calls):
-    calls = []
-    def counted(pred, targ):
-        calls.append(1)
-        return loss(pred, targ)
-    item_losses(counted, logits, labels)
-    assert len(calls)==n_calls
-
-def test_losses_that_return_one_number_take_dicts_and_several_targets():
-    def loss(pred, y, w): return ((pred['a']-y)*w).mean()
-    w = torch.rand(n, 1)
-    got = item_losses(loss, {'a':logits, 'size':3}, labels, w)
-    torch.testing.assert_close(got, ((logits-labels)*w).double().mean(1).float())
 
 def squared_distances(pred): return (pred[:,None]-pred).square().sum(-1)
 def contrastive(pred, y):
@@ -242,24 +151,10 @@ def test_losses_that_mix_items_are_refused(loss):
     refused = f'{loss.__name__} gives no loss per item.*It mixes items.*item_loss='
     with pytest.raises(ValueError, match=refused): separable_losses(loss, logits, y)
 
-def test_losses_that_fail_on_one_item_are_refused():
-    def of_three(pred, y): return F.triplet_margin_loss(pred[0], pred[1], pred[2])
-    with pytest.raises(ValueError, match='fails on a batch of one item.*item_loss='):
-        item_losses(of_three, logits, label)
-
 def test_unreduced_losses_of_another_number_are_refused_with_shapes():
     def seven(pred, y, reduction): return torch.zeros(7)
     with pytest.raises(ValueError, match=r'\(5, 4\).*wanted 5 items.*item_loss='):
         item_losses(seven, logits, labels)
-
-@pytest.mark.parametrize('loss', [HasNone(), has_none, ReadOnly()])
-def test_nothing_unreduced_is_made_up(loss):
-    with pytest.raises(TypeError, match='has no unreduced losses'):
-        with unreduced(loss): pass
-
-def test_n_items():
-    assert n_items(((torch.zeros(3,2),),{'a':torch.zeros(3)}))==3
-    with pytest.raises(ValueError, match='no tensor'): n_items(('text', 3.))
 
 def test_entropy_by_hand():
     p = logits.double().softmax(1)

@@ -40,17 +40,6 @@ def agree(memory, table):
             lost = 1e-4 if name=='total' else 1e-12 # a sum of both signs loses digits
             assert held==pytest.approx(value, rel=1e-5, abs=lost, nan_ok=True), (i, name)
 
-def test_an_item_twice_in_a_batch_has_the_last_rows_loss():
-    memory = ItemMemory(2, ema=.5)
-    memory.note(torch.tensor([0]), torch.tensor([4.]))
-    memory.note(torch.tensor([0,0]), torch.tensor([2.,0.]), picked=True)
-    assert memory.ewma[0]==2
-    assert memory.loss[0]==0.
-    assert memory.total[0]==6
-    assert memory.seen[0]==3
-    assert memory.picked[0]==2
-    assert memory.loss[1].isnan()
-
 BATCHES = [
     (1, {}),
     (7, {}),
@@ -72,21 +61,6 @@ def test_all_rows_count_and_the_last_one_of_an_item_tells_its_loss(n, ema):
         agree(memory, table)
         memory.next_epoch()
         table.next_epoch()
-
-def are_equal(a, b): return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
-
-def test_a_batch_without_repeats_is_noted_as_ever():
-    generator = torch.Generator().manual_seed(0)
-    memory,past = ItemMemory(50),torch.full((50,), math.nan)
-    for _ in range(9):
-        idx = torch.randperm(50, generator=generator)[:20]
-        losses = torch.randn(20, generator=generator)
-        losses[0] = [1.,math.nan,math.inf,-math.inf][int(idx[0])%4]
-        old = past[idx]
-        past[idx] = torch.where(old.isnan(), losses, torch.lerp(losses, old, .9))
-        memory.note(idx, losses)
-        assert are_equal(memory.ewma, past)
-        assert are_equal(memory.loss[idx], losses)
 
 IN_TWO_ROWS = [
     ([2.,math.nan], math.nan),

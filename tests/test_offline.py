@@ -1,10 +1,6 @@
 "Tests use no network and no data that lie on this machine, in whichever process"
-import os, re, socket, subprocess, sys
-from pathlib import Path
+import os, socket, subprocess, sys
 
-import pytest
-
-root = Path(__file__).parents[1]
 homes = 'FASTAI_HOME','TORCH_HOME','HF_HOME','XDG_CACHE_HOME'
 
 def said(code, **env):
@@ -60,20 +56,3 @@ for name in {homes}:
     paths = said(code)
     assert len(set(paths))==4
     assert not any(map(os.path.exists, paths))
-
-def test_a_process_that_is_not_asked_is_left_alone():
-    code = "import sys; print('_offline' in sys.modules)"
-    assert said(code, SELBACK_OFFLINE='')==['False']
-    assert said(code)==['True']
-
-@pytest.mark.parametrize('target', ['test','test-all','test-studies','test-recipes'])
-def test_the_commands_ask_for_it(target):
-    "Each line that runs Python"
-    make = (root/'Makefile').read_text(encoding='utf-8')
-    shorter = re.findall(r'^(TEST_NOTEBOOKS|PYTEST) = (.*)$', make, re.M)
-    for name,value in shorter: make = make.replace(f'$({name})', value)
-    lines = re.search(rf'^{target}:.*\n((?:\t.*\n)+)', make, re.M)[1].replace('\\\n', '').splitlines()
-    runs_python = [line for line in lines if not line.startswith('\t$(MAKE)')]
-    assert runs_python
-    assert all(re.match(r'\t(\w+=\w+ )?\$\(TESTING\) \$\(BIN\)/', line) for line in runs_python)
-    assert re.search(r'^TESTING := SELBACK_OFFLINE=1\b', make, re.M)

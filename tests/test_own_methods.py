@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest, torch
 from helpers import *
 from selback.functional import MemorySampler, StaleLoss, chosen
-from selback.core.policies import Draws
 from torch.nn import functional as F
 
 class Counts(BatchMethod):
@@ -34,20 +33,6 @@ def test_an_option_is_not_called_like_one_of_every_selection(name):
     own = type('Own', (BatchMethod,), dict(__init__=init))
     with pytest.raises(TypeError, match=f'OwnCallback: got options of Own called {name}, as every selection has'):
         with_one_liner(type('OwnCallback', (BatchSelection,), dict(of=own)))
-
-@pytest.mark.parametrize('name', ['losses','loader','window','report','notes','current','told','epochs_done'])
-def test_a_part_of_the_selection_does_not_get_into_an_option_of_its_name(name, monkeypatch):
-    namespace = dict(BatchMethod=BatchMethod)
-    exec(f"""class Own(BatchMethod):
-    def __init__(self, {name}=3, **kwargs):
-        super().__init__(**kwargs)
-        self.{name} = {name}
-    def choose(self, scores, now): return now.chosen""", namespace)
-    monkeypatch.setattr(Learner, 'own', None, raising=False)
-    cls = with_one_liner(type('OwnCallback', (BatchSelection,), dict(of=namespace['Own'])))
-    learn = table_learner(cbs=cls(**{name: 5}))
-    assert getattr(learn.selection.method, name)==5
-    assert getattr(learn.selection, name)!=5
 
 # Kinds
 @pytest.mark.parametrize('call,match', [
@@ -87,37 +72,13 @@ def test_a_sampler_that_is_asked_leaves_a_method_as_it_was():
     assert len([*sampler])==20
     assert method.n==1
 
-def test_a_sampler_takes_rows_only():
-    with pytest.raises(TypeError, match='got Chosen with rows of torch.bool'):
-        MemorySampler(known(), lambda losses: Chosen(losses>3))
-
-def test_a_memory_knows_how_many_epochs_it_has_seen():
-    memory,other = known(),ItemMemory(40)
-    for _ in range(3): memory.next_epoch()
-    other.load_state_dict(memory.state_dict())
-    assert other.epochs==3
-
 # Options
-@pytest.mark.parametrize('name', ['beta','gather','seed','hist_size','start','end','warmup','interrupt'])
-def test_options_are_read_of_a_selection_and_not_set(name):
-    cb = SelectiveBackpropCallback(3., start=.1, end=.9, seed=5)
-    options = dict(beta=3., gather=True, seed=5, hist_size=1024, start=.1, end=.9, warmup=1, interrupt=0)
-    assert getattr(cb, name)==options[name]
-    with pytest.raises(AttributeError, match='no setter'): setattr(cb, name, .5)
-
 def test_what_is_set_of_a_method_holds_from_then_on():
     learn = table_learner().favor_hard(beta=9, seed=0)
     learn.selection.method.max_rest = 1
     quiet_fit(learn, 6)
     assert learn.selection.max_rest==1
     assert learn.selection.memory.rested.max()<=2 # and one more for the epoch that is over
-
-def test_a_state_is_of_the_method_that_it_was_saved_of():
-    saved = quiet_fit(table_learner(cbs=BatchSelection(TopLoss(.5)))).selection.state_dict()
-    with pytest.warns(UserWarning, match='was saved with keep=0.5, wanted keep=0.1'):
-        table_learner(cbs=BatchSelection(TopLoss(.1))).selection.load_state_dict(saved)
-    with pytest.raises(ValueError, match='the state of TopLoss with method, wanted one of SelectiveBackprop'):
-        table_learner(cbs=BatchSelection(SelectiveBackprop())).selection.load_state_dict(saved)
 
 # Weights
 def test_an_item_has_one_weight():
@@ -128,36 +89,7 @@ def test_an_item_has_one_weight():
                    lambda: [*MemorySampler(known(), Twice())]):
         with pytest.raises(ValueError, match='an item that was chosen several times, with different weights'): driven()
 
-@pytest.mark.parametrize('dtype', [torch.float64,torch.float16])
-@pytest.mark.parametrize('passes', [1,2])
-def test_weights_may_be_of_any_precision(passes, dtype):
-    class Own(BatchMethod):
-        weighs = True
-        def choose(self, scores, now): return Chosen(torch.arange(4), torch.full((4,), .5, dtype=dtype))
-    learn = quiet_fit(table_learner(cbs=BatchSelection(Own(), warmup=0, passes=passes)), 1)
-    assert learn.selection.stats.kept.eq(4).any()
-
-@pytest.mark.parametrize('gather', [False,True])
-def test_a_single_weighted_item_counts_once_in_a_sum(gather):
-    "Its company has the weight 0, and a sum over two is that of the one"
-    class First(BatchMethod):
-        weighs = True
-        def choose(self, scores, now): return Chosen(torch.tensor([0]), torch.tensor([1.5]))
-    seen = []
-    class Weights(Callback):
-        order,run_valid = 60,False
-        def after_pred(self): seen.append(sorted(self.learn.selection.item_weight.tolist()))
-    loss_func = CrossEntropyLossFlat(reduction='sum')
-    cbs = [BatchSelection(First(gather=gather), warmup=0), Weights()]
-    quiet_fit(table_learner(n=32+16, cbs=cbs, loss_func=loss_func), 1)
-    assert seen[-1]==[0.,1.5]
-
 # Loops
-def test_a_loop_hands_on_a_batch_without_items():
-    batches = [(torch.zeros(0, 4),torch.zeros(0, dtype=torch.int64)), class_data(8)]
-    sizes = [len(y) for _,y in chosen(batches, mlp(), F.cross_entropy, TopLoss(.5))]
-    assert sizes==[0,4]
-
 def test_a_loop_says_when_its_epochs_begin_and_end():
     seen = []
     class Own(TopLoss):
@@ -168,16 +100,6 @@ def test_a_loop_says_when_its_epochs_begin_and_end():
     assert seen==['begin',False]*2
 
 # Devices, and leaving
-def test_two_names_of_a_device_have_one_stream_of_draws(monkeypatch):
-    made,draws = [],Draws(0)
-    class Made:
-        def __init__(self, device): made.append(device)
-        def manual_seed(self, seed): return self
-    monkeypatch.setattr(torch, 'Generator', Made)
-    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
-    for device in ('cuda','cuda:0',torch.device('cuda')): draws.on(device)
-    assert made==[torch.device('cuda:0')]
-
 @pytest.mark.parametrize('other', [None,FavorHardCallback])
 def test_a_selection_may_be_taken_off_as_an_epoch_begins(other):
     "By a callback behind it: the epoch trains on all items; another one comes too late for it"

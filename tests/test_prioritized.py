@@ -1,12 +1,11 @@
 "An epoch that is in part drawn by the last loss: how often each item comes, where, and with which weight"
-import copy, math
+import math
 from collections import Counter
 from fractions import Fraction
 
 import pytest, torch
 from fastai.callback.core import Callback
 from fastai.callback.data import WeightedDL
-from fastai.optimizer import SGD
 from helpers import *
 from selback.core.policies import priorities, prioritized_epoch
 from torch.nn import functional as F
@@ -50,33 +49,12 @@ def test_items_are_drawn_as_often_as_the_power_of_their_loss_says(losses, alpha)
     rows = prioritized_epoch(tiled, alpha, 0., generator=gen()).rows%len(losses)
     assert is_near(torch.bincount(rows, minlength=len(losses))/len(rows), p, len(rows))
 
-def test_nothing_to_draw_from(): assert prioritized_epoch(torch.zeros(0)).rows.tolist()==[]
-
-def test_draws_are_independent():
-    "Also of each other's place in the epoch: each position is drawn alike"
-    loss,counts = torch.tensor([1.,2.,5.,1.,2.,5.]),torch.zeros(6, 3)
-    generator = gen()
-    for _ in range(2000): counts += F.one_hot(prioritized_epoch(loss, 1., 0., generator=generator).rows%3, 3)
-    p = loss[:3]/8
-    assert ((counts/2000-p).abs()<4*(p*(1-p)/2000).sqrt()).all()
-
-@pytest.mark.parametrize('u', [0., 1-2**-53])
-def test_an_item_without_probability_is_never_drawn(u, monkeypatch):
-    "Be the random number as low or as high as can be"
-    losses = F.pad(torch.rand(200, 7, generator=gen())+.1, (2, 1))
-    monkeypatch.setattr(torch, 'rand', lambda n, dtype=None, **kwargs: torch.full((n,), u, dtype=dtype))
-    for loss in losses: assert prioritized_epoch(loss, 1., 0.).rows.tolist()==[8 if u else 2]*10
-
 # the layout
 def own_positions(n, u):
     "Which positions keep their item, where all that are drawn are the first, or the last one"
     def kept(loss): return prioritized_epoch(loss, 1., u).rows==torch.arange(n)
     first = torch.zeros(n).index_fill_(0, torch.tensor(0), 1.)
     return kept(first) & kept(first.flip(0))
-
-@pytest.mark.parametrize('u', mostly_slow([0., .1, .3, .5, .7, .9, .123, 1.], 0., .3, .123, 1.))
-def test_positions_keep_their_own_item_where_a_multiple_of_the_share_is_passed(u):
-    for n in 2,7,10,1000,30_000: assert own_positions(n, u).tolist()==mixed(n, u)
 
 @pytest.mark.parametrize('a,b', [(1,3), (2,3), (1,7), (29,30)])
 def test_shares_that_no_float_is_are_exact(a, b):
@@ -134,32 +112,6 @@ def test_batches_are_as_many_as_ever_and_keep_their_own_items_where_they_were(u,
             assert sum(own[start:start+n]) in (math.floor(n*exact),math.ceil(n*exact))
 
 # how often
-@pytest.mark.parametrize('alpha', [0., .5, 1.])
-def test_over_epochs_each_item_is_drawn_as_often_as_its_loss_says(alpha):
-    learn = learner(PrioritizedSamplingCallback(alpha, uniform=.25, seed=0, warmup=1), linear(), bs=100)
-    p,own = torch.tensor(shares(losses_of(learn).tolist(), alpha)),mixed(100, .25)
-    epochs = trained_only(learn, 61, lr=0.).diary.epochs[1:]
-    drawn = [i for epoch in epochs for i,is_kept in zip(items_of(epoch), own) if not is_kept]
-    assert len(drawn)==60*75
-    assert is_near(torch.bincount(torch.tensor(drawn), minlength=100)/4500, p, 4500)
-
-def test_items_that_never_trained_or_have_no_finite_loss_count_as_the_hardest():
-    learn = learner(PrioritizedSamplingCallback(1., uniform=0., seed=0, warmup=1), linear(), bs=100)
-    odd,loss = torch.tensor([0,7,50,99]),losses_of(learn)
-    class Forget(Callback):
-        order,run_valid = 70,False
-        def after_train(self): self.learn.selection.memory.loss[odd] = torch.tensor([math.nan,math.inf,-math.inf,-3.])
-    learn.add_cb(Forget())
-    is_known = ~torch.isin(torch.arange(100), odd)
-    wanted = loss.index_fill(0, odd, loss[is_known].max())
-    wanted[99] = -3.
-    p = (wanted+3)/(wanted+3).sum()
-
-    epochs = trained_only(learn, 26, lr=0.).diary.epochs[1:]
-    drawn = torch.bincount(torch.tensor(sum(map(items_of, epochs), [])), minlength=100)
-    assert drawn[99]==0
-    assert is_near(drawn/2500, p, 2500)
-
 def test_what_the_loader_draws_more_often_is_drawn_more_often_here():
     "In an epoch of a `WeightedDL` an item stands several times, or never; of weight 0 it never comes"
     learn = learner(PrioritizedSamplingCallback(1., uniform=.2, seed=0, warmup=0), linear(), bs=100)
@@ -202,32 +154,24 @@ def test_weights_are_powers_of_how_often_an_item_comes_of_mean_1(u, alpha, corre
     assert prioritized_epoch(loss, alpha, u, 0., gen()).weight is None
     assert prioritized_epoch(loss, alpha, 1., correct, gen()).weight is None
 
-def test_the_mean_over_a_corrected_epoch_is_that_of_all_items():
-    loss,x = torch.rand(60, generator=gen(1))**2,torch.randn(60, generator=gen(2))
-    means,generator = [],gen(3)
-    for _ in range(1000):
-        order = torch.randperm(60, generator=generator)
-        rows,weight = prioritized_epoch(loss[order], 1., .5, 1., generator)
-        means.append((x[order][rows]*weight).mean())
-    means = torch.stack(means)
-    assert abs(means.mean()-x.mean())<4*means.std()/1000**.5
-    assert means.std()>.01
-
-def test_corrected_gradients_are_unbiased():
+@pytest.mark.law(3)
+@pytest.mark.parametrize('make', [
+    lambda: PrioritizedSamplingCallback(1., uniform=.5, correct=1., seed=0, warmup=1),
+    lambda: InfoBatchCallback(prune=.5, delta=1., seed=0, warmup=1)], ids=['drawn','pruned'])
+def test_corrected_gradients_are_unbiased(make):
     "On average over the draws an epoch's gradient is that of all items"
-    learn = learner(PrioritizedSamplingCallback(1., uniform=.5, correct=1., seed=0, warmup=1), linear(), bs=50)
-    sums = []
+    learn,sums = learner(make(), linear(), bs=50),[]
     class Sum(Callback):
         order,run_valid = 60,False
         def before_train(self): self.total = 0.
         def after_backward(self):
-            grads = [p.grad.flatten() for p in self.model.parameters()]
-            self.total = self.total+torch.cat(grads)
-        def after_train(self): sums.append(self.total/2)
+            grads = torch.cat([p.grad.flatten() for p in self.model.parameters()])
+            self.total = self.total+grads*len(self.y)
+        def after_train(self): sums.append(self.total)
     learn.add_cb(Sum())
     trained_only(learn, 61, lr=0.)
     full,draws = sums[0],torch.stack(sums[1:])
-    assert draws.std(0).min()>.001
+    assert draws.std(0).min()>.05
     assert ((draws.mean(0)-full).abs()<4*draws.std(0)/60**.5).all()
 
 def test_in_training_weights_go_with_their_items():
@@ -237,53 +181,6 @@ def test_in_training_weights_go_with_their_items():
         for batch,weight,_ in epoch: assert weight==pytest.approx((1/(100*q[batch])).tolist(), rel=1e-4)
 
 # when, and with what
-WINDOWS = [
-    dict(), dict(warmup=0), dict(start=.5), dict(end=.5, warmup=0), dict(interrupt=3),
-    dict(start=.25, end=.75, warmup=0, interrupt=2)]
-
-@pytest.mark.parametrize('window', WINDOWS, ids=str)
-def test_when(window):
-    w = dict(start=0., end=1., warmup=2, interrupt=0) | window
-    def is_on(e):
-        is_full = w['interrupt'] and (e+1)%w['interrupt']==0
-        return e>=w['warmup'] and w['start']<=e/8<w['end'] and not is_full
-    epochs,orders = followed(learner(PrioritizedSamplingCallback(uniform=.3, **window)), 8)
-    was_on = [items_of(epoch)!=order for epoch,order in zip(epochs, orders, strict=True)]
-    assert was_on==[is_on(e) for e in range(8)]
-
-def test_numbers_follow_schedules():
-    def rises(pct): return pct
-    cb = PrioritizedSamplingCallback(alpha=lambda pct: 2*pct, uniform=rises, correct=rises, warmup=1)
-    learn = learner(cb, linear())
-    loss = losses_of(learn).tolist()
-    epochs,orders = followed(learn, 8, lr=0.)
-    for e,(epoch,order) in enumerate(zip(epochs, orders, strict=True)):
-        if e==0: continue # the warm-up
-        own = int(100*e/8)/100 # of whole positions
-        q = own/100+(1-own)*torch.tensor(shares(loss, e/4))
-        w = (1/(100*q))**(e/8)
-        w = w/(q*w).sum()
-        assert all(i==o for i,o,is_kept in zip(items_of(epoch), order, mixed(100, e/8)) if is_kept)
-        assert len(set(items_of(epoch)))<100
-        for batch,weight,_ in epoch: assert weight==pytest.approx(w[batch].tolist(), rel=1e-4)
-
-@pytest.mark.parametrize('drop_last', [False, True])
-def test_all_from_the_own_order_is_plain_training_with_all_options(drop_last):
-    cb = PrioritizedSamplingCallback(1., 1., correct=1., warmup=0)
-    plain,ours = (quiet_fit(numbered_learner(cbs=o, drop_last=drop_last), 3) for o in (None, cb))
-    assert same(weights(plain), weights(ours))
-    assert plain.recorder.values==[v[:2] for v in ours.recorder.values]
-    assert [float(l) for l in plain.recorder.losses]==[float(l) for l in ours.recorder.losses]
-
-@pytest.mark.slow
-def test_workers_load_the_same_items():
-    def epochs(num_workers):
-        cb = PrioritizedSamplingCallback(correct=1., seed=0, warmup=1)
-        return trained_only(learner(cb, num_workers=num_workers, bs=50), 3).diary.epochs
-    alone,shared = epochs(0),epochs(2)
-    assert alone==shared
-    assert len(set(items_of(alone[2])))<100
-
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     "Items are read once for each time that they train; the model runs once a step"
     read,runs,epochs = reads_and_runs(learner(PrioritizedSamplingCallback(seed=0, warmup=1)), 4)
@@ -291,21 +188,6 @@ def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     assert read.total()==400
     assert max(read.values())>4
     assert runs==4*4
-
-@pytest.mark.parametrize('correct', [0., 1.])
-def test_training_and_memory_are_those_of_a_loop_by_hand(correct):
-    "Also of items that come several times within a batch"
-    learn = learner(PrioritizedSamplingCallback(2., uniform=.2, correct=correct, warmup=1), linear(), bs=33)
-    learn.opt_func = SGD
-    net,(x,y) = copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
-    epochs = trained_only(learn, 6, lr=.05).diary.epochs
-    assert max(max(Counter(batch).values()) for epoch in epochs for batch,*_ in epoch)>2
-
-    table = by_hand(net, x, y, epochs, .05)
-    for a,b in zip(net.parameters(), learn.model.parameters()): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    for k in table[0]:
-        remembered,wanted = getattr(learn.selection.memory, k),torch.tensor([o[k] for o in table])
-        torch.testing.assert_close(remembered.double(), wanted.double(), rtol=1e-4, atol=1e-5)
 
 @pytest.mark.parametrize('call', [
     lambda: PrioritizedSamplingCallback(-1.),

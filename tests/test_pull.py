@@ -1,19 +1,17 @@
 "Until a batch is full the loader is read further: every batch that fastai announces trains"
-import itertools
-import contextlib, functools, multiprocessing
+import contextlib, functools, itertools, multiprocessing
 from collections import Counter
 
-import pandas as pd, pytest, torch
+import pytest, torch
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException,
     CancelTrainException)
 from fastai.callback.data import CollectDataCallback
 from fastai.callback.hook import ActivationStats, HookCallback
 from helpers import *
-from selback.core.untouched import fixed_random
 from torch.nn import functional as F
 
 GATHERING = dict(
-    selective=lambda **k: SelectiveBackpropCallback(beta=2, **k),
+    selective=lambda **k: SelectiveBackpropCallback(beta=2, track_items=True, **k),
     few=lambda **k: SelectiveBackpropCallback(beta=9, **k),
     most=lambda **k: TopLossCallback(.8, gather=True, **k),
     share=lambda **k: BatchLossFilterCallback(.7, gather=True, **k),
@@ -24,8 +22,7 @@ GATHERING = dict(
 gathering = pytest.mark.parametrize('make', GATHERING.values(), ids=GATHERING)
 some_gathering = pytest.mark.parametrize('make', [GATHERING[k] for k in ('selective','most','window')])
 
-def share_trained(cb, i):
-    "Of the fit, when batch `i` of its epoch begins"
+def share_trained(cb, i): # of the fit, when batch `i` of its epoch begins
     return pytest.approx((cb.epoch+i/cb.n_iter)/cb.n_epoch)
 
 class Arrivals(LoaderBatches):
@@ -55,7 +52,10 @@ class Steps(Callback):
         i = self.learn.selection.loader.n_read-1 # of the batch that was read last
         assert self.iter==i
         assert self.pct_train==share_trained(self, i)
-    def after_loss(self): self.epochs[-1].append((numbers(self.x), self.iter, self.opt.hypers[0]['lr']))
+    def after_loss(self):
+        items,idx = numbers(self.x),self.learn.selection.item_idx
+        assert idx is None or idx.tolist()==items
+        self.epochs[-1].append((items, self.iter, self.opt.hypers[0]['lr']))
     def after_train(self): assert self.is_cancelled or self.pct_train==share_trained(self, self.n_iter)
 
 class Rules:
@@ -130,20 +130,13 @@ def test_steps_by_the_rules(make, drop_last):
 
         of_batch_read_last = [rates[epoch*n_iter+i] for _,i,_ in steps]
         assert [rate for _,_,rate in steps]==pytest.approx(of_batch_read_last, rel=1e-6)
-        assert_reported(cb, epoch, batches, choices, got)
+        rows = cb.stats[cb.stats.epoch==epoch]
+        assert rows.trained[rows.trained>0].tolist()==[*map(len, got)]
+        assert rows.seen[rows.seen>0].tolist()==[len(items) for _,items in batches]
+        assert rows.kept[rows.scored].sum()==sum(len(chosen) for _,chosen in choices) or not cb.is_scored
 
     assert len(learn.recorder.losses)==learn.train_iter==(cb.stats.trained>0).sum()
     assert learn.recorder.hps['lr']==learn.recorder.lrs
-
-def assert_reported(cb, epoch, batches, choices, steps):
-    "What the report says of an epoch"
-    rows = cb.stats[cb.stats.epoch==epoch]
-    assert rows.trained[rows.trained>0].tolist()==list(map(len, steps))
-    assert rows.seen[rows.seen>0].tolist()==[len(items) for _,items in batches]
-    assert rows.kept[rows.scored].sum()==sum(len(chosen) for _,chosen in choices) or not cb.is_scored
-    if cb.method.presample>1: return
-    assert rows.step.tolist()==list(range(len(rows)))
-    assert not rows.kept[rows.step>=len(batches)].any()
 
 # one event sequence a step
 BATCH_EVENTS = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
@@ -184,22 +177,6 @@ def test_other_callbacks_see_real_steps(make):
     assert len(collect.data)==n_steps
     for (xb,yb,pred,loss),seen in zip(collect.data, learn.witness.batches):
         assert all(map(torch.equal, (*xb,*yb,pred,loss), seen))
-
-@pytest.mark.law(7)
-@pytest.mark.parametrize('every', [None, 2])
-@pytest.mark.parametrize('cls,kwargs', [
-    (TopLossCallback, dict(keep=1.)),
-    (TopLossCallback, dict(keep=1., gather=True)),
-    (SelectiveBackpropCallback, dict(beta=0))])
-def test_hooks_of_callbacks_fire_as_often_as_in_plain_training(cls, kwargs, every):
-    def calls(*cbs):
-        seen = []
-        class Count(HookCallback):
-            order = -20 # as `ActivationStats`, ahead of the selection
-            def hook(self, m, i, o): seen.append((type(m), m.training, len(o)))
-        quiet_fit(table_learner(cbs=[Count(every=every), *cbs]), 2)
-        return seen
-    assert calls()==calls(cls(**kwargs, warmup=0))!=[]
 
 # callbacks that change a batch
 class Changes(Callback):
@@ -305,138 +282,27 @@ def tensors_of(o):
     elif not isinstance(o, (tuple,list)): return []
     return sum(map(tensors_of, o), [])
 
-# who goes and comes while items wait
-@pytest.mark.parametrize('event', ['before_batch','after_pred','after_batch'])
-@pytest.mark.parametrize('order', [-15, 20])
-@pytest.mark.parametrize('go', [
-    lambda learn: learn.full_batches(),
-    lambda learn: learn.top_loss()], ids=['off','replaced'])
-def test_a_selection_that_goes_within_an_epoch_is_refused(go, event, order):
-    class Goes(Callback):
-        run_valid,done = False,False
-        def __call__(self, name):
-            if name!=event or not self.training or self.done: return
-            if self.learn.selection.loader.n_read<5: return
-            self.done = True
-            go(self.learn)
-    Goes.order = order
-    cb = SelectiveBackpropCallback(beta=4, warmup=0, seed=0)
-    with pytest.raises((ValueError,AttributeError)): quiet_fit(numbered_learner(n=32+180, cbs=[cb, Goes()]), 1)
-
-# workers, exceptions
-WORKERS = dict(none=dict(), two=dict(num_workers=2), persistent=dict(num_workers=2, persistent_workers=True))
-
-class Breaks(nn.Module):
-    "Raises in one of its forward passes of training"
-    def __init__(self, ex, at):
-        super().__init__()
-        self.net = mlp()
-        self.ex,self.at = ex,at
-        self.n = 0
-    def forward(self, x):
-        self.n += self.training
-        if self.training and self.n==self.at: raise self.ex('model')
-        return self.net(x)
-
-class Raises(Callback):
-    "Raises in its second step"
-    order,run_valid = 20,False
-    def __init__(self, ex): self.ex = ex
-    def after_loss(self):
-        if self.train_iter==1: raise self.ex('callback')
-
-def children(): return multiprocessing.active_children()
-
 @pytest.mark.slow
-@pytest.mark.parametrize('workers', ['two','persistent'])
-@pytest.mark.parametrize('track_items', [False, True])
-def test_workers_change_nothing_and_are_gone_after_a_fit(track_items, workers):
-    def trained(workers):
+@pytest.mark.parametrize('is_persistent', [False,True])
+@pytest.mark.parametrize('track_items', [False,True])
+def test_workers_change_nothing_and_are_gone_after_a_fit(track_items, is_persistent):
+    def trained(n):
         cb = SelectiveBackpropCallback(beta=2, warmup=0, seed=0, track_items=track_items)
-        learn = quiet_fit(numbered_learner(n=32+84, cbs=[cb, Spy()], **WORKERS[workers]), 2)
+        workers = dict(num_workers=n, persistent_workers=n>0 and is_persistent)
+        learn = quiet_fit(numbered_learner(n=32+84, cbs=[cb, Spy()], **workers), 2)
         return learn.spy.batches,weights(learn)
-    items,model = trained(workers)
-    plain_items,plain_model = trained('none')
-    assert items==plain_items
-    assert same(model, plain_model)
-    assert not children()
-
-@pytest.mark.slow
-@pytest.mark.parametrize('workers', ['two','persistent'])
-@pytest.mark.parametrize('in_model', [False, True])
-@pytest.mark.parametrize('ex', [KeyboardInterrupt, ZeroDivisionError, CancelFitException])
-def test_no_worker_is_left_after_an_exception(ex, in_model, workers):
-    follows = workers=='persistent' # two loaders are in the place of the user's, as items are tracked
-    cbs = [TopLossCallback(.5, gather=True, warmup=0, track_items=follows)]
-    if not in_model: cbs.append(Raises(ex))
-    net = Breaks(ex, 2) if in_model else None
-    learn = numbered_learner(n=32+132, drop_last=in_model, cbs=cbs, net=net, **WORKERS[workers])
-    seen = []
-    class Look(Callback):
-        order,run_valid = 19,False
-        def before_batch(self): seen.append(len(children()))
-
-    passes_through = ex is not CancelFitException
-    with pytest.raises(ex) if passes_through else contextlib.nullcontext(): quiet_fit(learn, 1, cbs=Look())
-    assert seen==[2,2]
-    assert not children()
-
-# other uses of the learner within an epoch
-def validates(learn):
-    learn._do_epoch_validate()
-    learn.training = True
-    learn.model.train()
-
-def predicts(learn): learn.get_preds(dl=learn.dls.valid, inner=True)
-
-@pytest.mark.parametrize('use', [validates, predicts], ids=['validate','predict'])
-@pytest.mark.parametrize('cls', [SelectiveBackpropCallback, StaleLossCallback])
-def test_other_uses_within_an_epoch_change_nothing(cls, use):
-    class Uses(Callback):
-        order,run_valid = 90,False
-        def __init__(self, on):
-            self.on = on
-            self.busy = False
-        def after_batch(self):
-            if not self.on or self.train_iter%2 or self.busy: return
-            learn,self.busy = self.learn,True
-            clocks = learn.iter,learn.n_iter,learn.pct_train
-            with fixed_random(): use(learn)
-            learn.iter,learn.n_iter,learn.pct_train = clocks
-            learn.training = True
-            learn.model.train()
-            self.busy = False
-
-    def trained(on):
-        learn = numbered_learner(n=32+180, cbs=[cls(beta=1, warmup=0, seed=0), Spy(), Uses(on)])
-        set_seed(1)
-        return quiet_fit(learn, 3)
-
-    learn,plain = trained(True),trained(False)
-    assert learn.spy.batches==plain.spy.batches
-    assert same(weights(learn), weights(plain))
-    pd.testing.assert_frame_equal(learn.selection.stats, plain.selection.stats)
-
-def fit_within(event):
-    class Inner(Callback):
-        order,busy,run_valid = 90,False,False
-        def __call__(self, name):
-            if name!=event or self.busy or self.epoch!=0: return
-            if name=='after_batch' and self.iter<4: return
-            self.busy = True
-            self.learn.fit(1)
-    cb = SelectiveBackpropCallback(beta=1, warmup=0, seed=0)
-    return quiet_fit(numbered_learner(n=32+180, cbs=[cb, Spy(), Inner()]), 2)
-
-def test_a_fit_between_epochs():
-    learn = fit_within('after_epoch')
-    stats = learn.selection.stats
-    assert learn.inner.busy
-    assert (stats.trained<=16).all()
-    assert stats.groupby(['fit','epoch']).seen.sum().max()==180
+    (items,model),(plain_items,plain_model) = trained(2),trained(0)
+    assert items==plain_items and same(model, plain_model)
+    assert not multiprocessing.active_children()
 
 def test_a_fit_within_an_epoch_is_refused():
-    with pytest.raises(ValueError, match='or a fit within it'): fit_within('after_batch')
+    class Inner(Callback):
+        order,run_valid = 90,False
+        def after_batch(self):
+            if self.iter==4: self.learn.fit(1)
+    cb = SelectiveBackpropCallback(beta=1, warmup=0, seed=0)
+    with pytest.raises(ValueError, match='or a fit within it'):
+        quiet_fit(numbered_learner(n=32+180, cbs=[cb, Inner()]), 2)
 
 # which items fill up the last step
 class Weighted(BatchMethod):
@@ -486,21 +352,6 @@ def test_batches_that_are_scored_together(cls, kwargs, interrupt, pools):
     else:
         wanted = steps_by_the_rules(batches, choices, lambda i: cb.window.is_on(0, 0, i), 3)
         assert [items for items,_,_ in learn.steps.epochs[0]][:-1]==wanted[:-1]
-
-@pytest.mark.parametrize('drop_last', [True, False])
-def test_empty_choices_pull_on_without_gathering(drop_last):
-    turns = itertools.count()
-    def some(scores): return Chosen(torch.arange(3 if next(turns) in (2,3,7) else 0))
-    cb,n_batches = BatchSelection(some, warmup=0),11+(not drop_last)
-    learn = quiet_fit(numbered_learner(n=32+180, drop_last=drop_last, cbs=[cb, Arrivals(), Steps()]), 1)
-    (batches,_),steps = learn.arrivals.epochs[0],learn.steps.epochs[0]
-    assert len(batches)==n_batches
-    assert [i for _,i,_ in steps]==[2,3,7,n_batches-1]
-    for items,i,_ in steps[:3]: assert items==batches[i][1][:3]
-
-    assert cb.item_weight.tolist()==[0,0] # of two items, so that the epoch's end makes a step
-    trained = {2:3, 3:3, 7:3, n_batches-1:2}
-    assert cb.stats.trained.tolist()==[trained.get(i, 0) for i in range(n_batches)]
 
 class TargetFirst(Learner):
     "Has batches whose first part is the target"

@@ -4,7 +4,7 @@ import contextlib
 import pytest, torch
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.training import GradientAccumulation
-from fastai.optimizer import SGD, OptimWrapper
+from fastai.optimizer import SGD
 from helpers import *
 
 class Rates(Callback):
@@ -82,15 +82,3 @@ def test_the_rate_of_an_interrupted_fit_is_forgotten():
     quiet_fit(learn, 1, lr=1e-4, cbs=rates)
     assert set(rates.around)=={1e-4}
     assert rates.used==pytest.approx([5e-5]*6+[1e-4*2/16])
-
-def test_schedules_and_optimizers_of_pytorch():
-    def fitted(cbs=None):
-        learn = table_learner(n=32+96, cbs=cbs, opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
-        return quiet_fit(learn, 2, 'fit_one_cycle', lr_max=.1)
-    learn = fitted([ScaleLR(), Rates(), TopLossCallback(.5, warmup=0)])
-    plain = fitted()
-    assert learn.recorder.lrs==plain.recorder.lrs
-    assert learn.rates.used==pytest.approx([lr/2 for lr in plain.recorder.lrs])
-
-def test_in_one_pass_those_count_whose_gradients_do():
-    assert trained(TopLossCallback(.5, warmup=0, passes=1)).rates.used==pytest.approx([.1*n/16 for n in [8]*6+[2]])

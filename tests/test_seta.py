@@ -1,6 +1,5 @@
 "SeTa: groups, windows and random shares, against the paper's rule written out by hand"
 import math
-from collections import Counter
 
 import pytest, torch
 from helpers import *
@@ -34,14 +33,6 @@ LOSSES = dict(
 @pytest.mark.parametrize('losses', LOSSES.values(), ids=LOSSES)
 def test_groups_are_those_of_k_means(losses, k): assert loss_groups(losses, k).tolist()==lloyd(losses.tolist(), k)
 
-def test_there_are_no_more_groups_than_items(): assert loss_groups(torch.tensor([.3,.1,.2]), 2**25).tolist()==[2,0,1]
-
-def test_groups_are_of_the_best_there_are_where_they_lie_apart():
-    centres = torch.tensor([.1, 1., 1.9, 4., 8.])
-    truth = torch.randint(5, (300,), generator=gen())
-    losses = centres[truth]+.05*torch.rand(300, generator=gen(1))
-    assert torch.equal(loss_groups(losses, 5), truth)
-
 @pytest.mark.parametrize('n_groups,window,cycle', [(5,.9,2), (5,.5,4), (5,.2,5), (4,1.,1), (3,.01,3)])
 def test_the_window_slides_from_easy_to_hard_and_begins_again(n_groups, window, cycle):
     losses = torch.tensor([i+.01*j for i in range(n_groups) for j in range(7)])
@@ -60,13 +51,6 @@ def test_a_random_share_is_left_out_each_as_often():
         left += 1-torch.zeros(30).index_fill_(0, rows, 1.)
     sigma = (.3*.7/n)**.5
     assert ((left/n-.3).abs()<4*sigma).all()
-
-def test_groups_are_those_of_the_share_that_is_left():
-    "With a window of the easiest group alone, what is kept lies below everything else of the share"
-    losses = torch.rand(40, generator=gen())
-    share,kept = (seta(losses, 0, .5, 4, w, gen(7)).rows for w in (1., .25))
-    easiest = loss_groups(losses[share], 4)==0
-    assert kept.tolist()==share[easiest].tolist()
 
 def test_what_never_trained_is_as_hard_as_the_hardest():
     losses = torch.tensor([.1,math.nan,.2,5.,math.inf])
@@ -99,16 +83,6 @@ def test_in_the_end_chance_alone_leaves_out():
     assert max(sizes[1:14])<=80
     assert min(sizes[1:14])<60
     assert sizes[14:]==[80,80]
-
-def test_what_is_left_out_is_not_read():
-    read,_,epochs = reads_and_runs(learner(SeTaCallback(delta=1.)), 8)
-    assert read==Counter(sum(map(items_of, epochs), []))
-    assert sum(read.values())<8*90
-
-def test_nothing_is_left_out_without_a_share_and_with_all_groups():
-    def weights_with(cbs): return trained_only(numbered_learner(cbs=cbs, bs=16), 3).model.state_dict()
-    plain,ours = weights_with([]),weights_with([SeTaCallback(prune=0., window=1.)])
-    assert all(torch.equal(plain[k], ours[k]) for k in plain)
 
 @pytest.mark.parametrize('call', [
     lambda: SeTaCallback(prune=1.), lambda: SeTaCallback(prune=-.1),

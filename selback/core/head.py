@@ -40,7 +40,8 @@ def head_of(
     found = [layer for layer,_,out in seen if named in (None,layer) and predicts(out)]
     wanted = 'one row of logits for each item, from an nn.Linear that comes last, and once'
     if not found:
-        got = f"no {named or 'linear layer'} whose output is what the model predicts"
+        got = 'no linear layer whose output is what the model predicts'
+        if named is not None: got = f'{named}, whose output is not what the model predicts'
         raise ValueError(error_text('refit_head', got, wanted))
     if sum(layer is found[-1] for layer,*_ in seen)==1: return found[-1]
     raise ValueError(error_text('refit_head', 'a layer that runs twice', wanted))
