@@ -606,34 +606,6 @@ def test_texts_have_a_reducible_loss():
     assert losses.isfinite().all()
 
 # A loader that is read, a callback in two places, losses that take derivatives
-class ReadsAlong(Callback):
-    "Reads the running loader from its beginning, within the second step of an epoch"
-    order,run_valid = 70,False
-
-    def before_fit(self): self.read = []
-
-    def after_batch(self):
-        if self.iter==1: self.read.append(sum(len(yb) for *_,yb in self.learn.dl))
-
-WAYS = [
-    None,
-    lambda: TopLossCallback(.5, warmup=0),
-    lambda: TopLossCallback(.5, warmup=0, gather=True),
-    lambda: FavorHardCallback(warmup=0)]
-
-@pytest.mark.parametrize('method', WAYS)
-def test_a_callback_may_read_the_loader_within_an_epoch(method):
-    ours = [method] if method else []
-    def steps(*more): return quiet_fit(table_learner(cbs=[make() for make in (*ours,*more)]), 2)
-    alone,along = steps(),steps(ReadsAlong)
-    assert len(along.recorder.losses)==len(alone.recorder.losses)
-    assert len(along.reads_along.read)==2
-    assert along.reads_along.read[0]==100
-    if not method: return
-
-    def seen(learn): return learn.selection.stats.groupby('epoch').seen.sum().tolist()
-    assert along.selection.stats.kept.sum()>0
-    assert seen(along)==seen(alone)
 
 class Solution(nn.Module):
     "A function of time, whose inputs its equation asks for"
