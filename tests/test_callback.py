@@ -286,7 +286,9 @@ def flat_images_learner():
     dls = dls_of(torch.randn(64,3,8,8), torch.randint(0,3,(64,)))
     return Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(192,3)), loss_func=CrossEntropyLossFlat())
 
-@pytest.mark.parametrize('make,match', [(table_learner, '3 to 5 dimensions'), (flat_images_learner, 'lower resolution')])
+UNSCALABLE = [(table_learner, '3 to 5 dimensions'), (flat_images_learner, 'lower resolution')]
+
+@pytest.mark.parametrize('make,match', UNSCALABLE)
 def test_scale_factor_is_refused_before_training(make, match):
     learn = make().top_loss(scale_factor=.5)
     before = weights(learn)
