@@ -403,7 +403,7 @@ FAULTS = [
     Fault('kept_is_seen', 'callback/report.py',
         "samp_perc = _ratio(df.kept.sum(), df.seen.sum())",
         "samp_perc = _ratio(df.seen.sum(), df.seen.sum())",
-        'report'),
+        'callback'),
 ]
 
 def made(fault, folder):

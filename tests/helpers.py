@@ -179,17 +179,17 @@ def trained_only(learn, n_epoch, bs=None, **kwargs):
     if bs: learn.dls.loaders[0] = learn.dls.train.new(bs=bs)
     return quiet_fit(learn, n_epoch, **kwargs)
 
-# Learners of a table
-def dls_of(
-    x, y, bs=16, n_valid=32, shuffle=True, drop_last=False, num_workers=0, persistent_workers=False, **kwargs
-):
-    "The first items are for validation"
-    train = TensorDataset(x[n_valid:], y[n_valid:])
-    valid = TensorDataset(x[:n_valid], y[:n_valid])
+# Small learners
+def loaders_of(train, valid, bs=16, shuffle=True, drop_last=False, num_workers=0, persistent_workers=False, **kwargs):
+    "Of two datasets"
     order = dict(shuffle=shuffle, drop_last=drop_last)
     workers = dict(num_workers=num_workers, persistent_workers=persistent_workers)
     of_train = TfmdDL(train, bs=bs, **order, **workers, **kwargs)
     return DataLoaders(of_train, TfmdDL(valid, bs=bs, num_workers=0, **kwargs))
+
+def dls_of(x, y, n_valid=32, **kwargs):
+    "The first items are for validation"
+    return loaders_of(TensorDataset(x[n_valid:], y[n_valid:]), TensorDataset(x[:n_valid], y[:n_valid]), **kwargs)
 
 def class_data(n=132, classes=3):
     x = torch.randn(n, 4)
@@ -297,8 +297,6 @@ class Spy(Callback):
     def after_loss(self): self.batches.append(numbers(self.x))
 
 # Other learners
-def mixup_learner(seed=0): return table_learner(seed, cbs=MixUp(.4))
-
 def image_learner(seed=0, cbs=None, n=52, **kwargs):
     "`TensorImage` and fastai augmentation"
     set_seed(seed)
@@ -315,8 +313,6 @@ def regression_learner(seed=0):
     from fastai.test_utils import synth_learner
     set_seed(seed)
     return synth_learner(n_trn=5, n_val=1)
-
-LEARNERS = dict(table=table_learner, mixup=mixup_learner, image=image_learner, regression=regression_learner)
 
 # What a fit must leave alone
 def weights(learn): return {k: v.clone() for k,v in learn.model.state_dict().items()}

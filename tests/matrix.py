@@ -107,9 +107,8 @@ def splitter(model):
 def build(item, model, loss_func, **kwargs):
     "A learner of generated items; the model and the items are the same at each call"
     set_seed(0)
-    loaders = [TfmdDL(Generated(item, n, offset), bs=BS, shuffle=not offset, drop_last=False, num_workers=0)
-        for n,offset in ((N,0), (BS,N))]
-    return Learner(DataLoaders(*loaders), model(), loss_func=loss_func, splitter=splitter, lr=.02, **kwargs)
+    dls = loaders_of(Generated(item, N, 0), Generated(item, BS, N), bs=BS)
+    return Learner(dls, model(), loss_func=loss_func, splitter=splitter, lr=.02, **kwargs)
 
 source = torch.Generator().manual_seed(0)
 X = torch.randn(N+BS, 4, generator=source)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import cycle
 
-import pandas as pd, pytest, torch
+import pytest, torch
 from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
 from helpers import *
 from selback.core.batches import take
@@ -67,13 +67,8 @@ BAD = dict(
 def check_warnings(said, kind, is_scored, is_noted):
     if kind in ('equal','zero') or 'negative' in kind and not is_scored: # nothing is wrong, or was chosen by
         assert not said
-    elif 'negative' in kind:
-        assert len(said)==1
-        assert 'were negative' in said[0]
-    else:
-        assert is_scored+is_noted<=3*len(said)
-        assert len(said)<=3 # one an epoch
-        assert all('NaN or infinite' in text for text in said)
+    elif 'negative' in kind: assert len(said)==1
+    else: assert is_scored+is_noted<=3*len(said)<=9 # one an epoch
 
 def kept_by_loss_share(kind):
     "Of 16 items, all of an equal batch's 90 %; the whole batch where no share can be taken"
@@ -147,32 +142,6 @@ def test_fewer_items_than_a_batch_are_as_fastai_has_them(cls):
     assert not learn.selection.stats.trained.sum()
 
 # Too little memory
-class Small(nn.Module):
-    "Runs out of memory with more than `most` items in evaluation mode"
-    def __init__(self, most):
-        super().__init__()
-        self.net,self.most = mlp(),most
-        self.sizes = Trail()
-
-    def forward(self, x):
-        if not self.training: self.evaluate(len(x))
-        return self.net(x)
-
-    def evaluate(self, n):
-        self.sizes.append(n)
-        if n>self.most: raise torch.cuda.OutOfMemoryError('CUDA out of memory')
-
-def count_told(warned, words): return sum(words in str(w.message) for w in warned)
-
-def test_a_loss_without_memory_says_so():
-    def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
-    learn = short_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0))
-    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
-
-def test_no_memory_for_one_item_is_an_error():
-    learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
-    learn.model = Small(0)
-    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
 
 class Elsewhere(nn.Module):
     "On the device 'meta', whose tensors have no values; it predicts zeros, which are on the CPU or stay there"
@@ -194,13 +163,7 @@ def test_a_model_on_another_device_scores_there():
     with pytest.raises(ValueError, match='meta'): # predictions are brought back
         ScoringPass(scorer=Elsewhere(stay=True))(nn.Linear(4, 3), (x,))
 
-# Two selections, and batches that cannot be taken apart
-def test_a_second_selection_is_refused_and_a_one_liner_replaces_it():
-    learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
-    with pytest.raises(ValueError, match='got BatchLossFilterCallback beside TopLossCallback, wanted one selection'):
-        learn.add_cb(BatchLossFilterCallback(warmup=0))
-    quiet_fit(learn.batch_loss_filter(warmup=0), 1)
-    assert type(learn.selection) is BatchLossFilterCallback
+# Batches that cannot be taken apart
 
 BOXES = dict(
     ragged=lambda n: [torch.zeros(i%3+1, 4) for i in range(n)],
@@ -239,10 +202,6 @@ def test_batches_that_cannot_be_taken_apart_are_refused_before_training(cls, odd
 
 # Any loss
 def one_number(pred, y): return F.cross_entropy(pred, y)
-
-def in_a_loop(pred, y):
-    is_sane = pred.sum().item()<1e30
-    return F.cross_entropy(pred, y)*(1 if is_sane else 0)
 
 def normalised(pred, y): return F.cross_entropy(pred, y)/pred.var()
 
@@ -296,14 +255,6 @@ def test_a_mixing_loss_that_the_first_batch_hides_is_refused_later():
     learn = short_learner(loss_func=hidden, cbs=[Count(), TopLossCallback(warmup=0)])
     with pytest.raises(ValueError, match='It mixes items'): quiet_fit(learn, 1)
 
-def test_a_mixing_sum_of_fastai_losses_is_refused_with_the_reason():
-    "A mean and a sum: no multiple of the items' losses"
-    import matrix
-    focal,dice = matrix.FocalLossFlat(axis=1),matrix.DiceLoss(axis=1)
-    def both(pred, targ): return focal(pred, targ)+dice(pred, targ)
-    learn = matrix.masks(lambda: both)()
-    with pytest.raises(ValueError, match='gives no loss per item.*Pass item_loss='): quiet_fit(learn.top_loss(), 1)
-
 def test_a_first_batch_that_tells_nothing_is_no_proof():
     pred,y = torch.randn(6, 3),torch.randint(0, 3, (6,))
     broken = pred.clone()
@@ -311,30 +262,21 @@ def test_a_first_batch_that_tells_nothing_is_no_proof():
     separable_losses(normalised, broken, y) # it tells nothing
     with pytest.raises(ValueError, match='It mixes items'): separable_losses(normalised, pred, y)
 
-class PerClass(nn.Module):
-    "Unreduced, one loss for each class"
-    reduction = 'mean'
+def per_class(p, y):
+    "One loss for each class"
+    return F.binary_cross_entropy_with_logits(p, F.one_hot(y, p.shape[1]).float(), reduction='none').mean(0)
 
-    def forward(self, p, y):
-        wanted = F.one_hot(y, p.shape[1]).float()
-        losses = F.binary_cross_entropy_with_logits(p, wanted, reduction='none').mean(0)
-        return losses.mean() if self.reduction=='mean' else losses
-
-class Relative(nn.Module):
+def relative(p, y):
     "Losses that are relative to those of the other items"
-    reduction = 'mean'
+    losses = F.cross_entropy(p, y, reduction='none')
+    return losses/losses.mean().detach()*p.var()
 
-    def forward(self, p, y):
-        losses = F.cross_entropy(p, y, reduction='none')
-        losses = losses/losses.mean().detach()*p.var()
-        return losses.mean() if self.reduction=='mean' else losses
-
-@pytest.mark.parametrize('loss,why', [(PerClass(), 'It mixes items.*Pass item_loss='),
-    (Relative(), 'It mixes items.*Pass item_loss=')], ids=name_of)
-def test_unreduced_losses_that_mix_items_are_refused(loss, why):
-    dls = dls_of(torch.randn(160, 4), torch.randint(0, 16, (160,)), drop_last=True)
+@pytest.mark.parametrize('unreduced', [per_class, relative])
+def test_unreduced_losses_that_mix_items_are_refused(unreduced):
+    def loss(p, y, reduction='mean'): return unreduced(p, y).mean() if reduction=='mean' else unreduced(p, y)
+    dls = dls_of(torch.randn(160, 4), torch.randint(0, 16, (160,)), drop_last=True) # as many classes as items
     learn = Learner(dls, mlp(16), loss_func=loss, cbs=TopLossCallback(.5, warmup=0))
-    check_refused(ValueError, why, learn)
+    check_refused(ValueError, 'It mixes items.*Pass item_loss=', learn)
 
 # Losses that are odd, but take an item by itself
 class Moving(nn.Module):
@@ -399,26 +341,6 @@ def test_sums_are_told_as_means():
         learn = quiet_fit(short_learner(loss_func=loss, cbs=TopLossCallback(.5)), 1, lr=1e-6)
         assert learn.selection.stats.full_loss.mean()<3 # of three classes, not of sixteen items
 
-def test_mappings_of_any_kind():
-    batch = defaultdict(list, a=torch.arange(4))
-    got, = take((batch,), slice(0, 2))
-    assert type(got) is defaultdict
-    assert got.default_factory is list
-    assert got['a'].tolist()==[0,1]
-    assert batch['a'].tolist()==[0,1,2,3]
-
-def test_predictions_that_cannot_be_weighed_are_refused():
-    class Net(Wrapped):
-        def forward(self, x): return Record(self.net(x))
-    def loss(p, y, reduction='mean'): return F.cross_entropy(p.logits, y, reduction=reduction)
-
-    learn = short_learner(loss_func=loss, cbs=InfoBatchCallback(warmup=0))
-    learn.model = Net()
-    with pytest.raises(TypeError, match='weigh_grads: got predictions that are a Record'): quiet_fit(learn, 3)
-    learn.remove_cb(InfoBatchCallback)
-    quiet_fit(learn.top_loss(.25, warmup=0), 1)
-    assert learn.selection.stats.kept.max()==4 # without weights they are fine
-
 # What stays behind
 @every_method
 def test_losses_that_draw_are_remembered_without_a_trace(cls):
@@ -452,18 +374,6 @@ def test_a_validation_within_a_fit_changes_nothing(when, look, cls):
     assert (plain.kept<plain.seen).any()
     assert stats(True).equals(plain)
 
-def test_the_table_goes_on_after_a_validation_within_a_fit():
-    class Peek(Callback):
-        order,run_valid = 70,False
-        def after_epoch(self):
-            if not self.learn.lock.locked(): self.learn.validate()
-
-    learn = short_learner(cbs=[TopLossCallback(.5, warmup=0), Peek()])
-    rows = []
-    learn.logger = lambda log: rows.append(len(log))
-    with learn.no_bar(): learn.fit(3)
-    assert set(rows)=={len(learn.recorder.metric_names)}
-
 @pytest.mark.parametrize('cancel', [False,True])
 def test_one_pass_does_not_choose_from_a_batch_that_is_to_be_whole(cancel):
     "After one that was interrupted before its predictions"
@@ -487,10 +397,11 @@ def test_one_pass_does_not_choose_from_a_batch_that_is_to_be_whole(cancel):
     assert (whole.trained==whole.seen).all()
     assert not whole.scored.any()
 
+@pytest.mark.parametrize('place', [-20,0]) # before the selection has begun its epoch, or after
 @every_method
-def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls):
+def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls, place):
     class Cancel(Callback):
-        order,run_valid = 0,False
+        order,run_valid = place,False
         def before_train(self):
             if self.epoch==0: raise CancelTrainException
 
@@ -507,13 +418,6 @@ def test_a_selection_that_is_taken_off_in_a_batch_is_refused():
 
     with pytest.raises(ValueError, match='came or went within an epoch'):
         quiet_fit(short_learner(cbs=[SelectiveBackpropCallback(warmup=0), Off()]), 2)
-
-def test_another_training_set_of_as_many_items_is_told_of(capsys):
-    learn = quiet_fit(table_learner(cbs=StaleLossCallback(warmup=0, seed=0)), 2)
-    assert 'another one' not in capsys.readouterr().out
-    learn.dls = dls_of(*class_data(132))
-    quiet_fit(learn, 2)
-    assert capsys.readouterr().out.count('the training set is another one')==1
 
 def test_a_model_may_have_layers_named_like_callbacks():
     class Net(Wrapped):
@@ -611,12 +515,9 @@ def ruined_learner():
     raise AssertionError('no seed was told of')
 
 def test_a_loss_that_rises_while_the_trained_one_falls_is_told_of():
-    what = r'full_loss rises while train_loss falls: from [\d.]+ to [\d.]+ since epoch \d'
-    remedy = 'gather=True, a milder selection, end=.5'
     learn,told = ruined_learner()
-    assert re.search(f'{what}.*{remedy}', told)
-    assert f'note: {learn.selection.report.advice}' in learn.selection.card
-    assert learn.selection.report.advice.startswith('full_loss rises')
+    assert re.search('full_loss rises while train_loss falls.*a milder selection', told)
+    assert told in learn.selection.card
 
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -632,17 +533,6 @@ def test_usual_fits_are_not_warned_of(cls):
         assert learn.selection.report.advice is None
         assert 'note:' not in learn.selection.card
 
-@pytest.mark.slow
-@pytest.mark.parametrize('cls', [SelectiveBackpropCallback, BatchLossFilterCallback], ids=one_liner)
-def test_the_digits_are_not_warned_of(cls):
-    from fastai.layers import SimpleCNN
-    from selback.bench.datasets import get_dls
-    set_seed(0)
-    dls = get_dls('digits', n_train=640, n_valid=160)
-    net = nn.Sequential(SimpleCNN([3,16,32]), nn.Linear(32, 10))
-    learn = Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=cls())
-    assert quiet_fit(learn, 6, lr=1e-2).selection.report.advice is None
-
 @pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback])
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 def test_what_trains_with_a_broken_loss_is_told(cls, bad):
@@ -650,62 +540,22 @@ def test_what_trains_with_a_broken_loss_is_told(cls, bad):
     def later_bad(p, y, reduction='mean'):
         is_later = getattr(learn, 'iter', 0)>2
         return F.cross_entropy(p, y, reduction=reduction)*(bad if is_later else 1.)
-    def always_bad(p, y, reduction='mean'): return F.cross_entropy(p, y, reduction=reduction)*bad
 
     learn = short_learner(loss_func=later_bad, cbs=cls(warmup=9))
-    is_told = pytest.warns(UserWarning, match='Epoch 0: .*NaN or infinite')
-    with is_told: quiet_fit(learn, 1)
-    assert 0<learn.selection.report.log[2]<9
-
-    learn = short_learner(loss_func=always_bad, cbs=cls(warmup=9))
     with pytest.warns(UserWarning, match='NaN or infinite'): quiet_fit(learn, 1)
-    assert math.isnan(learn.selection.report.log[2])
+    assert 0<learn.recorder.values[-1][-1]<9 # of the batches before
 
-# What others leave behind, and what we do
-class Remembers(nn.Module):
-    "Makes its weights from a parameter once a step, and keeps them until a callback clears them"
-    def __init__(self):
-        super().__init__()
-        self.net,self.w = mlp(),nn.Parameter(torch.ones(4))
-        self.made,self.calls = None,0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.made is None: self.made = torch.tanh(self.w)*2
-        return self.net(x*self.made)
-
-ATTACHED = [
-    lambda learn: learn.top_loss(.5, warmup=0),
-    lambda learn: learn.selective_backprop(warmup=0),
-    lambda learn: learn.favor_hard()]
-
-@pytest.mark.parametrize('attach', ATTACHED)
-def test_a_look_leaves_the_attributes_of_a_model_alone(attach):
-    "Each training step finds what the last one left, so that the parameter trains"
-    found = []
-    class Clears(Callback):
-        def after_backward(self): found.append((self.model.calls, self.model.w.grad is not None))
-        def after_batch(self): self.model.made = None
-
-    set_seed(0)
-    learn = skip_validation(Learner(dls_of(*class_data()), Remembers(), CrossEntropyLossFlat(), cbs=Clears()))
-    quiet_fit(attach(learn), 2)
-    assert found==[(i+1, True) for i in range(len(found))]
-    assert len(found)>4
+# Loaders, models and losses of one's own
 
 class Shifted(TfmdDL):
     "A loader with an option of its own"
-    def __init__(self, dataset, shift=0., **kwargs):
+    def __init__(self, dataset, shift, **kwargs):
         super().__init__(dataset, **kwargs)
         self.shift = shift
 
     def create_batch(self, b):
         x,y = super().create_batch(b)
         return x+self.shift,y
-
-class Needy(Shifted):
-    "That must be given"
-    def __init__(self, dataset, shift, **kwargs): super().__init__(dataset, shift, **kwargs)
 
 @every_method
 def test_a_loader_keeps_its_own_options(cls):
@@ -714,39 +564,10 @@ def test_a_loader_keeps_its_own_options(cls):
     class Seen(Callback):
         def after_pred(self): seen.append(self.x.mean().item())
 
-    for loader in Shifted,Needy:
-        train = loader(items, shift=100., bs=16, shuffle=True, num_workers=0)
-        dls = DataLoaders(train, TfmdDL(items, bs=16, num_workers=0))
-        learn = skip_validation(Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(), cls(warmup=0)]))
-        quiet_fit(learn, 3)
-    assert seen
+    train = Shifted(items, shift=100., bs=16, shuffle=True, num_workers=0)
+    dls = DataLoaders(train, TfmdDL(items, bs=16, num_workers=0))
+    quiet_fit(skip_validation(Learner(dls, mlp(), CrossEntropyLossFlat(), cbs=[Seen(), cls(warmup=0)])), 3)
     assert min(seen)>90
-
-def test_an_epoch_cancelled_before_ours_began_is_not_counted():
-    class Cancels(Callback):
-        order = -20
-        def before_train(self):
-            if self.epoch==1: raise CancelTrainException
-    learn = short_learner(cbs=[Cancels(),FavorHardCallback()])
-    quiet_fit(learn, 3)
-    assert learn.selection.epochs_done==2
-
-    scored = []
-    class Notes(Callback):
-        def before_train(self): scored.append(self.learn.selection.epochs_since_scored)
-    learn = table_learner(cbs=[Cancels(),StaleLossCallback(n=2),Notes()])
-    quiet_fit(learn, 5)
-    assert scored==[None,1,2,1] # epoch 1 is cancelled before `Notes` is asked
-
-def test_a_state_that_is_refused_changes_nothing():
-    trained = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2)
-    state = trained.selection.state_dict()
-    state['parts']['method']['history'] = {} # as of a file that is damaged
-    learn = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 3)
-    before = learn.selection.memory.loss.clone()
-    with pytest.raises(KeyError, match='values'): learn.selection.load_state_dict(state)
-    assert torch.equal(learn.selection.memory.loss, before)
-    assert not torch.equal(before, trained.selection.memory.loss)
 
 def test_draws_of_another_kind_of_device_begin_anew():
     "A generator on a GPU has a state of 16 bytes"
@@ -755,55 +576,6 @@ def test_draws_of_another_kind_of_device_begin_anew():
     draws.load_state_dict(dict(state=torch.zeros(16, dtype=torch.uint8)))
     def first(draws): return torch.rand(1, generator=draws.on('cpu')).item()
     assert first(draws)==first(Draws(3))
-
-class Slope(nn.Module):
-    "Its output is a derivative by its input"
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        slope, = torch.autograd.grad(self.net(x).square().sum(), x, create_graph=True)
-        return slope[:,:3]
-
-def test_a_model_that_takes_derivatives_trains_by_memory_and_is_refused_by_a_look():
-    def learner(cbs):
-        set_seed(0)
-        return skip_validation(Learner(dls_of(*class_data()), Slope(), CrossEntropyLossFlat(), cbs=cbs))
-    learn = quiet_fit(learner(FavorHardCallback()), 2)
-    assert learn.selection.memory.loss.isfinite().all()
-    assert learn.selection.stats.kept.sum()<200
-
-    what = 'it takes derivatives, of which a scoring pass has none'
-    remedy = 'use a method without one, such as favor_hard'
-    with pytest.raises(ValueError, match=f'{what}; {remedy}'): quiet_fit(learner(TopLossCallback()), 1)
-
-def test_a_score_without_labels_needs_a_tensor():
-    class Named(Wrapped):
-        def forward(self, x): return dict(out=self.net(x))
-    def loss(pred, y, reduction='mean'): return F.cross_entropy(pred['out'], y, reduction=reduction)
-
-    learn = Learner(dls_of(*class_data()), Named(), loss, cbs=TopLossCallback(score='entropy'))
-    refused = "score='entropy': got predictions that are a dict, wanted logits of .*; use score='loss'"
-    with pytest.raises(ValueError, match=refused): quiet_fit(learn, 1)
-
-def test_losses_of_trained_items_are_computed_once_a_batch():
-    calls,with_grad = Trail(),[]
-    def summed(pred, y, reduction='sum'):
-        calls.append(torch.is_grad_enabled())
-        return F.cross_entropy(pred, y, reduction=reduction)
-    class Steps(Callback):
-        order,run_valid = -8,False
-        def after_batch(self):
-            with_grad.append([*calls.seen])
-            calls.clear()
-
-    trained_only(table_learner(n=20*16+32, loss_func=summed, cbs=[FavorHardCallback(), Steps()]), 1)
-    assert len(with_grad)==20
-    several = [i for i,step in enumerate(with_grad, 1) if len(step)>2]
-    assert several==[*range(1, 9), 16] # it is no loss of PyTorch's, and held against what trains
-    for i in range(9, 16): assert sorted(with_grad[i-1])==[False,True]
 
 def test_weights_under_another_default_dtype():
     torch.set_default_dtype(torch.float64)
@@ -826,14 +598,6 @@ def test_a_loss_that_a_callback_averages():
         quiet_fit(learn, 2)
         assert not math.isnan(learn.selection.report.log[2])
 
-def test_negative_losses_are_drawn_by_what_they_are_above_the_lowest():
-    from selback.core.policies import priorities
-    def check(losses, wanted):
-        wanted = torch.tensor(wanted, dtype=torch.float64)
-        torch.testing.assert_close(priorities(torch.tensor(losses), 1.), wanted)
-    check([-4.,-3.,0.], [0.,.2,.8])
-    check([1.,3.], [.25,.75])
-
 def test_texts_have_a_reducible_loss():
     from matrix import text
     holdout,learn = text(),text()
@@ -842,75 +606,7 @@ def test_texts_have_a_reducible_loss():
     assert len(losses)==len(learn.dls.train_ds)
     assert losses.isfinite().all()
 
-def test_a_plain_loop_is_told_what_a_policy_returns():
-    from selback.functional import chosen
-    batches = [(torch.randn(8, 4),torch.randint(0, 3, (8,)))]
-    def refused(policy, got):
-        with pytest.raises(TypeError, match=f'PolicyMethod.choose: got {got}.*wanted Chosen'):
-            next(chosen(batches, nn.Linear(4,3), F.cross_entropy, policy))
-    refused(lambda scores: scores.argsort()[:5], 'a tensor')
-    refused(lambda scores: (torch.arange(3), None), 'tuple')
-    refused(lambda scores: Chosen(scores>0), 'Chosen with rows of torch.bool')
-
-def test_stats_are_joined_once(monkeypatch):
-    "Asked after each epoch, as `compare` does, they are not all joined again"
-    import selback.callback.report as report
-    learn = quiet_fit(table_learner(cbs=SelectiveBackpropCallback()), 3)
-    before = learn.selection.stats
-    quiet_fit(learn, 2)
-
-    joined = []
-    class Counts:
-        def __getattr__(self, name): return getattr(pd, name)
-        def concat(self, frames, **kwargs):
-            joined.append(len(frames))
-            return pd.concat(frames, **kwargs)
-    monkeypatch.setattr(report, 'pd', Counts())
-    after = learn.selection.stats
-    learn.selection.stats
-    assert joined==[3,1,1]
-    assert after.iloc[:len(before)].equals(before)
-    assert after.fit.max()==2
-    assert (after.groupby(['fit','epoch']).seen.sum()==100).all()
-
 # A loader that is read, a callback in two places, losses that take derivatives
-class ReadsAlong(Callback):
-    "Reads the running loader from its beginning, within the second step of an epoch"
-    order,run_valid = 70,False
-
-    def before_fit(self): self.read = []
-
-    def after_batch(self):
-        if self.iter==1: self.read.append(sum(len(yb) for *_,yb in self.learn.dl))
-
-WAYS = [
-    None,
-    lambda: TopLossCallback(.5, warmup=0),
-    lambda: TopLossCallback(.5, warmup=0, gather=True),
-    lambda: FavorHardCallback(warmup=0)]
-
-@pytest.mark.parametrize('method', WAYS)
-def test_a_callback_may_read_the_loader_within_an_epoch(method):
-    ours = [method] if method else []
-    def steps(*more): return quiet_fit(table_learner(cbs=[make() for make in (*ours,*more)]), 2)
-    alone,along = steps(),steps(ReadsAlong)
-    assert len(along.recorder.losses)==len(alone.recorder.losses)
-    assert len(along.reads_along.read)==2
-    assert along.reads_along.read[0]==100
-    if not method: return
-
-    def seen(learn): return learn.selection.stats.groupby('epoch').seen.sum().tolist()
-    assert along.selection.stats.kept.sum()>0
-    assert seen(along)==seen(alone)
-
-@pytest.mark.parametrize('cls', PATHS.values(), ids=PATHS)
-def test_a_callback_belongs_to_one_learner(cls):
-    cb = cls()
-    first = table_learner(cbs=cb)
-    with pytest.raises(ValueError, match='of another learner, wanted one for each learner; make another one'):
-        table_learner(cbs=cb)
-    quiet_fit(first, 1)
-    assert first.selection is cb
 
 class Solution(nn.Module):
     "A function of time, whose inputs its equation asks for"
@@ -940,6 +636,27 @@ def equation_learner(cbs=None, by_item=False):
     learn = Learner(dls, model, loss_func=one_number if by_item else growth, cbs=cbs, lr=1e-2)
     return skip_validation(learn) # which keeps no derivatives
 
+class DerivesInside(nn.Module):
+    "A model that takes derivatives itself"
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        out = self.net(x).tanh()
+        slope, = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out+slope.sum(1, keepdim=True)
+
+def test_a_model_that_takes_derivatives_trains_where_no_pass_scores():
+    "By what is remembered, or in one pass; a method that looks says so"
+    def fit(cb):
+        learn = skip_validation(short_learner(cbs=cb))
+        learn.model = DerivesInside()
+        return quiet_fit(learn, 2).selection.stats
+    for cb in FavorHardCallback(), BatchLossFilterCallback(.5, passes=1): assert fit(cb).kept.sum()<2*52
+    with pytest.raises(ValueError, match='takes derivatives.*favor_hard'): fit(TopLossCallback(warmup=0))
+
 BY_TRAINING = [cls for cls in methods() if not issubclass(cls, BatchSelection)]
 
 @pytest.mark.parametrize('by_item', [False, True])
@@ -962,26 +679,102 @@ def test_a_loss_that_takes_derivatives_is_trained_on(cls, by_item):
     assert torch.allclose(memory.loss[trained], wanted[trained], rtol=1e-4)
     assert not memory.loss.requires_grad
 
-class DerivesInside(nn.Module):
-    "A model that takes derivatives itself"
-    def __init__(self):
+def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
+    def steep(pred, y):
+        losses = cross_entropy(pred, y, reduction='none')
+        slope, = torch.autograd.grad(losses.sum(), pred, create_graph=True)
+        return (losses+slope.square().sum(1)).mean()
+
+    learn = skip_validation(short_learner(loss_func=steep, cbs=FavorHardCallback(warmup=1)))
+    quiet_fit(learn, 3)
+    assert learn.selection.memory.loss.isfinite().all()
+    assert learn.selection.stats.kept.sum()<3*52
+
+SELECTING = [cls for cls in PATHS.values() if cls is not WatchItemsCallback]
+
+@pytest.mark.parametrize('cls', SELECTING, ids=lambda cls: cls.__name__)
+def test_a_batch_by_hand_before_the_first_one_is_refused(cls):
+    class ByHand(Callback):
+        order,run_valid = 61,False
+        def before_train(self):
+            x,y = self.dls.train.dataset.tensors
+            self.learn.xb,self.learn.yb = (x[:8],),(y[:8],)
+            self.learn('before_batch')
+    learn = table_learner(cbs=[cls(), ByHand()])
+    with pytest.raises(ValueError, match='fires before_batch by itself'): quiet_fit(learn, 3)
+
+REMEMBERING = [
+    (lambda: StaleLossCallback(warmup=0, seed=0), 1),
+    (lambda: EarlyLossSamplingCallback(1), 1),
+    (lambda: BalancedSamplingCallback(alpha=1.), 1),
+    (BalancedSamplingCallback, 0)] # by groups alone: it remembers nothing
+
+@pytest.mark.parametrize('make,n', REMEMBERING)
+def test_another_training_set_of_as_many_items_is_told_of_where_items_are_remembered(make, n, capsys):
+    learn = quiet_fit(table_learner(cbs=make()), 2)
+    assert 'another one' not in capsys.readouterr().out
+    learn.dls = dls_of(*class_data(132))
+    quiet_fit(learn, 2)
+    assert capsys.readouterr().out.count('the training set is another one')==n
+
+def test_a_loss_without_memory_says_so():
+    def greedy(pred, y): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+    learn = short_learner(loss_func=greedy, cbs=TopLossCallback(.5, warmup=0))
+    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
+
+class Small(nn.Module):
+    "Runs out of memory with more than `most` items in evaluation mode"
+    def __init__(self, most):
         super().__init__()
-        self.net = nn.Linear(4, 3)
+        self.net,self.most = mlp(),most
+        self.sizes = Trail()
 
     def forward(self, x):
-        x = x.detach().requires_grad_()
-        out = self.net(x).tanh()
-        slope, = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return out+slope.sum(1, keepdim=True)
+        if not self.training: self.evaluate(len(x))
+        return self.net(x)
 
-def test_one_pass_chooses_where_a_model_takes_derivatives():
-    "And a method that looks says which one does not"
-    def fit(**kwargs):
-        learn = skip_validation(short_learner(cbs=BatchLossFilterCallback(.5, warmup=0, **kwargs)))
-        learn.model = DerivesInside()
-        return quiet_fit(learn, 1)
-    assert 0<fit(passes=1).selection.stats.kept.sum()<52
-    with pytest.raises(ValueError, match='favor_hard'): fit()
+    def evaluate(self, n):
+        self.sizes.append(n)
+        if n>self.most: raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+
+def test_no_memory_for_one_item_is_an_error():
+    learn = short_learner(cbs=TopLossCallback(.5, warmup=0))
+    learn.model = Small(0)
+    with pytest.raises(torch.cuda.OutOfMemoryError): quiet_fit(learn, 1)
+
+def test_mappings_of_any_kind():
+    batch = defaultdict(list, a=torch.arange(4))
+    got, = take((batch,), slice(0, 2))
+    assert type(got) is defaultdict
+    assert got.default_factory is list
+    assert got['a'].tolist()==[0,1]
+    assert batch['a'].tolist()==[0,1,2,3]
+
+def test_an_epoch_cancelled_before_ours_began_is_not_counted():
+    class Cancels(Callback):
+        order = -20
+        def before_train(self):
+            if self.epoch==1: raise CancelTrainException
+    learn = short_learner(cbs=[Cancels(),FavorHardCallback()])
+    quiet_fit(learn, 3)
+    assert learn.selection.epochs_done==2
+
+    scored = []
+    class Notes(Callback):
+        def before_train(self): scored.append(self.learn.selection.epochs_since_scored)
+    learn = table_learner(cbs=[Cancels(),StaleLossCallback(n=2),Notes()])
+    quiet_fit(learn, 5)
+    assert scored==[None,1,2,1] # epoch 1 is cancelled before `Notes` is asked
+
+def test_a_state_that_is_refused_changes_nothing():
+    trained = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 2)
+    state = trained.selection.state_dict()
+    state['parts']['method']['history'] = {} # as of a file that is damaged
+    learn = quiet_fit(short_learner(cbs=SelectiveBackpropCallback(track_items=True)), 3)
+    before = learn.selection.memory.loss.clone()
+    with pytest.raises(KeyError, match='values'): learn.selection.load_state_dict(state)
+    assert torch.equal(learn.selection.memory.loss, before)
+    assert not torch.equal(before, trained.selection.memory.loss)
 
 class Ragged:
     "Images of five sizes"
@@ -1007,56 +800,8 @@ def test_inputs_of_any_size_are_named():
         learn = Learner(DataLoaders(*loaders), Means(), CrossEntropyLossFlat(), cbs=cb)
         with pytest.raises(ValueError, match=got): quiet_fit(learn, 1)
 
-class Frozen:
-    "A loss whose reduction can be set once"
-    def __init__(self): object.__setattr__(self, 'reduction', 'mean')
-
-    def __setattr__(self, name, value): raise TypeError('frozen')
-
-    def __call__(self, pred, y): return cross_entropy(pred, y)
-
-def test_a_loss_that_can_not_be_set_stays_as_it_is():
-    learn = short_learner(loss_func=Frozen(), cbs=TopLossCallback(warmup=0))
-    with contextlib.suppress(TypeError): quiet_fit(learn, 1)
-    assert learn.loss_func.reduction=='mean'
-
-def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
-    def steep(pred, y):
-        losses = cross_entropy(pred, y, reduction='none')
-        slope, = torch.autograd.grad(losses.sum(), pred, create_graph=True)
-        return (losses+slope.square().sum(1)).mean()
-
-    learn = skip_validation(short_learner(loss_func=steep, cbs=FavorHardCallback(warmup=1)))
-    quiet_fit(learn, 3)
-    assert learn.selection.memory.loss.isfinite().all()
-    assert learn.selection.stats.kept.sum()<3*52
-
-@pytest.mark.parametrize('options,said', [({}, False), (dict(alpha=1.), True), (dict(track_items=True), True)])
-def test_who_remembers_nothing_does_not_say_that_it_goes_on(options, said, capsys):
-    learn = quiet_fit(table_learner(cbs=BalancedSamplingCallback(**options)), 2)
-    learn.dls = dls_of(*class_data(132))
-    learn.loss_func = CrossEntropyLossFlat()
-    quiet_fit(learn, 2)
-    learn.balanced_sampling()
-    told = capsys.readouterr().out
-    for part in ('what is remembered of each item goes on', 'what it remembered of items is gone'):
-        assert (part in told)==said
-
 def test_early_losses_that_are_kept_are_remembered(capsys):
     learn = quiet_fit(table_learner(cbs=EarlyLossSamplingCallback(1)), 2)
     learn.dls = dls_of(*class_data(132))
     quiet_fit(learn, 2)
     assert capsys.readouterr().out.count('the training set is another one')==1
-
-SELECTING = [cls for cls in PATHS.values() if cls is not WatchItemsCallback]
-
-@pytest.mark.parametrize('cls', SELECTING, ids=lambda cls: cls.__name__)
-def test_a_batch_by_hand_before_the_first_one_is_refused(cls):
-    class ByHand(Callback):
-        order,run_valid = 61,False
-        def before_train(self):
-            x,y = self.dls.train.dataset.tensors
-            self.learn.xb,self.learn.yb = (x[:8],),(y[:8],)
-            self.learn('before_batch')
-    learn = table_learner(cbs=[cls(), ByHand()])
-    with pytest.raises(ValueError, match='fires before_batch by itself'): quiet_fit(learn, 3)

@@ -8,6 +8,7 @@ from fastai.data.block import CategoryBlock, RegressionBlock
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize, MultiCategorize, OneHotEncode
 from fastai.tabular.core import TabularPandas
+from fastai.text.data import SortedDL
 from fastai.torch_core import TensorMask
 from helpers import *
 from selback.core.policies import balanced, balanced_chances
@@ -448,3 +449,65 @@ def test_later_batches_are_compared_now_and_then():
     seen.clear()
     with pytest.raises(ValueError, match='of several that come as one'): trained_only(learn, 1)
     assert [len(epoch) for epoch in learn.diary.epochs]==[15]
+
+def test_a_rare_class_is_likelier_by_item_and_by_class_never_more_than_a_common_one():
+    groups = torch.tensor([1]*90+[5]*9+[2])
+    for power in (.2,.5,.9,1.):
+        p = balanced_chances(groups, power=power)
+        assert p[0]<p[90]<p[99]
+        of_class = [float(p[groups==g].sum()) for g in (1,5,2)]
+        assert of_class==sorted(of_class, reverse=True) or power==1 and np.allclose(of_class, 1/3)
+
+def test_unknown_losses_are_all_alike_until_they_are_known():
+    "In the first epoch, without a warm-up, the classes alone decide"
+    class Forget(Callback):
+        order,run_valid = 70,False
+        def after_train(self): self.learn.selection.memory.loss.fill_(nan)
+    epochs = trained_only(learner(options=dict(alpha=2.), cbs=[Forget()]), 40).diary.epochs
+    assert is_near(drawn(epochs), chances(UNEVEN.tolist(), [1.]*100, 1., 0.))
+
+def test_numbers_follow_schedules():
+    def rises(pct): return pct
+    learn = learner(options=dict(power=rises, alpha=rises, warmup=1), net=linear())
+    x,y = learn.dls.train.dataset.tensors
+    losses = cross_entropy(learn.model(x), y, reduction='none').tolist()
+    found = []
+    class Asks(Callback):
+        order,run_valid = 70,False
+        def before_train(self):
+            cb,idxs = self.learn.selection,torch.arange(100).repeat(40)
+            if not cb.epochs_done: return
+            drawn = idxs[chosen_before_loading(cb, idxs).rows]
+            found.append((float(self.pct_train), counts_of(drawn, 100)))
+    trained_only(learn.add_cb(Asks()), 4, lr=0.)
+    assert [pct for pct,_ in found]==[.25,.5,.75]
+    for pct,counts in found: assert is_near(counts, chances(UNEVEN.tolist(), losses, pct, pct))
+
+def test_a_loader_that_sorts_gets_the_longest_first():
+    x = [torch.arange(1+i%7) for i in range(100)]
+    class Pairs(Dataset):
+        targets = UNEVEN.tolist()
+        def __len__(self): return 100
+        def __getitem__(self, i): return x[i],UNEVEN[i]
+    dl = SortedDL(Pairs(), res=[len(o) for o in x], bs=20, shuffle=True, num_workers=0,
+        create_batch=lambda b: (torch.tensor([float(len(o)) for o,_ in b])[:,None], torch.stack([y for _,y in b])))
+    seen = []
+    class Lengths(Callback):
+        run_valid = False
+        order = 60
+        def before_batch(self): seen.append((self.x[:,0].tolist(), self.y.tolist()))
+    learn = Learner(DataLoaders(dl, dl), nn.Linear(1, 3), loss_func=CrossEntropyLossFlat(), lr=0.,
+        cbs=[BalancedSamplingCallback(seed=0), Lengths()])
+    trained_only(learn, 20)
+    assert all(lengths==sorted(lengths, reverse=True) for lengths,_ in seen)
+    by_class = counts_of(torch.tensor(sum((y for _,y in seen), [])), 3)
+    assert is_near(by_class, torch.full((3,), 1/3).double())
+
+def test_picks_are_counted_where_items_are_tracked():
+    learn = trained_only(learner(options=dict(track_items=True)), 3)
+    assert learn.selection.items().picked.tolist()==drawn(learn.diary.epochs).tolist()
+
+def test_groups_of_a_dataset_that_has_grown_are_refused_as_the_epoch_begins():
+    learn = learner(UNEVEN, net=nn.Linear(4, 4), cbs=[Renewed(grow)])
+    with pytest.raises(ValueError, match='groups: got 100 groups, wanted 110'): trained_only(learn, 2)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[4,0]

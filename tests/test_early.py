@@ -342,3 +342,7 @@ def test_items_are_shown_as_pictures():
     idx = learn.selection.early_items(1).item()
     assert any(f'early loss {kept(learn)[idx]:.3g}' in title and f'item {idx}' in title for title in titles)
 
+def test_a_fit_that_ends_too_early_says_so(capsys):
+    trained_only(learner(EarlyLossSamplingCallback(3)), 2)
+    said = 'It selects at the earliest from 0% to 100% of a fit, once losses are kept, after=3'
+    assert f'this fit trained on all items. {said}' in capsys.readouterr().out

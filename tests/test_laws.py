@@ -1,23 +1,16 @@
 "The laws: nothing is added, lost, left behind or changed"
-import contextlib, functools, gc, random, runpy, sys, warnings, weakref
-from pathlib import Path
-from queue import SimpleQueue
+import contextlib, functools, gc, warnings, weakref
 
-import numpy as np, pytest, torch
+import pytest, torch
 from fastai.callback.schedule import LRFinder
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException,
     CancelTrainException)
 from fastai.callback.training import BnFreeze, GradientAccumulation
-from fastai.interpret import Interpretation
-from fastai.learner import Learner
 from helpers import *
 from selback.callback.learner import base_loss
 from selback.callback.watching import WatchItemsCallback
 
-def law_cases():
-    "Every method with each of its settings that keep all"
-    return [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all]
-cases = law_cases()
+cases = [(cls,kwargs) for cls in methods() for kwargs in cls.keeps_all] # settings of each method that keep all
 
 def case_id(v):
     if isinstance(v, type): return v.__name__.removesuffix('Callback')
@@ -28,12 +21,21 @@ ATTACHED = [*methods(), WatchItemsCallback] # which selects nothing, and keeps t
 
 def at_once(cls, **kwargs): return cls() if cls is WatchItemsCallback else cls(warmup=0, **kwargs)
 
-def test_every_method_has_a_setting_that_keeps_all(): assert all(c.keeps_all for c in methods())
-
 # law 1
-SMALL = LEARNERS | dict( # a last batch of 4 items, as ever
+def lone_learner():
+    "The last batch of an epoch is one item"
+    learn = table_learner(n=49, n_valid=16)
+    learn.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) # BatchNorm takes more than one
+    return learn
+
+SMALL = dict( # a last batch of 4 items, as ever
     table=short_learner,
-    image=partial(image_learner, n=36))
+    mixup=lambda: short_learner(cbs=MixUp(.4)),
+    regression=regression_learner,
+    drop_last=partial(short_learner, drop_last=True),
+    image=partial(image_learner, n=36),
+    mixed_precision=lambda: short_learner(cbs=CPUMixedPrecision()), # which rounds counts to 8
+    lone=lone_learner)
 
 @pytest.mark.law(1)
 @pytest.mark.parametrize('kind', SMALL)
@@ -42,10 +44,7 @@ def test_selecting_everything_is_plain_training(cls, kwargs, kind):
     learn = quiet_fit(SMALL[kind]().add_cb(cls(**kwargs, warmup=0)))
     stats = learn.selection.stats
     assert stats.kept.sum()==stats.seen.sum()>0
-    assert_trained_as(plain_training(kind), learn)
-
-def assert_trained_as(plain, learn):
-    trained,recorded = plain
+    trained,recorded = plain_training(kind)
     assert same(trained, weights(learn))
     assert recorded==recording(learn)
 
@@ -57,48 +56,9 @@ def recording(learn):
     return losses,values,list(rec.lrs),list(rec.iters)
 
 @functools.cache
-def plain_training(kind, **kwargs):
-    learn = quiet_fit(SMALL[kind](**kwargs))
+def plain_training(kind):
+    learn = quiet_fit(SMALL[kind]())
     return weights(learn),recording(learn)
-
-@pytest.mark.law(1)
-@pytest.mark.parametrize('cls,kwargs', by_path(cases), ids=case_id)
-def test_selecting_everything_is_plain_training_with_drop_last(cls, kwargs):
-    learn = quiet_fit(SMALL['table'](drop_last=True, cbs=cls(**kwargs, warmup=0)))
-    assert_trained_as(plain_training('table', drop_last=True), learn)
-
-def test_a_new_method_takes_part_by_itself(monkeypatch):
-    class Newcomer(BatchMethod):
-        "A method as a notebook of its own would have it"
-        def choose(self, scores, now): return Chosen(torch.arange(len(scores)))
-    class NewcomerCallback(BatchSelection):
-        of = Newcomer
-        __module__,keeps_all = OWN_MODULES[0],(dict(),)
-    assert 'newcomer' not in known_methods() # it has no one-liner yet
-
-    monkeypatch.setattr(Learner, 'newcomer', None, raising=False) # what takes its place goes with the test
-    with_one_liner(NewcomerCallback)
-    assert known_methods()['newcomer'] is NewcomerCallback
-    assert NewcomerCallback in methods()
-    test_selecting_everything_is_plain_training(NewcomerCallback, {}, 'table')
-
-    found = collected_anew()
-    assert (NewcomerCallback,{}) in found['test_laws']['cases']
-    assert NewcomerCallback not in [cls for cls,_ in cases]
-    assert 'newcomer' in found['matrix']['METHODS']
-
-    NewcomerCallback.__module__ = 'no module'
-    assert NewcomerCallback not in methods()
-
-def collected_anew():
-    "What each file that asks for all methods defines, as when tests are collected"
-    here,loaded = Path(__file__).parent,set(sys.modules)
-    asking = [f for f in (here/'matrix.py',*here.glob('test_*.py')) if 'methods()' in f.read_text(encoding='utf-8')]
-    found = {f.stem: runpy.run_path(str(f)) for f in asking}
-
-    newly_loaded = {f.stem for f in here.glob('*.py')} & (set(sys.modules)-loaded)
-    for name in newly_loaded: del sys.modules[name] # they know the newcomer, too
-    return found
 
 # law 2 lives in test_policies.py; here: the chosen items are the ones that reach the model
 def spied(**kwargs):
@@ -118,18 +78,6 @@ def test_exactly_the_hardest_items_train():
         hardest = scores.argsort(descending=True)[:len(items)//4].sort().values.tolist()
         assert rows==hardest
         assert trained==[items[i] for i in hardest]
-
-def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
-    learn = numbered_learner(cbs=spied(keep=.5, warmup=0))
-    x,y = learn.dls.train.one_batch()
-    learn.model.eval()
-    wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
-    learn.model.train()
-
-    cb = learn.selection
-    scores,losses = scores_of(cb, (x,), (y,))
-    torch.testing.assert_close(scores, wanted)
-    torch.testing.assert_close(losses, wanted)
 
 # law 4: here what all methods share; test_pull.py has the steps, one by one
 @pytest.mark.law(4)
@@ -161,38 +109,6 @@ def test_every_method_gathers_full_batches(cls, drop_last):
     assert n_gathered
 
 # law 5
-class Nosy(nn.Module):
-    "Draws random numbers of all kinds in its forward pass, and may fail"
-    def __init__(self, fail):
-        super().__init__()
-        self.net,self.fail = mlp(),fail
-    def forward(self, x):
-        random.random()
-        np.random.rand()
-        torch.rand(1)
-        if self.fail: raise RuntimeError('model failed')
-        return self.net(x)
-
-@pytest.mark.law(5)
-@pytest.mark.parametrize('fail', [False, True])
-def test_scoring_leaves_no_trace(fail):
-    model = Nosy(fail)
-    model.net[1].eval()
-    x = torch.randn(8,4)
-    def state():
-        flags = [m.training for m in model.modules()]
-        return flags,random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
-
-    weights = {k: v.clone() for k,v in model.state_dict().items()}
-    autocast = torch.autocast('cpu', dtype=torch.bfloat16)
-    before = state()
-    with pytest.raises(ValueError, match='model failed') if fail else contextlib.nullcontext():
-        pred = ScoringPass()(model, (x,), (), autocast)
-        assert pred.dtype==torch.float32
-        assert not pred.requires_grad
-
-    assert state()==before
-    assert same(weights, model.state_dict())
 
 SETTINGS = dict(
     plain=lambda: [],
@@ -348,41 +264,20 @@ def test_interrupted_fits_with_other_callbacks_leave_what_fastai_leaves(cls, ex,
     if ex is KeyboardInterrupt: cbs.reverse() # attached in either order
     assert left_behind(small_learner, cbs, interrupts)==left_by_fastai(other, interrupts)
 
-class Fails(nn.Module):
-    "Fails in one of its batches of training, or when it is looked through"
-    def __init__(self, in_training, at):
+class FailsInEvaluation(nn.Module):
+    def __init__(self):
         super().__init__()
         self.net = mlp()
-        self.in_training,self.at = in_training,at
-        self.calls = SimpleQueue() # whose length no look puts back, or sees
     def forward(self, x):
-        if self.training==self.in_training:
-            self.calls.put(None)
-            if self.calls.qsize()==self.at: raise ZeroDivisionError('model failed')
+        if not self.training: raise ZeroDivisionError('model failed')
         return self.net(x)
 
 @pytest.mark.law(6)
-@pytest.mark.parametrize('amp', [False, True])
-@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
-def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
-    def make():
-        learn = table_learner(n=84)
-        learn.model = Fails(True, 3)
-        return learn
-    def left(*cbs): return left_behind(make, [*([CPUMixedPrecision()] if amp else []), *cbs], [(None, None)])
-
-    plain = left()
-    assert plain==left(at_once(cls))
-    assert plain[0][3] is ZeroDivisionError
-    assert_a_failed_look_leaves_no_trace(cls)
-
-def assert_a_failed_look_leaves_no_trace(cls):
-    "An exception in the scoring pass leaves the loss, the flags, the gradients and autocast"
+@pytest.mark.parametrize('cls', by_path(filter(does_score, methods())), ids=case_id)
+def test_a_look_that_fails_leaves_no_trace(cls):
     learn = table_learner(cbs=[at_once(cls)])
-    if not isinstance(learn.selection, BatchSelection) or not learn.selection.is_scored: return
-    learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
+    learn.model = FailsInEvaluation()
     learn._do_epoch_validate = lambda *args: None
-
     before = state_of(learn)
     with pytest.raises(ZeroDivisionError),learn.no_bar(),learn.no_logging(): learn.fit(3)
     after = state_of(learn)
@@ -399,7 +294,6 @@ def test_columns_once_and_gone():
     quiet_fit(learn.full_batches())
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','accuracy_of','time']
     assert len(learn.recorder.values[-1])==3
-    assert not hasattr(learn, 'selection_columns')
     assert not learn.selection
 
 def accuracy_of(pred, y): return (pred.argmax(1)==y).float().mean()
@@ -422,20 +316,6 @@ def evaluated(cls, path):
         assert list(learn.validate())==last # no columns of a fit
     return found,losses,preds,train_preds,values,state
 
-def evaluated_images(cls):
-    learn = image_learner(n=36)
-    if cls: learn.add_cb(at_once(cls))
-    with learn.no_bar(),learn.no_logging():
-        learn.fit(1)
-        learn.model.load_state_dict(image_learner(n=36).model.state_dict())
-
-        set_seed(3)
-        tta = [o.tolist() for o in learn.tta(n=2)]
-        interp = Interpretation.from_learner(learn)
-        losses,idxs = interp.top_losses(5)
-        learn.fit(1)
-    return tta,losses.tolist(),idxs.tolist(),len(learn.recorder.values)
-
 plainly = functools.cache(lambda f, *args: f(None, *args))
 
 @pytest.mark.law(7)
@@ -443,9 +323,6 @@ plainly = functools.cache(lambda f, *args: f(None, *args))
 def test_evaluation_is_unchanged(cls, tmp_path_factory):
     path = tmp_path_factory.getbasetemp()
     assert plainly(evaluated, path)==evaluated(cls, path)
-
-@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
-def test_evaluation_of_images_is_unchanged(cls): assert plainly(evaluated_images)==evaluated_images(cls)
 
 @pytest.mark.law(7)
 def test_show_results_is_unchanged():
@@ -481,10 +358,111 @@ def test_fit_after_an_interrupted_lr_find_selects():
     assert len(learn.selection.stats)
     assert (learn.selection.stats.query('seen==16').kept==4).all()
 
-def test_nothing_keeps_a_learner_alive():
-    learn = quiet_fit(table_learner().selective_backprop(warmup=0))
-    learn.full_batches()
-    ref = weakref.ref(learn.model)
-    del learn
-    gc.collect()
-    assert ref() is None
+WAYS = [dict(gather=True, scorer=mlp()), dict(passes=1), {}] # what makes all parts of a selection
+
+def with_all_parts(cls):
+    "A method's callbacks that take what they can"
+    if cls is WatchItemsCallback: return [cls(valid=True)]
+    found = []
+    for way in WAYS:
+        try: found.append(at_once(cls, track_items=True, interrupt=3, start=.01, **way))
+        except (TypeError,ValueError): pass # that way is none of its own
+    return found
+
+@pytest.mark.law(6)
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
+def test_a_selection_that_was_taken_off_keeps_no_learner_alive(cls):
+    for cb in with_all_parts(cls):
+        learn = quiet_fit(table_learner(n=84, cbs=cb))
+        learn.full_batches()
+        learner,model = weakref.ref(learn),weakref.ref(learn.model)
+        del learn
+        gc.collect()
+        assert learner() is None and model() is None
+        assert cb.memory is not None
+
+def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
+    learn = numbered_learner(cbs=spied(keep=.5, warmup=0))
+    x,y = learn.dls.train.one_batch()
+    learn.model.eval()
+    wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
+    learn.model.train()
+
+    cb = learn.selection
+    scores,losses = scores_of(cb, (x,), (y,))
+    torch.testing.assert_close(scores, wanted)
+    torch.testing.assert_close(losses, wanted)
+
+class Nosy(nn.Module):
+    "Draws random numbers of all kinds in its forward pass, and may fail"
+    def __init__(self, fail):
+        super().__init__()
+        self.net,self.fail = mlp(),fail
+    def forward(self, x):
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+        if self.fail: raise RuntimeError('model failed')
+        return self.net(x)
+
+@pytest.mark.law(5)
+@pytest.mark.parametrize('fail', [False, True])
+def test_scoring_leaves_no_trace(fail):
+    model = Nosy(fail)
+    model.net[1].eval()
+    x = torch.randn(8,4)
+    def state():
+        flags = [m.training for m in model.modules()]
+        return flags,random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
+
+    weights = {k: v.clone() for k,v in model.state_dict().items()}
+    autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+    before = state()
+    with pytest.raises(ValueError, match='model failed') if fail else contextlib.nullcontext():
+        pred = ScoringPass()(model, (x,), (), autocast)
+        assert pred.dtype==torch.float32
+        assert not pred.requires_grad
+
+    assert state()==before
+    assert same(weights, model.state_dict())
+
+class Fails(nn.Module):
+    "Fails in one of its batches of training, or when it is looked through"
+    def __init__(self, in_training, at):
+        super().__init__()
+        self.net = mlp()
+        self.in_training,self.at = in_training,at
+        self.calls = SimpleQueue() # whose length no look puts back, or sees
+    def forward(self, x):
+        if self.training==self.in_training:
+            self.calls.put(None)
+            if self.calls.qsize()==self.at: raise ZeroDivisionError('model failed')
+        return self.net(x)
+
+def assert_a_failed_look_leaves_no_trace(cls):
+    "An exception in the scoring pass leaves the loss, the flags, the gradients and autocast"
+    learn = table_learner(cbs=[at_once(cls)])
+    if not isinstance(learn.selection, BatchSelection) or not learn.selection.is_scored: return
+    learn.model = Fails(False, 1 if cls is ImportanceSamplingCallback else 3)
+    learn._do_epoch_validate = lambda *args: None
+
+    before = state_of(learn)
+    with pytest.raises(ZeroDivisionError),learn.no_bar(),learn.no_logging(): learn.fit(3)
+    after = state_of(learn)
+    for k in ('flags','grad','autocast','reduction'): assert after[k]==before[k]
+    assert after['loss'] is before['loss']
+
+@pytest.mark.law(6)
+@pytest.mark.parametrize('amp', [False, True])
+@pytest.mark.parametrize('cls', by_path(ATTACHED), ids=case_id)
+def test_an_exception_in_the_model_leaves_what_fastai_leaves(cls, amp):
+    def make():
+        learn = table_learner(n=84)
+        learn.model = Fails(True, 3)
+        return learn
+    def left(*cbs): return left_behind(make, [*([CPUMixedPrecision()] if amp else []), *cbs], [(None, None)])
+
+    plain = left()
+    assert plain==left(at_once(cls))
+    assert plain[0][3] is ZeroDivisionError
+    assert_a_failed_look_leaves_no_trace(cls)

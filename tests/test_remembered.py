@@ -3,8 +3,7 @@ import warnings
 from functools import partial
 
 import pytest, torch
-from fastai.callback.core import Callback, CancelBatchException, CancelTrainException
-from fastai.callback.rnn import ModelResetter, RNNCallback, RNNRegularizer
+from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from helpers import *
@@ -148,45 +147,20 @@ def test_equal_losses_are_told_of(capsys):
     assert 'equal' not in capsys.readouterr().out
 
 # No false alarm
-class Sum(nn.Module):
-    "A loss of one's own without unreduced losses, which adds up"
-    def forward(self, pred, y): return F.cross_entropy(pred, y, reduction='sum')
 
-LOSSES = dict(
-    fastai=CrossEntropyLossFlat,
-    sums=lambda: CrossEntropyLossFlat(reduction='sum'),
-    smoothed=lambda: CrossEntropyLossFlat(label_smoothing=.1),
-    classes=lambda: CrossEntropyLossFlat(weight=torch.tensor([.2,1.,3.])),
-    ignores=lambda: CrossEntropyLossFlat(ignore_index=1),
-    own=lambda: lambda pred, y: F.cross_entropy(pred, y),
-    own_sum=Sum)
-OTHERS = dict(
-    nothing=lambda: [],
-    mixup=lambda: [MixUp(.4)],
-    accumulated=lambda: [GradientAccumulation(32)],
-    mixed_precision=lambda: [CPUMixedPrecision()],
-    both=lambda: [CPUMixedPrecision(), GradientAccumulation(32)])
+def own_sum(pred, y): return F.cross_entropy(pred, y, reduction='sum')
 
-@pytest.mark.parametrize('others', mostly_slow(OTHERS, 'mixup', 'both'))
+LOSSES = dict( # test_matrix.py has others
+    sums=CrossEntropyLossFlat(reduction='sum'),
+    ignores=CrossEntropyLossFlat(ignore_index=1),
+    own_sum=own_sum)
+
 @pytest.mark.parametrize('loss', LOSSES)
 @pytest.mark.parametrize('make', [FavorHardCallback, TopLossCallback, partial(InfoBatchCallback, correct=1.),
     partial(TopLossCallback, passes=1)], ids=['before','within','weights','one_pass'])
-def test_the_losses_of_the_suite_are_taken(make, loss, others):
-    if others=='mixup' and loss in ('own','own_sum'): pytest.skip('MixUp of fastai needs a loss with a reduction')
-    fit(learner(make(warmup=0), LOSSES[loss](), lr=1e-2, cbs=OTHERS[others]()), 2)
-
-def test_what_regularizes_outputs_is_no_other_loss():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn,self.head = nn.RNN(1, 8, batch_first=True),nn.Linear(8, 3)
-        def forward(self, x):
-            out,_ = self.rnn(x[...,None])
-            return self.head(out[:,-1]),out,out
-        def reset(self): pass
-    cbs = [ModelResetter(), RNNCallback(), RNNRegularizer(2., 1.)]
-    learn = fit(learner(FavorHardCallback(), model=Recurrent(), cbs=cbs))
-    check_remembered(learn, true_losses(learn, lambda x: learn.model(x)[0]))
+def test_sums_and_ignored_items_are_no_other_loss(make, loss):
+    cbs = [CPUMixedPrecision(), GradientAccumulation(32)]
+    fit(learner(make(warmup=0), LOSSES[loss], lr=1e-2, cbs=cbs), 2)
 
 def test_the_check_costs_nothing_after_the_first_batch():
     calls = Trail()
@@ -240,7 +214,7 @@ def test_a_number_among_the_outputs_is_not_weighed(i):
 @pytest.mark.parametrize('i', [0, 1])
 def test_outputs_that_are_no_items_are_refused_before_they_are_weighed(i):
     cb = weighted(item_loss=logits_loss)[i]
-    refused_once_weighed(learner(cb, with_balance, Several(2)), r'weights: got an output of shape \(2, 16, 16\)')
+    refused_once_weighed(learner(cb, with_balance, Several(2)), 'weights: got an output of ')
 
 def by_attention(pred, y): return logits_loss(pred, y)+pred['attention'].mean((0,1))
 
@@ -259,16 +233,9 @@ def test_a_model_that_takes_no_part_of_a_batch_is_trained():
     fit(learner(InfoBatchCallback(warmup=9), both, Whole(2)))
 
 def test_predictions_that_cannot_be_weighed_are_refused():
-    class Object(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net()
-        def forward(self, x): return types(self.net(x))
-    class types:
-        def __init__(self, logits): self.logits = logits
     def loss(pred, y, reduction='mean'): return F.cross_entropy(pred.logits, y, reduction=reduction)
     for cb in (*weighted(), TopLossCallback(passes=1, warmup=1)):
-        refused_once_weighed(learner(cb, loss, Object()), 'weigh_grads: got predictions that are a types')
+        refused_once_weighed(learner(cb, loss, Object()), 'weigh_grads: got predictions that are a Record')
 
 # Steps of one's own
 class OwnStep(Learner):
@@ -472,8 +439,7 @@ def test_a_loss_that_changes_predictions_in_place_is_named(make, own):
         pred[torch.arange(len(y)),y] -= .35
         return F.cross_entropy(4*pred, y, reduction=reduction)
     options = dict(item_loss=lambda pred, y: F.cross_entropy(4*pred, y, reduction='none')) if own else {}
-    said = refused(learner(make(**options), margin), 'in place' if own else '')
-    assert 'in place' in said or 'gives no loss per item' in said
+    refused(learner(make(**options), margin), 'in place' if own else 'in place|gives no loss per item')
 
 @pytest.mark.parametrize('make', [FavorHardCallback, partial(TopLossCallback, passes=1, track_items=True)])
 def test_a_step_that_goes_through_its_batch_twice_is_noted_once(make):
@@ -504,14 +470,6 @@ def test_rows_that_are_time_steps_are_refused_before_they_are_weighed():
     for cb in (*weighted(item_loss=losses), TopLossCallback(passes=1, warmup=1, item_loss=losses)):
         refused_once_weighed(learner(cb, loss, TimeFirst()), 'whose rows are no items')
 
-def test_a_fit_without_a_whole_epoch_says_why_no_early_losses_are_kept(capsys):
-    class Short(Callback):
-        run_valid = False
-        def after_batch(self):
-            if self.iter==1: raise CancelTrainException
-    fit(learner(EarlyLossSamplingCallback(), cbs=[Short()]), 3)
-    assert 'a callback ended the last one before its loader did' in capsys.readouterr().out
-
 # What a scoring pass fails on
 class Record:
     def __init__(self, logits): self.logits = logits
@@ -528,12 +486,9 @@ class Object(nn.Module):
 
 def plain(pred, y): return F.cross_entropy(pred, y)
 
-@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), plain, nn.CrossEntropyLoss()],
-    ids=['fastai','function','module'])
+@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(), plain], ids=['unreduced','number'])
 def test_an_object_that_a_callback_unpacks_is_named_and_what_helps_does(loss):
-    said = refused(learner(TopLossCallback(warmup=0), loss, Object(), cbs=[Unpacked()]), 'Record')
-    assert 'item_loss=' in said
-    assert 'batch transform' not in said
+    refused(learner(TopLossCallback(warmup=0), loss, Object(), cbs=[Unpacked()]), 'Record.*item_loss=')
     fit(learner(FavorHardCallback(), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
     def raw(pred, y): return F.cross_entropy(getattr(pred, 'logits', pred), y, reduction='none')
     fit(learner(TopLossCallback(warmup=0, item_loss=raw), loss, Object(), lr=1e-2, cbs=[Unpacked()]))
@@ -550,13 +505,10 @@ def test_errors_of_a_model_are_told_with_what_helps():
         run_valid = False
         def __init__(self, xb, order): self.xb_of,self.order = xb,order
         def before_batch(self): self.learn.xb = self.xb_of(self.x)
-    for model,xb,error in ((Named(), lambda x: (dict(table=x),), 'Error'),
-            (NeedsMore(), lambda x: (x,x), 'missing 1 required positional argument')):
+    for model,xb in (Named(), lambda x: (dict(table=x),)),(NeedsMore(), lambda x: (x,x)):
         for order in 0,-8:
             cbs = [Gives(xb, order)]
-            said = refused(learner(TopLossCallback(warmup=0), model=model, cbs=cbs), 'change it in a batch transform')
-            assert 'failed in the scoring pass' in said
-            assert error in said
+            refused(learner(TopLossCallback(warmup=0), model=model, cbs=cbs), 'change it in a batch transform')
         learn = learner(TopLossCallback(warmup=0), model=model, lr=1e-2)
         learn.dls.train.after_batch = lambda batch: (*xb(batch[0]), batch[1])
         fit(learn)
@@ -570,9 +522,7 @@ def test_shapes_that_are_broadcast_are_named(make):
         return learn
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of PyTorch, of the same
-        said = refused(regression(at_once(make)), 'broadcast')
-    assert '(16, 1)' in said and '(16, 16)' in said
-    assert 'item_loss' in said
+        refused(regression(at_once(make)), 'broadcast')
 
 # Mixed precision
 @pytest.mark.parametrize('bs', [4, 8])

@@ -332,17 +332,6 @@ def test_channels_last_stays():
     for _ in range(3): waiting.add(Items((kept,), (idx,)), Chosen(torch.arange(len(idx))))
     assert is_last(waiting.pop().xb[0])
 
-def test_batch_sizes_are_few_in_mixed_precision():
-    def sizes(cb):
-        learn = quiet_fit(table_learner(bs=64, n=32+640, drop_last=True, cbs=[CPUMixedPrecision(), cb]), 2)
-        return [rows.trained[rows.trained>0].tolist() for _,rows in learn.selection.stats.groupby('epoch')]
-
-    for *full,last in sizes(SelectiveBackpropCallback(warmup=0, seed=0)):
-        assert set(full)=={64}
-        assert 32<last<=64 # shorter only where nothing is left to fill it up
-    rounded = sizes(BatchLossFilterCallback(.6, warmup=0))
-    assert all(n%8==0 for n in sum(rounded, []))
-
 @pytest.mark.slow
 def test_a_compiled_model_meets_few_sizes():
     from torch._dynamo.testing import CompileCounter

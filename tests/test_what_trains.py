@@ -5,7 +5,6 @@ from functools import partial
 import pytest, torch
 from helpers import *
 from selback import functional as plain
-from selback.core.item_loss import is_due
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -159,9 +158,6 @@ def test_what_comes_late_is_refused(name, batch, found):
     learn = learner(make(), new(TopLossCallback), data_of(of_pixels, n=20*BS, **late), of_pixels)
     with pytest.raises(ValueError, match=why): quiet_fit(learn, 1)
     assert learn.selection.stats.step.max()<found
-
-def test_batches_are_checked_ever_more_rarely():
-    assert [n for n in range(1, 70) if is_due(n)]==[*range(1, 9), 16, 32, 64]
 
 def test_losses_of_dropped_elements_are_nobody_elses():
     "With eight pixels dropped the rows of losses still divide by the number of items"
