@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 def place(folder, tmp_path_factory):
     "Where the command has written, after an epoch; an untrained network knows copies, too"
     out = tmp_path_factory.mktemp('found')/'of_digits'/'page.html'
-    doctor(str(folder), size=32, epochs=1, batch_size=34, out=str(out))
+    doctor(str(folder), size=32, epochs=1, bs=34, out=str(out))
     return out
 
 def test_the_page_shows_what_was_planted(place):

@@ -72,7 +72,7 @@ def _asked_and_among(items, within):
 @patch
 def find_copies(self:Learner,
     within:str='both', # Which pairs: of 'both' parts, 'across' from validation to training, of 'train' or of 'valid'
-    n:int|None=None, # How many pairs; None: as many as are likelier copies than not, but 5 at least
+    n:int|None=None, # How many pairs; None: as many as are probably copies, but 5 at least
     layer:nn.Module|None=None, # By whose output items are compared, and by nothing else; None: it is chosen
     flips:bool=False, # Compare with mirror images, too?
 )->pd.DataFrame: # Raises a `ValueError` where items can't be compared
@@ -102,7 +102,7 @@ def find_copies(self:Learner,
     pairs = pairs.head(max(5, n_likely) if n is None else n)
     said = f'no pair is likelier a copy than not; the first {len(pairs)} are listed'
     if n_likely:
-        said = f'some {n_likely} pairs are likelier copies than not; look at them: learn.show_copies(found=...)'
+        said = f'some {n_likely} pairs are probably copies; look at them: learn.show_copies(found=...)'
     print(f'find_copies: {len(items):,} items, compared {kind.named(self.model)}: {said}.')
     return _listed(keys, items, pairs)
 

@@ -50,7 +50,7 @@ class Examined(NamedTuple):
     learn:Learner # That was trained on them
     suspects:pd.DataFrame # All labels, those first that are most likely wrong
     n_suspects:int # How many of the first ones may be wrong, by an estimate
-    copies:pd.DataFrame # Pairs that are likelier copies than not, those across the split first
+    copies:pd.DataFrame # Pairs that are probably copies, those across the split first
     odd:pd.DataFrame # Images that are unlike the others, and broken files
     epochs:int # Of the training
     seconds:float # That all of it took
@@ -272,14 +272,14 @@ def doctor(
     epochs:int=None, # By the number of images if left out: as many as show 16,000, 5 to 30; 5 with --pretrained
     valid:float=.2, # Share that is drawn to validate, where there is no folder for it
     seed:int=0, # Of the split and the training
-    batch_size:int=64, # Images of a step
+    bs:int=64, # Images of a step
     out:str='doctor/doctor.html', # The page; suspects.csv, copies.csv and odd.csv are written beside it
 ):
     "Find wrong labels, copies and odd images of a folder: one page with pictures, and three lists"
     try:
         images = find_images(folder, valid, seed)
         _checked_place(out, images)
-        found = examine(images, arch, pretrained, size, epochs, seed, batch_size)
+        found = examine(images, arch, pretrained, size, epochs, seed, bs)
         write_page(found, out)
     except (OSError, TypeError, ValueError) as e: sys.exit(f'selback-doctor: error: {e}')
     except KeyboardInterrupt:

@@ -163,7 +163,7 @@ def expected_below(
     return .1*len(apart)*(ratio.double()/low)**power
 
 def _n_likely(ratio, n_pairs, by_chance, are_few):
-    "How many of the first pairs are likelier copies than not, one by one: as long as more are seen than twice expected"
+    "How many of the first pairs are probably copies, one by one: as long as more are seen than twice expected"
     if are_few or (ratio>0).sum()<20: below = torch.where(ratio>0, torch.inf, 0.) # only equal ones are copies
     else: below = expected_below(ratio)
     expected = by_chance+below
