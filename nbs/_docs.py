@@ -56,7 +56,7 @@ first = dict(
         'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
         'imagenette','race','hard_items','proxy'],
     views=['views','pictures','groups'],
-    clean=['suspects','corrections','refit','early','05_copies','odd','doctor'],
+    clean=['suspects','corrections','refit','early','copies','odd','doctor'],
     called=['watching','scale_lr','reducible_loss','batch','scoring','compare','race','command','findings','datasets','functional'])
 
 # what people search for, and the page that tells
@@ -309,7 +309,7 @@ def folder_of(path):
     if path.stem in elsewhere: return elsewhere[path.stem]
     if folder=='methods': return folder if name in cards else 'called'
     if folder=='experiments': return 'measured'
-    if folder in ('views','clean'): return folder if {name,path.stem} & {*first[folder]} else 'inside'
+    if folder in ('views','clean'): return folder if name in first[folder] else 'inside'
     if folder in sections: return folder
     return 'called' if name in first['called'] else 'inside'
 
