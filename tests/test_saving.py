@@ -149,3 +149,11 @@ def test_several_labels_of_other_classes_begin_anew(tmp_path, capsys):
     assert capsys.readouterr().out==told
 
 def float_of(i): return torch.tensor([i/40])
+
+def test_a_selection_without_a_learner_has_no_state():
+    learn = quiet_fit(table_learner(cbs=FavorHardCallback()), 1)
+    selection = learn.selection
+    state = selection.state_dict()
+    learn.full_batches()
+    for call in selection.state_dict,lambda: selection.load_state_dict(state):
+        with pytest.raises(ValueError, match='FavorHardCallback has no learner; attach it first'): call()

@@ -158,8 +158,12 @@ class Attached(TrainingOnly):
         "What chooses, by the name of its class"
         return type(self).__name__
 
+    def _check_attached(self, where):
+        if self.learn is None: raise ValueError(f'{where}: {type(self).__name__} has no learner; attach it first.')
+
     def state_dict(self):
         "What a resumed training needs"
+        self._check_attached('state_dict')
         return dict(of=self.chooses, parts={name: part.state_dict() for name,part in self.parts.items()})
 
     def load_state_dict(self,
@@ -167,7 +171,7 @@ class Attached(TrainingOnly):
     ):
         "Go on where `state` was saved, for the same method and items; call it once the callback is attached"
         where,parts = 'load_state_dict',self.parts
-        if self.learn is None: raise ValueError(f'{where}: {type(self).__name__} has no learner yet; attach it first.')
+        self._check_attached(where)
         if not isinstance(state, dict) or not {'of','parts'}<=state.keys(): raise ValueError(error_text(where,
             type(state).__name__, f'what state_dict() of {type(self).__name__} returned'))
         if (state['of'],state['parts'].keys())!=(self.chooses,parts.keys()): raise ValueError(error_text(where,
