@@ -540,3 +540,19 @@ def test_two_rounds_leave_ever_fewer_wrong_labels_and_turn_no_right_one(tmp_path
         wrong.append(n_wrong())
         assert wrong[-1]==wrong[-2]-(found.label!=right).sum()
     assert wrong[0]==9 and wrong[1]<=5 and wrong[2]==0, wrong
+
+@pytest.mark.parametrize('values', [[True,False], ['y','n'], [1,0]])
+def test_two_classes_of_any_kind_are_corrected_in_a_table(values):
+    from fastai.tabular.all import Normalize, TabularDataLoaders, tabular_learner
+    set_seed(0)
+    x = torch.randn(80, 2).numpy()
+    df = pd.DataFrame(dict(a=x[:,0], b=x[:,1], target=[values[int(o>0)] for o in x[:,0]]))
+    dls = TabularDataLoaders.from_df(df, procs=[Normalize], cont_names=['a','b'], y_names='target',
+        y_block=CategoryBlock(), valid_idx=[*range(20)], bs=16)
+    selection = quiet_fit(tabular_learner(dls, layers=[8]).watch_items(), 2).selection
+    key = selection.suspects().index[0]
+    other = values[1-values.index(df.target[key])]
+    for said in other,str(other):
+        corrected = selection.corrected({key: said}, df)
+        assert (corrected.target!=df.target).sum()==1
+        assert corrected.target[key]==other and corrected.target.dtype==df.target.dtype

@@ -156,3 +156,7 @@ def test_early_losses_of_corrected_items_are_forgotten():
     is_same = torch.ones(N, dtype=bool).index_fill(0, WRONG, False)
     early = learn.selection.early.loss
     assert early[WRONG].isnan().any() and torch.equal(early[is_same], before[is_same])
+
+def test_who_watches_is_told_that_targets_are_drawn_anew(capsys):
+    quiet_fit(learner(WatchItemsCallback(), draws), 4)
+    assert capsys.readouterr().out.count('most items have another target than in the epoch before')==1

@@ -281,7 +281,7 @@ def _budget(**budgets):
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
 def _check_choice(methods, epochs):
     "Raise a `ValueError` if each method that chooses by loss trains on all items for longer than a run"
-    choosing = [o for name,o in methods.items() if name!='none' and not is_control(name)]
+    choosing = [o for name,o in methods.items() if 'none' not in (name, o) and not is_control(name)]
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
     if epochs>warmup: return
     raise ValueError(error_text('budget', f'{epochs:.3g} epochs', f'more than {warmup:g}, or no method chooses',

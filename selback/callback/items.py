@@ -41,6 +41,7 @@ def label_of(
     "A label as it can be written"
     if isinstance(y, Tensor): y = y.item() if y.numel()==1 else None
     if isinstance(y, str): return str(y)
+    if isinstance(y, np.bool_): return bool(y) # which is no number
     if isinstance(y, Number): return y
     if hasattr(y, '__iter__') and all(isinstance(o, str) for o in y): return [str(o) for o in y]
     return None

@@ -35,7 +35,8 @@ def check_size(
     "Has a batch as many items as the loader says?"
     if known.idx is None or len(known.idx)==n: return
     raise ValueError(error_text('learn.xb', f'a batch of {n} items', f'{len(known.idx)}',
-        'a callback or transform changes the number of items before the selection, or time comes first'))
+        'a callback or transform changes the number of items before the selection, or time comes first. A method '
+        'that chooses within a batch, such as top_loss, takes what a transform leaves'))
 
 class LoaderInPlace(GetAttr):
     "Passes for a training loader; what is asked of it or set on it goes to that loader"

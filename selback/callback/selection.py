@@ -163,12 +163,11 @@ class Selection(Attached):
         return _why_idle(self.window, self.method.also, self.epochs_done)
 
     def tell_of_items(self):
-        "Tell if nothing can be chosen by what is noted, and, a quarter into a first fit, whether choosing may pay"
-        learn,tracker = self.learn,self.notes.train
-        if self.notes.needs_losses and tracker.doubt: self.tell_once('doubt', tracker.doubt)
+        "Tell, a quarter into a first fit, whether choosing may pay"
+        learn = self.learn
         is_first_fit = self.epochs_done==learn.epoch+1
         if not (is_first_fit and .249<learn.pct_train<.34 and self.chose_in_fit and self.method.needs_losses): return
-        text = outlook(tracker.memory.loss)
+        text = outlook(self.notes.train.memory.loss)
         if text and 'outlook' not in self.told: self.tell_once('outlook', text)
 
     # A step

@@ -49,7 +49,7 @@ def _answers(found, names):
     if 'part' in names and 'part' not in found: found = found.assign(part='train')
     if {*names,'label'}<={*found}: return found
     raise ValueError(error_text('corrected', f'columns {[*found]}', ' and '.join(map(repr, (*names,'label'))),
-        'rename them; key= names another column that tells items apart'))
+        'save the list with its index, or rename columns; key= names another one that tells items apart'))
 
 # %% ../../nbs/clean/02_corrections.ipynb #566b7e51
 def _text(o):

@@ -439,7 +439,7 @@ class Looks:
 
 # %% ../../nbs/core/11_first_batch.ipynb #29e7f659
 _do_before = ('a callback sets targets, or takes, joins or moves rows, after the selection: do so in the dataset or in '
-    'a batch transform')
+    'a batch transform, rows only with a method that chooses within a batch, such as top_loss')
 
 def _are_same(a, b, n):
     "Which rows of two batches are the same, shape (n,)"
