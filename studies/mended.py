@@ -14,9 +14,9 @@ from fastcore.script import call_parse
 from torch import nn
 from torch.nn import functional as F
 
-from selback.all import EarlyLossSamplingCallback, WatchItemsCallback, error_of, features_of, order_kept
+from selback.all import EarlyLossSamplingCallback, WatchItemsCallback, features_of
 from selback.bench.datasets import PadCrop, TensorDL, datasets, get_model, small_convnet, tensor_dls
-from selback.core.head import few_are_hard
+from selback.core.head import error_of, few_are_hard, order_kept
 from studies import pretrained
 from studies.experiments import once, results_folder, scale
 from studies.regimes import is_vehicle, sgd

@@ -9,7 +9,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
 from fastcore.script import call_parse
 
-from selback.all import WatchItemsCallback
+from selback.all import FavorHardCallback, WatchItemsCallback
 from selback.bench.compare import compare, get_dls, get_model
 from selback.core.outlook import hardest_tenth
 from studies import easy_data, photographs, shortcuts
@@ -17,6 +17,7 @@ from studies.experiments import once, results_folder, scale
 from studies.regimes import regimes
 
 path = results_folder/'outlook.csv'
+own_path = results_folder/'outlook_own.csv'
 at = .25 # of a training
 pays = .03 # the least share of the error by which `favor_hard` is lower, or it doesn't pay
 
@@ -96,20 +97,44 @@ unseen = { # where it stands in the comparisons: a function that makes learner, 
 
 class _Enough(Exception): "What was to be seen of a training is seen"
 
-def look(
-    where:str, # A key of `unseen`
+def a_quarter_in(
+    get_learner, # A function without arguments
+    method, # A function that returns a selection that remembers losses
+    lr:float,
+    compute:float, # Of a whole training
 )->float: # Of the loss; NaN where it is not told
-    "The share that the hardest tenth of the items has, a quarter into plain training"
-    get_learner,lr,compute = unseen[where]()
-    if scale()=='tiny': compute = 400
+    "The share that the hardest tenth of the items has, as a selection remembers them a quarter into a training"
     found = []
     def watch(learn):
-        if not learn.selection or learn.cost_log.spent['compute']<.99*at*compute: return {}
-        found.append(hardest_tenth(learn.selection.memory.loss))
+        memory = getattr(learn.selection, 'memory', None)
+        if memory is None or learn.cost_log.spent['compute']<.99*at*compute: return {}
+        found.append(hardest_tenth(memory.loss))
         raise _Enough('a quarter')
-    study = dict(seeds=[0], lr=lr, compute=compute, watch=watch, plot=False, tell_controls=False)
-    try: compare(get_learner, dict(watched=WatchItemsCallback), **study)
+    quietly = dict(plot=False, tell_controls=False)
+    try: compare(get_learner, dict(watched=method), seeds=[0], lr=lr, compute=compute, watch=watch, **quietly)
     except _Enough: return found[0]
+
+def look(
+    where:str, # A key of `unseen`
+)->float: # Of the loss
+    "The share that the hardest tenth of the items has, a quarter into plain training"
+    get_learner,lr,compute = unseen[where]()
+    return a_quarter_in(get_learner, WatchItemsCallback, lr, 400 if scale()=='tiny' else compute)
+
+def own_share(
+    data:str, # A kind of data of the study
+)->float:
+    "The same as `favor_hard` itself remembers it"
+    cell = easy_data.first[data]
+    return a_quarter_in(cell.learner, FavorHardCallback, easy_data.own_rate(data), cell.compute)
+
+def keep(file, name, key, column, share_of):
+    "Store a share, unless it is there"
+    def make():
+        share = share_of(key)
+        print(key, f'{share:.3f}', flush=True)
+        return pd.DataFrame([{name: key, column: share}])
+    once(file, {name: key}, make, '%.4g')
 
 def others()->pd.DataFrame: # The same columns as `gains` has, and `where`
     "What is stored of other data, with the gain of `favor_hard`, of another `beta` where that alone ran"
@@ -157,5 +182,6 @@ def unseen_gains()->tuple: # The threshold, and a table of `gain` and `hardest_t
 @call_parse
 def main():
     "Look at what is not stored yet"
-    for where in unseen:
-        once(path, dict(where=where), lambda: pd.DataFrame([dict(where=where, hardest_tenth=look(where))]), '%.4g')
+    for data in easy_data.first:
+        if data!='digits': keep(own_path, 'data', data, 'own', own_share)
+    for where in unseen: keep(path, 'where', where, 'hardest_tenth', look)

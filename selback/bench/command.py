@@ -20,7 +20,7 @@ from ..core.checks import error_text
 from ..callback.attach import known_methods
 from ..clean.folders import UnreadableImage, find_images, make_writable
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
-from .compare import check_study, compare, describe, methods_by_name
+from .compare import check_choice, check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers
 from .race import race as run_race
 
@@ -149,10 +149,12 @@ def run_study(
         rates = check_rates(_rates(lr))
         plan = dict(seeds=seeds, annealing=annealing, about=about, **budget)
         check_study(names, lr=rates[0], **plan)
+        [(unit,amount)] = budget.items()
+        in_epoch = dict(epochs=1, seconds=0).get(unit, about['n_train']) # of seconds it is not known
+        if in_epoch: check_choice(names, amount/in_epoch)
         make_writable(out, images)
 
     if images: print(images.in_words(size))
-    [(unit,amount)] = budget.items()
     print(f"{', '.join(names)}: {seeds} run(s) of {amount:,.15g} {unit} each")
     with _told(OSError, TypeError, ValueError):
         plan |= dict(lr=best_rate(get_learner, rates, out, **plan))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['get_method', 'methods_by_name', 'CostLog', 'Budget', 'schedule', 'machine', 'environment', 'describe', 'makers_of',
-           'Study', 'check_study', 'checked_learner', 'compare', 'Runs', 'TensorItems', 'get_dls', 'get_model',
-           'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'to_markdown', 'verdict']
+           'check_choice', 'Study', 'check_study', 'checked_learner', 'compare', 'Runs', 'TensorItems', 'get_dls',
+           'get_model', 'small_resnet', 'measure_of', 'plot_runs', 'show_table', 'to_markdown', 'verdict']
 
 # %% ../../nbs/bench/03_compare.ipynb #41eb7439
 import inspect, math, platform, random, re, sys, time
@@ -279,8 +279,11 @@ def _budget(**budgets):
     return unit,check_range(unit, amount, 0, above=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #1f5aebf5
-def _check_choice(methods, epochs):
-    "Raise a `ValueError` if each method that chooses by loss trains on all items for longer than a run"
+def check_choice(
+    methods:dict, # As `methods_by_name` returns them
+    epochs:float, # Of a run
+): # Raises a `ValueError` if none does
+    "Does a method choose by loss within a run, or train all on all items for as long?"
     choosing = [o for name,o in methods.items() if 'none' not in (name, o) and not is_control(name)]
     warmup = min((get_method(o)().window.warmup if isinstance(o, str) else 0 for o in choosing), default=0)
     if epochs>warmup: return
@@ -320,8 +323,6 @@ def check_study(
     lr_at = schedule(annealing, check_range('lr', lr, 0, above=True))
     unit,amount = _budget(epochs=epochs, seconds=seconds, items=items, compute=compute)
     about = about | dict(lr=lr, annealing=annealing, budget=f'{amount:.15g} {unit}')
-    in_epoch = 1 if unit=='epochs' else about.get('n_train')
-    if unit!='seconds' and in_epoch: _check_choice(methods_by_name(methods), amount/in_epoch)
     runs = _finished(path, about, makers, seeds)
     return Study(makers, seeds, (unit,amount), lr_at, about, runs, _missing(runs, makers, seeds))
 

@@ -31,6 +31,13 @@ def test_animals_are_no_vehicles(tiny):
     for (_,kinds),(images,labels) in zip(cifar_parts(), data_of('frogs_ships')):
         assert [int(kind==8) for kind in kinds.tolist() if kind in (6,8)]==labels.tolist()
 
+def test_a_cell_trains_on_as_many_as_it_says(tiny):
+    cell = Cell('mnist_14', 300, 4)
+    learn = cell.learner()
+    assert len(learn.dls.train_ds)==300 and cell.compute==1200
+    wide = Cell('mnist_14', 300, 4, width=4.).learner()
+    assert next(wide.model.parameters()).shape[0]==4*next(learn.model.parameters()).shape[0]==64
+
 def test_what_the_losses_of_an_epoch_tell_by_hand():
     ease = Ease()
     ease.before_train()
@@ -71,3 +78,24 @@ def test_a_slower_method_has_less_compute_in_equal_seconds(tiny, monkeypatch):
     monkeypatch.setattr(easy_data, 'run', run)
     easy_data.in_equal_seconds(Cell(), 'slow', 0, .1)
     assert spent=={'slow': pytest.approx(Cell().compute/1.5)}
+
+def test_choices_made_ahead_are_run_beside_others_once(tiny, monkeypatch):
+    monkeypatch.setattr(easy_data, 'best_rate', lambda data: .1)
+    monkeypatch.setitem(easy_data.first, 'mnist_14', Cell('mnist_14', 300, 2))
+    found = [easy_data.ahead_of(method, 0) for method in easy_data.ahead_kinds]
+    assert all(row.kept<1 for row in found)
+    monkeypatch.setattr(easy_data, 'run', None)
+    again = [easy_data.ahead_of(method, 0) for method in easy_data.ahead_kinds]
+    assert [row.error for row in again]==pytest.approx([row.error for row in found], rel=1e-4)
+
+def test_the_rate_is_that_of_the_lowest_loss(monkeypatch):
+    losses = {.1: .5, .2: .4, .4: .3, .8: .6, 1.6: .9}
+    monkeypatch.setattr(easy_data, 'end_of', lambda cell, method, seed, lr: dict(valid_loss=losses[lr]))
+    assert easy_data.best_rate('mnist_14')==.4
+
+def test_claims_are_run_under_their_protocol(tiny):
+    easy_data.claim_once('mnist_14', 'selective_backprop', 0, .1, 16)
+    rows = pd.read_csv(easy_data.claims_path)
+    assert rows.epoch.tolist()==[1,2,3] # at the tiny scale
+    easy_data.claim_once('mnist_14', 'selective_backprop', 0, .1, 16)
+    assert len(pd.read_csv(easy_data.claims_path))==3
