@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import OptimWrapper
-from helpers import Numbered, class_data, loaders_of, numbers, quiet_fit
+from helpers import Numbered, class_data, numbers, quiet_fit
 from selback.all import *
 from selback import functional as plain
 from torch import nn
@@ -68,7 +69,8 @@ def by_callback(case, n_epoch=2, warmup=0):
     "The steps of a learner, and its network"
     own = dict(tau=0) if case.n_whole else {}
     noted,cb = Noted(),case.callback(warmup=warmup, **case.options, **case.of_pass, **own)
-    dls = loaders_of(dataset(), dataset(32), bs=BS, shuffle=False)
+    of_train = TfmdDL(dataset(), bs=BS, num_workers=0)
+    dls = DataLoaders(of_train, TfmdDL(dataset(32), bs=BS, num_workers=0))
     sgd = partial(OptimWrapper, opt=torch.optim.SGD)
     learn = Learner(dls, network(), loss_func=CrossEntropyLossFlat(), opt_func=sgd, cbs=[cb, noted], lr=LR)
     learn._do_epoch_validate = lambda *args: None
@@ -85,9 +87,18 @@ def train_step(net, opt, x, y, weight=None):
 
 def score_of(case): return 'grad_bound' if case.n_whole else 'loss'
 
+def fetched_early(batches):
+    "Each but the first is asked for before the one before it trains"
+    batches = iter(batches)
+    last = next(batches)
+    for batch in batches:
+        yield last
+        last = batch
+    yield last
+
 def whole_epoch(net, opt): return [train_step(net, opt, *batch) for batch in loader()]
 
-def by_loop(case, n_epoch=2, warmup=0):
+def by_loop(case, n_epoch=2, warmup=0, fetch=iter):
     "The steps of a plain loop, and its network"
     net,method = network(),case.method(**case.options)
     opt = torch.optim.SGD(net.parameters(), LR)
@@ -99,7 +110,27 @@ def by_loop(case, n_epoch=2, warmup=0):
         batches = iter(loader())
         if epoch==0: steps += [train_step(net, opt, *batch) for batch in islice(batches, case.n_whole)]
         epoch_of = plain.chosen(batches, net, F.cross_entropy, method, score_of(case), **case.of_pass)
-        steps += [train_step(net, opt, *batch) for batch in epoch_of]
+        steps += [train_step(net, opt, *batch) for batch in fetch(epoch_of)]
+    return steps,net
+
+def by_memory(policy, n_epoch=3):
+    "The steps of a plain loop that chooses before loading, and its network"
+    net = network()
+    opt = torch.optim.SGD(net.parameters(), LR)
+    memory = plain.ItemMemory(N)
+    sampler = plain.MemorySampler(memory, policy, generator=torch.Generator().manual_seed(0))
+    steps = []
+    for _ in range(n_epoch):
+        for x,y in DataLoader(dataset(), BS, sampler=sampler):
+            idx = torch.tensor(numbers(x))
+            losses = F.cross_entropy(net.train()(x), y, reduction='none')
+            memory.note(idx, losses, picked=True)
+            weight = None if sampler.weight is None else sampler.weight[idx]
+            (losses if weight is None else losses*weight).mean().backward()
+            opt.step()
+            opt.zero_grad()
+            steps.append(Trained.of(x, weight))
+        memory.next_epoch()
     return steps,net
 
 def assert_same(ours, theirs):
