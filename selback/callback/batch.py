@@ -133,8 +133,8 @@ class BatchSelection(Selection):
         "Each batch of the loader, as inputs and targets, where the model is"
         learn,place = self.learn,place_of(dl)
         for i,raw in enumerate(dl):
-            xb,yb = split_batch(learn, learn._set_device(raw))
             known = Batch(()) if place is None else place.current
+            xb,yb = split_batch(learn, learn._set_device(raw))
             yield Batch(xb, yb, known.idx, known.weight, i, form=list if isinstance(raw, list) else tuple)
             raw = xb = yb = None # they may be large
 

@@ -138,7 +138,8 @@ class ItemNotes(TrainingOnly):
         is_frozen = getattr(self.learn.opt, 'frozen_idx', 0)>0
         is_whole = place.is_done and not self.is_partial and not is_frozen
         self.train.end_epoch(is_whole, after=self.early_after, pct=self.learn.pct_train, steps=place.n_read)
-        if self.needs_losses and self.train.doubt: self.learn.selection.tell_once('doubt', self.train.doubt)
+        doubt = self.train.doubt if self.needs_losses else ''
+        if doubt: self.learn.selection.tell_once('doubt', doubt)
         if self.said and not torch.allclose(self.said[0], self.said[-1], 1e-3, 1e-6, equal_nan=True):
             self.learn.selection.tell_once('unit', 'the loss function gives other losses of the same predictions than '
                 'in its first epoch, so that what is remembered of items is in several units. Pass item_loss=, which '
