@@ -1,23 +1,20 @@
 "What a learner of `get_dls` does besides training; data and loaders"
-import os, random
+import os
 
 import matplotlib, matplotlib.pyplot as plt, numpy as np, pytest, torch
-from fastai.callback.data import WeightedDL
 from fastai.callback.progress import ProgressCallback
-from fastai.data.core import TfmdDL
 from fastai.data.external import URLs
 from fastai.interpret import ClassificationInterpretation, Interpretation
 from fastai.learner import Learner, load_learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import error_rate
-from fastai.torch_core import set_seed, TensorImage
+from fastai.torch_core import TensorImage
 from fastai.vision.augment import Flip
 from fastai.vision.core import TensorMask
 from PIL import Image
 from torch import nn
 
-from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorDL, TensorItems
-from selback.callback.loaders import ChosenBefore, Plan, draw
+from selback.bench.datasets import flip_labels, get_dls, get_model, PadCrop, tensor_dls, TensorItems
 
 pytestmark = pytest.mark.slow # workbench
 
@@ -193,62 +190,6 @@ def test_masks_go_where_their_images_go(augment):
         assert (y==((x*std+mean)[:,0]*255).round().long()//26).all()
         n_moved += sum(not any((m==o).all() for o in masks) for m in y)
     assert n_moved>10
-
-# `TensorDL` hands out what fastai's own steps through a list would
-class ByLists(TfmdDL):
-    "As `TensorDL`, item by item"
-    def create_item(self, s): return s or 0
-    def create_batch(self, b): return self.dataset[b]
-
-class WeightedTensorDL(WeightedDL, TensorDL): pass
-class WeightedByLists(WeightedDL, ByLists): pass
-
-def some_items(n): return TensorItems(torch.rand(n, 3, 4, 4), torch.arange(n)%7, 0)
-
-def batches_and_state(cls, ds, **options):
-    "All batches of two epochs, and the random states behind them"
-    set_seed(3)
-    dl = cls(ds, **dict(num_workers=0) | options)
-    batches = [b for _ in range(2) for b in dl]
-    return batches,(dl.rng.getstate(), random.getstate(), torch.get_rng_state().tolist()),dl
-
-@pytest.mark.parametrize('n,bs', [(50,8), (48,8), (5,8), (6001,100), (1,1)])
-@pytest.mark.parametrize('options', [dict(shuffle=True), dict(shuffle=True, drop_last=True), dict(),
-    dict(shuffle=True, num_workers=2), dict(shuffle=True, after_item=lambda i: i)],
-    ids=['shuffled','drop_last','in order','workers','by item'])
-def test_batches_by_a_tensor_are_those_by_a_list(n, bs, options):
-    ds = some_items(n)
-    got,states,dl = batches_and_state(TensorDL, ds, bs=bs, **options)
-    wanted,wanted_states,plain = batches_and_state(ByLists, ds, bs=bs, **options)
-    assert len(got)==len(wanted)==2*len(dl)==2*len(plain)
-    assert states==wanted_states
-    for (x,y),(x2,y2) in zip(got, wanted):
-        assert type(x) is type(x2) and type(y) is type(y2)
-        assert torch.equal(x, x2) and torch.equal(y, y2)
-
-def test_a_weighted_loader_draws_as_ever():
-    ds,options = some_items(300),dict(bs=32, shuffle=True, wgts=range(1, 301))
-    got,states,_ = batches_and_state(WeightedTensorDL, ds, **options)
-    wanted,wanted_states,_ = batches_and_state(WeightedByLists, ds, **options)
-    assert states==wanted_states
-    assert all(torch.equal(x, x2) and torch.equal(y, y2) for (x,y),(x2,y2) in zip(got, wanted, strict=True))
-
-@pytest.mark.parametrize('num_workers', [0, 2])
-def test_an_epoch_of_some_items_is_loaded_by_a_tensor(num_workers):
-    ds,kinds = some_items(50),[]
-    class Spied(TensorDL):
-        keeps_order = True
-        def create_batches(self, samps):
-            kinds.append(type(samps)) # in this process
-            return super().create_batches(samps)
-
-    dl = Spied(ds, bs=8, shuffle=True, num_workers=num_workers)
-    idxs = draw(dl)
-    wanted = idxs[idxs%3>0]
-    batches = [*ChosenBefore(dl, lambda: Plan(wanted))]
-    if not num_workers: assert kinds==[torch.Tensor]
-    assert torch.equal(torch.cat([x for x,_ in batches]), ds[wanted][0])
-    assert [len(y) for _,y in batches]==[8,8,8,8,1][:len(batches)]
 
 # by name
 PUBLIC = dict(cifar10=URLs.CIFAR, cifar100=URLs.CIFAR_100, imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)

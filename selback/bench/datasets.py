@@ -109,25 +109,7 @@ class TensorItems:
 
 # %% ../../nbs/bench/00_datasets.ipynb #0a3870ec
 class TensorDL(TfmdDL):
-    "Takes batches out of a dataset that a tensor or a list of numbers gives one of, such as `TensorItems`"
-    by_tensor = True # `get_idxs` may return a tensor
-    keeps_order = True # its batches are consecutive pieces of what that returns
-
-    def sample(self):
-        "The items of this process: a tensor, of which a slice is a batch"
-        idxs = vars(self)['_DataLoader__idxs'] # what `get_idxs` has returned; fastai hands it to `sample` only
-        if self.bs is None or not isinstance(idxs, (list,torch.Tensor)): return super().sample()
-        idxs = torch.as_tensor(idxs, dtype=torch.int64)
-        if self.num_workers==1: return idxs
-        return torch.cat([idxs[:0], *idxs.split(self.bs)[self.offs::self.num_workers]])
-
-    def create_batches(self, samps):
-        if not isinstance(samps, torch.Tensor): return super().create_batches(samps)
-        if self.after_item.fs or self.before_batch.fs: return super().create_batches(samps.tolist())
-        n = len(samps)
-        if self.drop_last: n -= n%self.bs
-        return map(self.do_batch, samps[:n].split(self.bs) if n else ())
-
+    "Takes batches out of a dataset of which a list of numbers gives one, such as `TensorItems`"
     def create_item(self, s): return s or 0 # None asks for any one
     def create_batch(self, b): return self.dataset[b]
     def retain(self, res, b): return super().retain(res, [0]) # a number has no type to keep

@@ -263,7 +263,7 @@ class ChosenBefore(LoaderInPlace):
             _n_chosen=0, # of all ranks
             _inner=own_loader(dl), # what is read, of which a distributed one is a part
             _is_shared=is_distributed(dl), # does each process read its own part?
-            _order=(), # `idxs` as the loader takes them
+            _order=[], # `idxs` as the loader takes them
             _read=[]) # numbers of the items that were read last, where no worker process reads them
 
     def begin(self):
@@ -292,8 +292,7 @@ class ChosenBefore(LoaderInPlace):
 
     def handed_out(self):
         inner = self._inner
-        as_tensor = getattr(type(inner), 'by_tensor', False) and not self._is_shared
-        self.__dict__['_order'] = self.idxs.cpu() if as_tensor else self.idxs.tolist()
+        self.__dict__['_order'] = self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
         # fastai looks these up as its iterator begins, and not again
@@ -312,7 +311,7 @@ class ChosenBefore(LoaderInPlace):
         "What is known of the batch that was read last"
         i = self.n_read
         rows = slice(i*self.size, (i+1)*self.size)
-        drawn = torch.as_tensor(self._order[rows]).tolist()
+        drawn = self._order[rows]
         read = self._read[:len(drawn)] or drawn # of worker processes it is not known
         self._read.clear()
         if read!=drawn: raise ValueError(error_text(type(self._inner).__name__, f'the items {read[:8]} and so on in '
