@@ -86,6 +86,7 @@ class ItemNotes(TrainingOnly):
         self.ids[name] = id(o)
         if before in (None, id(o)): return
         self.asked = None # it is asked of other predictions
+        self.is_of_kind = False
         self.tell_other(name, o)
 
     def tell_other(self, name, o):
