@@ -145,7 +145,7 @@ def test_a_share_is_drawn(tmp_path):
 
 @pytest.mark.parametrize('files,said', [
     ([], 'a folder without images in class folders'),
-    (['a/1.png','a/2.png'], 'got 2 images of one class, wanted at least 2'),
+    (['a/1.png','a/2.png'], 'got 2 images of one class, a, wanted at least 2'),
     (['img/1.png','img/2.png','masks/1.png','masks/2.png'], 'of which masks has the file names of img'),
     (['a/1.png','b/2.png'], 'got 2 images, none to validate on')])
 def test_what_is_no_folder_of_classes_is_refused(files, said, tmp_path):
@@ -154,7 +154,7 @@ def test_what_is_no_folder_of_classes_is_refused(files, said, tmp_path):
 
 @pytest.mark.parametrize('kwargs,said', [
     (dict(size=8), 'size: got 8'), (dict(epochs=0), 'epochs: got 0'), (dict(arch='resnet1'), 'resnet1'),
-    (dict(valid=1.), 'valid: got 1.0'), (dict(folder='nowhere'), "got 'nowhere', wanted a folder")])
+    (dict(valid=1.), 'valid: got 1.0'), (dict(folder='nowhere'), "nowhere', wanted a folder")])
 def test_options_that_make_no_sense_are_refused(kwargs, said, folder, tmp_path):
     with pytest.raises(SystemExit, match=said):
         doctor(**dict(folder=str(folder), out=str(tmp_path/'page.html')) | kwargs)
