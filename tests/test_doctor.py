@@ -3,11 +3,12 @@ import re, shutil
 from html import unescape
 from types import SimpleNamespace
 
-import pandas as pd, pytest
+import numpy as np, pandas as pd, pytest
 from fastai.data.transforms import get_image_files
 from fastai.learner import Learner
 from helpers import *
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from selback.clean.doctor import *
 from selback.clean.doctor import doctor
 from selback.clean.folders import Images, find_images
@@ -56,7 +57,7 @@ def test_the_lists_are_beside_it(place):
     assert across==sorted(across, reverse=True)
     assert 0<sum(across)<len(copies)
     assert {*zip(odd['item'], odd.kind)}=={('1/broken.png','corrupt'),('0/white.png','white')}
-    assert len(suspects)>=128 # all that can be opened, but for the last of an epoch
+    assert len(suspects)>=127 # all that can be opened and have something on them, but for the last of an epoch
     assert {*suspects.part}=={'train','valid'}
 
 def test_the_lines_on_the_page_run(folder, place, monkeypatch):
@@ -64,7 +65,7 @@ def test_the_lines_on_the_page_run(folder, place, monkeypatch):
     suspects = pd.read_csv(place.parent/'suspects.csv', dtype=str)
     of_three = suspects.index[suspects.file=='3/3_013.png'][0]
     suspects.loc[of_three,'label'] = '8'
-    suspects.loc[suspects.file=='0/white.png','label'] = 'unsure'
+    suspects.loc[suspects.file=='5/5_005.png','label'] = 'unsure'
     suspects.to_csv(place.parent/'suspects.csv', index=False)
     lines = unescape(re.search('<pre>(.*)</pre>', place.read_text(encoding='utf-8'), re.S)[1])
     monkeypatch.chdir(place.parent)
@@ -72,8 +73,8 @@ def test_the_lines_on_the_page_run(folder, place, monkeypatch):
     exec(lines.replace('128', '32'), names)
     df = names['df'].set_index('file').label
     assert df['3/3_013.png']=='8'
-    assert len(df)==128
-    assert len(names['dls'].train_ds)+len(names['dls'].valid_ds)==128
+    assert len(df)==127
+    assert len(names['dls'].train_ds)+len(names['dls'].valid_ds)==127
 
 def test_the_lines_of_a_folder_with_parts_keep_them(tmp_path, monkeypatch):
     "But for images to validate on of which a copy trains; a folder test and stray files are left out"
@@ -105,9 +106,62 @@ def test_a_class_whose_files_are_broken_is_named(tmp_path):
 
 def test_where_it_cannot_write_is_told_before_it_trains(folder, tmp_path, monkeypatch):
     monkeypatch.setattr('selback.clean.doctor.examine', None)
-    for out,said in ((tmp_path, 'a folder, wanted a file'), (folder/'page.html', 'which lies in the data'),
-        ('/proc/page.html', 'error: ')):
+    for out,said in ((tmp_path/'suspects.csv', 'wanted a page to write'), ('/proc/page.html', 'error: '),
+        (folder/'page.html', 'which lies in the data')):
         with pytest.raises(SystemExit, match=said): doctor(str(folder), out=str(out))
+
+def test_a_folder_of_all_kinds_from_start_to_end(tmp_path, monkeypatch, capsys):
+    "By a relative path; what is on the page runs"
+    root = draw(tmp_path/'mine/$data/Train', 60)
+    for file in sorted(get_image_files(root)):
+        part = {0:'Validation', 1:'testing'}.get(int(file.stem[2:])%5, 'Train')
+        to = root.parent/part/f'{file.parent.name}=&<b>'/'some'/file.name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(to)
+    for folder in root.iterdir():
+        if not any(folder.iterdir()): folder.rmdir()
+    first,deep,turned,long = sorted(get_image_files(root))[:4]
+    first.write_bytes(b'no image')
+    Image.fromarray(np.asarray(Image.open(deep)).astype(np.uint16)*257).save(deep)
+    exif,text = Image.Exif(),PngInfo()
+    exif[0x112] = 8
+    Image.open(turned).save(turned, exif=exif)
+    text.add_text('notes', 'a'*(2**20+1), zip=True) # Pillow takes no more than a mebibyte
+    Image.open(long).save(long, pnginfo=text)
+    (root/'3=&<b>/up').symlink_to(tmp_path, target_is_directory=True)
+
+    monkeypatch.chdir(tmp_path/'mine')
+    doctor('$data', size=32, epochs=1, out='found/page.html')
+    said = capsys.readouterr().out
+    assert '36 images to train on, 12 to validate on (its folder Validation)' in said
+    for left in '12 images to test on','links that lead back','belong to it': assert left in said
+    assert '2 corrupt, 1 deep, 1 turned' in said
+    odd = pd.read_csv('found/odd.csv')
+    names = [f.relative_to(root.parent).as_posix() for f in (first,long,deep,turned)]
+    assert odd[odd.kind.isin(['corrupt','deep','turned'])]['item'].tolist()==names
+
+    page = (tmp_path/'mine/found/page.html').read_text(encoding='utf-8')
+    assert '<b>/' not in page # a name is no markup
+    found = {}
+    monkeypatch.chdir(tmp_path/'mine/found')
+    exec(unescape(re.search('<pre>(.*)</pre>', page, re.S)[1]), found)
+    assert len(found['df'])==46 and {*found['df'].label}<={f'{i}=&<b>' for i in range(10)}
+
+@pytest.mark.parametrize('there', ['page.html','odd.csv'])
+def test_what_is_there_is_kept(there, folder, tmp_path):
+    (tmp_path/there).write_text('mine')
+    out = str(tmp_path/'page.html')
+    with pytest.raises(SystemExit, match=f'there is {there} already'): doctor(str(folder), out=out)
+    assert (tmp_path/there).read_text()=='mine'
+
+@pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), KeyboardInterrupt()])
+def test_a_stop_while_it_writes_leaves_nothing(error, folder, tmp_path, monkeypatch):
+    lists = dict.fromkeys(('suspects','copies','odd'), pd.DataFrame())
+    found = SimpleNamespace(images=find_images(folder), **lists)
+    def stops(*args): raise error
+    monkeypatch.setattr('selback.clean.doctor.page_of', stops)
+    with pytest.raises(type(error)): write_page(found, tmp_path/'page.html')
+    assert not [*tmp_path.iterdir()]
 
 def test_it_can_be_stopped(folder, tmp_path, monkeypatch):
     def stops(*args): raise KeyboardInterrupt
@@ -167,7 +221,7 @@ def test_a_network_that_has_learned_little_is_told_of(error, is_poor):
     pairs = pd.DataFrame(dict(part='train', other_part=['valid','train'], label=['a','b'], other_label='a'))
     kinds = pd.DataFrame(dict(kind=['corrupt','corrupt','small_file']))
     found = SimpleNamespace(images=Images(None, range(80), range(20), []), suspects=range(100), n_suspects=1,
-        copies=pairs, odd=kinds, epochs=7, seconds=200, error=error)
+        copies=pairs, odd=kinds, size=32, epochs=7, seconds=200, error=error)
     labels,copies,odd = found_in_words(found)
     assert ('learned too little' in labels)==is_poor and ('1 of 100' in labels)!=is_poor
     assert '1 across the split, 1 within a part; pairs with different labels: 1' in copies

@@ -2,7 +2,7 @@
 import numpy as np, pandas as pd, pytest
 from helpers import *
 from PIL import Image
-from selback.clean.odd import far_out, measures
+from selback.clean.odd import far_out, measured, measures
 from test_found_copies import drawn, of_folder, of_images
 
 def odd(learn):
@@ -58,3 +58,25 @@ def test_what_cannot_be_shown_or_is_no_image():
     with pytest.raises(ValueError, match="got 'corrupt' of a list with 'blank' that can be shown"):
         of_images(drawn(8), drawn(4)).show_odd(kind='corrupt', found=found)
     with pytest.raises(ValueError, match='find_odd: got items that are a Tensor, wanted images'): odd(table_learner())
+
+def test_files_of_many_bits_and_turned_ones_are_told(tmp_path):
+    for i,image in enumerate(drawn(40)):
+        (tmp_path/'ab'[i%2]).mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path/'ab'[i%2]/f'{i:02}.png')
+    grey = np.asarray(Image.open(tmp_path/'a/04.png').convert('L')).astype(np.uint16)*257
+    Image.fromarray(grey).save(tmp_path/'a/04.png')
+    exif = Image.Exif()
+    exif[0x112] = 3
+    Image.open(tmp_path/'b/05.png').save(tmp_path/'b/05.png', exif=exif)
+    found = odd(of_folder(tmp_path))
+    told = {kind: found[found.kind==kind][['item','value']].values.tolist() for kind in ('deep','turned')}
+    assert told==dict(deep=[['a/04.png',16.]], turned=[['b/05.png',3.]])
+
+@pytest.mark.parametrize('error', [ValueError('Decompressed data too large'), EOFError(), OSError('cut')])
+def test_whatever_a_broken_file_raises_it_is_told(error):
+    def read(i, whole):
+        if i not in whole: raise error
+        return Image.new('RGB', (8,8))
+    rows = measured(partial(read, whole=[0,2]), 3)
+    assert rows.contrast.isna().tolist()==[False,True,False]
+    with pytest.raises(type(error)): measured(partial(read, whole=[]), 3) # it is no broken file

@@ -6,7 +6,8 @@
 __all__ = ['epochs_for', 'Examined', 'examine', 'found_in_words', 'limits_in_words', 'page_of', 'write_page', 'doctor']
 
 # %% ../../nbs/clean/08_doctor.ipynb #2fab4362
-import base64, io, sys
+import base64, io, sys, tempfile
+from functools import partial
 from html import escape
 from pathlib import Path
 from time import perf_counter
@@ -19,13 +20,13 @@ from fastai.metrics import error_rate
 from fastai.torch_core import set_seed
 from fastai.vision.learner import vision_learner
 from fastcore.script import call_parse
-from PIL import Image
+from fastprogress.fastprogress import progress_bar
 from torchvision.models import get_model_builder, list_models
 
 from ..core.checks import check_range, error_text
 from ..callback.watching import *
 from .copies import *
-from .folders import Images, find_images, make_writable
+from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
 from .odd import *
 from .suspects import listed_suspects
 
@@ -52,12 +53,21 @@ class Examined(NamedTuple):
     n_suspects:int # How many of the first ones may be wrong, by an estimate
     copies:pd.DataFrame # Pairs that are probably copies, those across the split first
     odd:pd.DataFrame # Images that are unlike the others, and broken files
+    size:int # Side to which images were resized, in pixels
     epochs:int # Of the training
     seconds:float # That all of it took
 
     @property
     def error(self): # Of validation images, after the last epoch
         return self.learn.recorder.values[-1][-1]
+
+def _odd_of(images):
+    "What is odd among images, as `find_odd` tells it, without a learner, whose first image must not be broken"
+    def own(part, files):
+        ticks = partial(progress_bar, leave=False)
+        df = measured(lambda i: NamedImage.create(files[i]), len(files), files, ticks)
+        return df.assign(item=[f.relative_to(images.folder).as_posix() for f in files], part=part)
+    return odd_among(pd.concat([own('train', images.train), own('valid', images.valid)], ignore_index=True))
 
 def examine(
     images:Images, # Of a folder, as `find_images` returns them
@@ -79,27 +89,24 @@ def examine(
 
     start = perf_counter()
     set_seed(seed)
-    def learner_of(images):
-        dls = images.dls(_even(bs, len(images.train)), size)
-        make = get_model_builder(arch)
-        return vision_learner(dls, make, normalize=False, pretrained=pretrained, metrics=error_rate)
-
-    learn = learner_of(images)
-    odd = learn.find_odd()
-    broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
-    if broken:
-        images = images.without(broken)
-        learn = learner_of(images)
+    odd = _odd_of(images)
+    def items(*kinds): return {*odd['item'][odd.kind.isin(kinds)]}
+    images = images.without({images.folder/o for o in items('corrupt')})
+    dls = images.dls(_even(bs, len(images.train)), size)
+    learn = vision_learner(dls, get_model_builder(arch), normalize=False, pretrained=pretrained, metrics=error_rate)
     learn.watch_items(valid=True)
     if pretrained: learn.fine_tune(epochs)
     else: learn.fit_one_cycle(epochs, 3e-3)
 
+    blank = items('black', 'white', 'blank') # nobody can tell their label, and any two are alike
     suspects = learn.selection.suspects()
     share = learn.selection.estimated_errors()/len(images.train) # in validation any error of the network would count
+    suspects = suspects[~suspects.index.isin(blank)]
     copies = learn.find_copies()
-    copies = _important_first(copies[copies.group.notna()])
+    is_blank = copies['item'].isin(blank) | copies.other.isin(blank)
+    copies = _important_first(copies[copies.group.notna() & ~is_blank])
     seconds = perf_counter()-start
-    return Examined(images, learn, suspects, round(share*len(suspects)), copies, odd, epochs, seconds)
+    return Examined(images, learn, suspects, round(share*len(suspects)), copies, odd, size, epochs, seconds)
 
 # %% ../../nbs/clean/08_doctor.ipynb #0041e904
 _much = .3 # error in validation above which the list is told to be poor
@@ -155,11 +162,10 @@ _most_shown = 60 # pictures of each kind
 def _picture(file, side=160):
     "A small copy of an image within HTML; a word for a file that can't be opened"
     data = io.BytesIO()
-    try:
-        image = Image.open(file).convert('RGB')
-        image.thumbnail((side,side))
-        image.save(data, 'JPEG', quality=80)
-    except (OSError,SyntaxError,Image.DecompressionBombError): return '<small>cannot be opened</small>'
+    try: image = NamedImage.create(file)
+    except UnreadableImage: return '<small>cannot be opened</small>'
+    image.thumbnail((side,side))
+    image.save(data, 'JPEG', quality=80)
     return f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}">'
 
 def _figure(folder, files, lines):
@@ -190,27 +196,29 @@ from selback.clean.folders import find_images
 
 folder = Path({folder!r})
 odd,copies = pd.read_csv('odd.csv'),pd.read_csv('copies.csv')
-images = find_images(folder).without({{folder/o for o in odd.item[odd.kind=='corrupt']}})
+useless = odd.kind.isin(['corrupt','black','white','blank'])
+images = find_images(folder).without({{folder/o for o in odd.item[useless]}})
 {split}
 # Write the right labels into the column `label` of suspects.csv, `unsure` to leave an image out; then
 learn = Learner(dls, nn.Identity(), CrossEntropyLossFlat()).watch_items()
 df = learn.selection.corrected('suspects.csv')
-dls = ImageDataLoaders.from_df(df, folder, valid_col='is_valid', item_tfms=Resize(128))"""
+dls = ImageDataLoaders.from_df(df, folder, valid_col='is_valid', item_tfms=Resize({size}))"""
 
 _drawn = """
 # Training and validation without copies of each other
-block = DataBlock((ImageBlock, CategoryBlock), get_y=parent_label, splitter=without_copies(copies, seed=0),
-    item_tfms=Resize(128))
+block = DataBlock((ImageBlock, CategoryBlock), get_y=lambda file: images.label_of(file),
+    splitter=without_copies(copies, seed=0), item_tfms=Resize({size}))
 dls = block.dataloaders(images.files, path=folder)
 """
 _parts = """
 # The same two folders, but without validation images of which a copy trains
-dls = without_leaks(images.dls(), copies)
+dls = without_leaks(images.dls(size={size}), copies)
 """
 
-def _lines_to_use(images):
+def _lines_to_use(found):
     "Code that trains on what the lists leave"
-    return _lines.format(folder=str(images.folder), split=_parts if len(images.parts)>1 else _drawn)
+    lines = _lines.replace('{split}', _parts if len(found.images.parts)>1 else _drawn)
+    return lines.format(folder=str(found.images.folder), size=found.size)
 
 def page_of(
     found:Examined, # As `examine` returns it
@@ -231,10 +239,12 @@ def page_of(
             _shown(lambda o: _figure(folder, [o.item,o.other], (f'{o.label}, {o.other_label}',
                 f'{o.item} ({o.part})', f'{o.other} ({o.other_part})')), pairs, 'pairs')),
         _section('Odd images', 'Unlike the others by their pixels or files, which need not be wrong. odd.csv has them '
-            'all.', _shown(lambda o: _figure(folder, [o.item], (o.kind.replace('_', ' '), o.item)), found.odd)),
+            'all. Those that are turned are shown upright by a mark in their EXIF data, which training in fastai does '
+            'not follow; of deep ones it makes white all that is above 255.',
+            _shown(lambda o: _figure(folder, [o.item], (o.kind.replace('_', ' '), o.item)), found.odd)),
         _section('Classes', 'How many images of each there are.', _as_table(counts.reset_index(names='class'))),
         _section('What to do with it', 'In Python, in the folder of this page:',
-            f'<pre>{escape(_lines_to_use(found.images))}</pre>')]
+            f'<pre>{escape(_lines_to_use(found))}</pre>')]
     head = ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>{escape(folder.name)}</title><style>{_style}</style>')
     return head+''.join(parts)
@@ -246,19 +256,22 @@ def write_page(
 ): # Raises a `ValueError` if lists are there, which someone may have corrected
     "Write the page, suspects.csv, copies.csv and odd.csv"
     out = _checked_place(out, found.images)
-    found.suspects.to_csv(out.parent/'suspects.csv')
-    found.copies.to_csv(out.parent/'copies.csv', index=False)
-    found.odd.to_csv(out.parent/'odd.csv', index=False)
-    out.write_text(page_of(found), encoding='utf-8')
+    lists = dict(suspects=found.suspects.reset_index(), copies=found.copies, odd=found.odd)
+    with tempfile.TemporaryDirectory(dir=out.parent) as new: # all of them, or nothing
+        new = Path(new)
+        for name,rows in lists.items(): rows.to_csv(new/f'{name}.csv', index=False)
+        (new/out.name).write_text(page_of(found), encoding='utf-8')
+        for file in new.iterdir(): file.rename(out.parent/file.name)
 
 def _checked_place(out, images):
-    "A page's path, whose folder is made; raises a `ValueError` if lists are there, which someone may have corrected"
+    "A page's path, whose folder is made; raises a `ValueError` for what is there, which someone may have corrected"
     out = Path(out).expanduser()
-    if out.is_dir(): raise ValueError(error_text('out', f'{str(out)!r}, a folder', 'a file', f'{out}/doctor.html'))
-    there = [name for name in ('suspects.csv','copies.csv','odd.csv') if (out.parent/name).exists()]
-    if there:
-        got = f'{str(out)!r}, beside which there is {there[0]} already'
-        raise ValueError(error_text('out', got, 'a folder without', 'name another, or move the lists away'))
+    if out.suffix!='.html' or out.is_dir():
+        raise ValueError(error_text('out', repr(str(out)), 'a page to write', f'{out.with_suffix("")}/doctor.html'))
+    for name in ('suspects.csv','copies.csv','odd.csv',out.name):
+        if not (out.parent/name).exists(): continue
+        got = f'{str(out)!r}, in whose folder there is {name} already'
+        raise ValueError(error_text('out', got, 'a folder without', 'name another, or move them away'))
     make_writable(out.parent, images)
     return out
 
