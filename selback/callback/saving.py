@@ -34,11 +34,18 @@ def save_selection(self:Learner,
 @patch
 def load_selection(self:Learner,
     file, # Its name, as for `learn.load`
-)->Learner: # The learner
+)->Learner: # The learner; raises a `ValueError` for another file
     "Have the selection go on where `save_selection` saved it, for the same method and dataset"
     selection = self.selection
     distrib_barrier() # the first process may still be writing
-    selection.load_state_dict(torch.load(_file_of(self, file), map_location='cpu', weights_only=True))
+    path = _file_of(self, file)
+    try:
+        state = torch.load(path, map_location='cpu', weights_only=True)
+        state = dict(of=state['of'], parts=state['parts'])
+    except OSError: raise # there is no such file
+    except Exception as e: # what is no such file raises many kinds
+        raise ValueError(error_text('load_selection', str(path), 'a file that save_selection wrote')) from e
+    selection.load_state_dict(state)
     return self
 
 # %% ../../nbs/callback/13_saving.ipynb #3e48a4cf

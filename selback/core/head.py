@@ -43,8 +43,13 @@ def head_of(
         got = 'no linear layer whose output is what the model predicts'
         if named is not None: got = f'{named}, whose output is not what the model predicts'
         raise ValueError(error_text('refit_head', got, wanted))
-    if sum(layer is found[-1] for layer,*_ in seen)==1: return found[-1]
-    raise ValueError(error_text('refit_head', 'a layer that runs twice', wanted))
+    head = found[-1]
+    if sum(layer is head for layer,*_ in seen)>1:
+        raise ValueError(error_text('refit_head', 'a layer that runs twice', wanted))
+    if 'weight' not in dict(head.named_parameters(recurse=False)):
+        got = f'{head}, whose weight is made of others, as by weight_norm, spectral_norm or pruning'
+        raise ValueError(error_text('refit_head', got, 'a plain nn.Linear', 'take that off, as by remove_weight_norm'))
+    return head
 
 # %% ../../nbs/core/17_head.ipynb #69d690d7
 def fitted_head(

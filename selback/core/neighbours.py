@@ -168,7 +168,10 @@ def _n_likely(ratio, n_pairs, by_chance, are_few):
     else: below = expected_below(ratio)
     expected = by_chance+below
     gain = torch.arange(1, len(ratio)+1)-2*expected
-    is_luck = torch.special.gammainc(n_pairs.double(), expected)>.01 # so many, or more, of a Poisson distribution
+    def luck(n, expected): return torch.special.gammainc(n.double(), expected) # so many or more of a Poisson's
+    is_equal = ratio==0
+    n_others = n_pairs-n_pairs.masked_fill(~is_equal, 0).max() # equal ones tell nothing of them
+    is_luck = torch.where(is_equal, luck(n_pairs, expected), luck(n_others, below))>.01
     best = gain.masked_fill(is_luck, -torch.inf).max(0)
     return int(n_pairs[best.indices]) if best.values>0 else 0
 
