@@ -10,7 +10,7 @@ import argparse, shutil, sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from .datasets import datasets, folders, get_dls, get_model # first: imports fastai quietly
+from .datasets import datasets, get_dls, get_model, images_of # first: imports fastai quietly
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
@@ -18,7 +18,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..clean.folders import UnreadableImage, find_images, make_writable
+from ..clean.folders import UnreadableImage, make_writable
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_choice, check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers
@@ -65,17 +65,15 @@ def _rates(lr):
 
 def _data(data, arch, bs, size, n_train, n_valid):
     "A function that makes learners, what tells the study from others, and the images of a folder of one's own"
-    def new_dls(): return get_dls(data, bs, n_train, n_valid, size=size)
+    images = None if data in datasets else images_of(data, n_train, n_valid).readable()
+    def new_dls(): return images.dls(bs, size) if images else get_dls(data, bs, n_train, n_valid, size=size)
     dls = new_dls()
     get_model(arch, dls.c) # checks it
     def get_learner(): return Learner(new_dls(), get_model(arch, dls.c), CrossEntropyLossFlat(), metrics=error_rate)
 
     about = dict(data=Path(data).resolve().name, arch=arch, **describe(dls))
-    if data in datasets: return get_learner,about,None
-    about |= dict(size=size)
-    if data in folders: return get_learner,about,None
-    images = find_images(data)
-    return get_learner,about | dict(images=images.fingerprint()),images
+    if images: about |= dict(size=size, images=images.fingerprint())
+    return get_learner,about,images
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca7
 @contextmanager

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['datasets', 'folders', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'coloured_digits',
-           'digits_on_grounds', 'get_dls', 'flip_labels', 'example_folder', 'small_resnet', 'cifar_resnet18',
-           'small_convnet', 'get_model']
+           'digits_on_grounds', 'images_of', 'get_dls', 'flip_labels', 'example_folder', 'small_resnet',
+           'cifar_resnet18', 'small_convnet', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import tempfile, warnings
@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.checks import check_range, error_text
-from ..clean.folders import find_images
+from ..clean.folders import Images, find_images
 
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
@@ -263,15 +263,19 @@ def _in_memory(data, bs, n_train, n_valid, part):
     train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
     return tensor_dls(train, valid, bs, augment(), vocab=vocab)
 
-def _in_files(data, bs, n_train, n_valid, size):
-    "`DataLoaders` of one of `folders`, or of a folder of one's own"
-    if data not in folders and not Path(data).is_dir():
+def images_of(
+    data:str, # 'imagenette', 'imagewoof' or a folder of class folders
+    n_train:int|None=None, # As for `get_dls`, which cuts no folder
+    n_valid:int|None=None, # The same
+)->Images: # Raises a `ValueError` if there is no such data
+    "The images of a folder of one's own, or of a public one, which is downloaded once"
+    if data not in folders and not Path(data).expanduser().is_dir():
         known = ', '.join([*datasets,*folders])
         raise ValueError(error_text('data', repr(data), f'one of {known} or a folder of class folders'))
     if n_train or n_valid:
         raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'none',
             f"they cut {', '.join(datasets)} only; anything else is used whole"))
-    return find_images(untar_data(folders[data]) if data in folders else data).dls(bs, size)
+    return find_images(untar_data(folders[data]) if data in folders else data)
 
 def get_dls(
     # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'imagenette', 'imagewoof',
@@ -288,7 +292,7 @@ def get_dls(
     if data in datasets and size!=128:
         raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
     if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
-    else: dls = _in_files(data, bs, n_train, n_valid, size)
+    else: dls = images_of(data, n_train, n_valid).dls(bs, size)
     if dls.c<2: raise ValueError(error_text('data', f'{dls.c} class(es)', 'at least 2, each in a folder of its own'))
     if not len(dls.train):
         raise ValueError(error_text('bs', f'{bs} with {len(dls.train_ds)} items to train on', 'at most so many'))

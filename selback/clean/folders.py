@@ -8,6 +8,7 @@ __all__ = ['UnreadableImage', 'NamedImage', 'part_of', 'files_below', 'Images', 
 # %% ../../nbs/clean/07_folders.ipynb #f2d163c9
 import hashlib, os, re, tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from fastai.data.transforms import FuncSplitter, Normalize, RandomSplitter, imag
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.core import PILImage
 from fastai.vision.data import ImageBlock, imagenet_stats
+from fastai.vision.utils import verify_image
 from PIL import Image, ImageOps
 
 from ..core.checks import check_range, error_text
@@ -147,12 +149,21 @@ class Images(NamedTuple):
         _check_parts(left)
         return left
 
+    def readable(self)->'Images':
+        "The same images without files that can't be opened"
+        with ThreadPoolExecutor() as pool: can_be = [*pool.map(verify_image, self.files)]
+        broken = [file for file,ok in zip(self.files, can_be) if not ok]
+        if not broken: return self
+        told = f'{self.told} {len(broken):,} cannot be opened, such as {broken[0].name}, and are left out.'
+        return self.without({*broken})._replace(told=told)
+
     def dls(self,
         bs:int=64, # Batch size
         size:int=128, # Side to which images are resized, in pixels
     )->DataLoaders:
         "Loaders of both parts"
         check_range('size', size, 16, whole=True)
+        check_range('bs', bs, 1, len(self.train), whole=True)
         blocks = ImageBlock(NamedImage),CategoryBlock(vocab=list(self.counts().index))
         get_y = partial(_class_below, self.folder, bool(self.parts))
         block = DataBlock(blocks, get_y=get_y, splitter=FuncSplitter({*self.valid}.__contains__),
