@@ -126,8 +126,7 @@ def _check_items(items, keys):
     files = [file for own in keys for file in own.files or () if PurePath(file).suffix.lower() in image_extensions]
     with ThreadPoolExecutor(4) as pool: bad = [file for file,ok in zip(files, pool.map(verify_image, files)) if not ok]
     if not bad: return
-    named = ', '.join(map(repr, bad[:5]))+(' and so on' if len(bad)>5 else '')
-    got = f'{len(bad)} files that cannot be opened: {named}'
+    got = f'{len(bad)} files that cannot be opened, such as {bad[0]!r}'
     raise ValueError(error_text('find_copies', got, 'images', only_images))
 
 def _check_flips(flips, kind):
@@ -153,12 +152,10 @@ def places_of(
     known = {}
     for part,own in enumerate(keys_of(dls)):
         for i,key in enumerate(own.index): known.setdefault((key, part_names[part]), (part, i))
-    wanted = [*zip(items, parts)]
-    for key,part in wanted:
-        if (key,part) in known: continue
-        got = f'an item {key!r} of part {part!r}'
-        raise ValueError(error_text(asked, got, 'one of the learner', 'make the list again'))
-    return [known[o] for o in wanted]
+    try: return [known[o] for o in zip(items, parts)]
+    except KeyError as e:
+        got = 'an item {!r} of part {!r}'.format(*e.args[0])
+        raise ValueError(error_text(asked, got, 'one of the learner', 'make the list again')) from e
 
 def _pairs_of_places(dls, found, asked):
     "Where both items of each row of a list of copies are"
@@ -171,20 +168,20 @@ def shown_sample(
     learn, # Of which the item is
     place:tuple, # A part, 0 or 1, and a position
     asked:str, # What the user has called
-): # Its input; None where fastai shows a table; raises a `ValueError` for what can't be shown
+): # Its input; raises a `ValueError` for what is no image and no text
     "What fastai shows of an item"
     part,i = place
     own = check_loader(learn.dls.loaders[part])
-    if not hasattr(own, 'show_batch'):
-        wanted = "fastai's TfmdDL, which shows what it loads"
-        raise ValueError(error_text(asked, f'a {type(own).__name__} of your own', wanted, 'look at the list'))
-    with unaugmented(own.dataset):
-        dl = loader_of(own, [i], bs=1, num_workers=0)
-        samples = dl.show_batch(learn._set_device(dl.one_batch()), max_n=1, show=False)[2]
-    if samples is None: return None
-    if hasattr(samples[0][0], 'show'): return samples[0][0]
-    got = f'items that are a {type(samples[0][0]).__name__}'
-    raise ValueError(error_text(asked, got, 'a type that fastai can show, such as TensorImage', 'look at the list'))
+    got = f'a {type(own).__name__} of your own'
+    if hasattr(own, 'show_batch'):
+        with unaugmented(own.dataset):
+            dl = loader_of(own, [i], bs=1, num_workers=0)
+            samples = dl.show_batch(learn._set_device(dl.one_batch()), max_n=1, show=False)[2]
+        shown = samples and samples[0][0]
+        if hasattr(shown, 'show'): return shown
+        got = 'rows of a table' if samples is None else f'items that are a {type(shown).__name__}'
+    raise ValueError(error_text(asked, got, 'images or texts, as fastai shows them', 'look at the list, or at its rows '
+        "of your table, as in df.loc[found['item']]"))
 
 # %% ../../nbs/clean/05_copies.ipynb #78cb0c63
 def _title(key, part, label):
@@ -208,15 +205,6 @@ def _show_pictures(found, shown):
             ax.set_title(title, fontsize=8, color='C3' if differ else 'black')
             ax.axis('off')
 
-def _show_rows(found, shown):
-    "Both items of each pair below each other, with what there is to say of them"
-    rows = []
-    for i,(row,(first,second)) in enumerate(zip(found.itertuples(), shown), 1):
-        told = dict(pair=i, similarity=row.similarity)
-        rows.append(told | dict(part=row.part, item=row.item, label=row.label) | first)
-        rows.append(told | dict(part=row.other_part, item=row.other, label=row.other_label) | second)
-    display_df(pd.DataFrame(rows))
-
 def labels_differ(
     found:pd.DataFrame, # As `find_copies` returns it
 )->np.ndarray: # bool
@@ -239,12 +227,9 @@ def show_copies(self:Learner,
     order = (~labels_differ(found)).argsort(kind='stable') if differ else np.arange(len(found))
     found,places = found.iloc[order[:n]],[places[i] for i in order[:n]]
     shown = [[shown_sample(self, place, 'show_copies') for place in pair] for pair in places]
-    if isinstance(shown[0][0], str):
-        _show_rows(found, [[dict(text=shortened(o, 200)) for o in pair] for pair in shown])
-    elif shown[0][0] is None:
-        tables = [own.columns() for own in keys_of(self.dls)]
-        _show_rows(found, [[dict(tables[part].iloc[i]) for part,i in pair] for pair in places])
-    else: _show_pictures(found, shown)
+    if not isinstance(shown[0][0], str): return _show_pictures(found, shown)
+    text,other_text = ([shortened(o, 200) for o in texts] for texts in zip(*shown))
+    display_df(found.assign(text=text, other_text=other_text))
 
 # %% ../../nbs/clean/05_copies.ipynb #025079ef
 def _with_items(dls, at):

@@ -20,12 +20,14 @@ from fastcore.all import defaults, patch
 from ..core.checks import check_range, error_text, one_of
 from ..callback.items import class_names, column_name, keys_of, labels_of
 from ..callback.attach import Attached
-from .suspects import listed_suspects
+from .suspects import listed_columns, listed_suspects
 
 # %% ../../nbs/clean/02_corrections.ipynb #3825de3c
 def _read_csv(file, names):
     "A CSV file as texts, by the separator that gives most of these columns"
     data = Path(file).read_bytes()
+    if b'\0' in data:
+        raise ValueError(error_text('corrected', f'{file}, which is UTF-16 or no text', 'a CSV file', 'save it as UTF-8'))
     try: text = data.decode('utf-8-sig')
     except UnicodeDecodeError: text = data.decode('cp1252') # of a spreadsheet
     def read(sep, **kwargs): # a class may be called NA, and a text be made of digits
@@ -35,8 +37,8 @@ def _read_csv(file, names):
 def _answers(found, names):
     "What a person says as a table with the columns of keys and `label`; raises an error for what is none"
     if isinstance(found, (str,Path)): found = _read_csv(found, [*names,'label'])
-    elif isinstance(found, dict):
-        found = pd.Series(found, dtype=object).reset_index()
+    elif isinstance(found, (dict,pd.Series)):
+        found = pd.Series(found, dtype=object).reset_index(allow_duplicates=True)
         found = found.set_axis([*names[:found.shape[1]-1],'label'], axis=1)
     elif hasattr(found, 'set_fns'): # of `clean_suspects`
         chosen = [{'<Keep>': None, '<Delete>': 'unsure'}.get(o, o) for o in found.values()]
@@ -62,11 +64,19 @@ def _spelling(values):
     "How cells are compared with these values: by `_text`, unless that makes two of them one"
     return _text if len({*map(_text, values)})==len({*map(str, values)}) else str
 
+def _check_zeros(text, known):
+    "Raise a `ValueError` if a text of digits has lost the zeros before them"
+    for o in known:
+        if not text.isdigit() or o.lstrip('0')!=text.lstrip('0'): continue
+        raise ValueError(error_text('corrected', repr(text), repr(o),
+            'digits are no numbers here: hand over the CSV file itself, or read it with dtype=str'))
+
 def _check_same(got, own, names, remedy):
     "Raise a `ValueError` where a row has another cell than its own one, not just rounded; an empty one says nothing"
     for name in names:
         said,known = (pd.Series([*o[name]], got.index, dtype=object) for o in (got,own))
-        a,b = (pd.to_numeric(o, errors='coerce').astype(float) for o in (said,known))
+        points = [o.astype(str).str.replace(',', '.') for o in (said,known)] # a spreadsheet may write commas
+        a,b = (pd.to_numeric(o, errors='coerce').astype(float) for o in points)
         is_rounded = (a-b).abs()<=1e-6*b.abs().max()
         is_same = is_rounded | (said.map(_text)==known.map(_text)) | (said=='') | said.isna() | known.isna()
         for key,x,y in zip(got.index[~is_same], said[~is_same], known[~is_same]):
@@ -99,7 +109,8 @@ def _users_rows(users, parts, table, columns):
     has_rows = users is not None and parts[0].by=='row' and users.index.is_unique
     if not has_rows or not table.index.isin(users.index).all() or not {*columns}<={*users}:
         raise ValueError(error_text('corrected', f"no table with {columns} whose index tells the loaders' items apart",
-            'the one that they were made of, before it was processed', 'pass it: corrected(found, df)'))
+            'the one that they were made of, before it was processed', 'pass it: corrected(found, df); if its index '
+            'repeats, make new loaders of df.reset_index(drop=True)'))
     rows = users.loc[table.index]
     _check_same(rows, table, columns, 'pass the table that the loaders were made of')
     return rows
@@ -113,6 +124,7 @@ def _items_named(found, keys, numbers):
     missing = [key for key in texts(found) if key not in by_key]
     if not missing: return [by_key[key] for key in texts(found)]
     got,wanted = (', '.join(key) for key in (missing[0],next(iter(by_key))))
+    _check_zeros(got, [', '.join(key) for key in by_key])
     raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {got!r}',
         f"{', '.join(keys)} such as {wanted!r}", 'leave these rows out, or name the column of keys: key='))
 
@@ -151,6 +163,7 @@ class _Labels:
             return dict.fromkeys(self.names, False) | {name: True for o in cell for name in self.said(o)}
         text = self.spell(cell)
         if text in self.known: return self.known[text]
+        _check_zeros(text, self.names)
         if self.are_free: return self._new(text)
         raise ValueError(error_text('corrected', f'a label {text!r}', one_of(text, self.names),
             'new_classes=True takes it as a new one'))
@@ -175,13 +188,6 @@ def _keys_of(parts):
     if parts[0].by=='idx': keys['part'] = np.repeat(['train','valid'][:len(parts)], [*map(len, parts)])
     return keys
 
-_told = 'part','label','likelier','margin','probability','disagreed','looks','mean_loss','loss' # by training
-
-def _check_rows(said, own, columns):
-    "Raise a `ValueError` if a row is that of another item than its key, as in a table that was numbered anew"
-    _check_same(said, own, [name for name in said if name in own and name not in (*_told,*columns)],
-        "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
-
 def _write(table, row, columns, delim, names, label):
     "Write a new label into a row of a table"
     at = [table.columns.get_loc(name) for name in columns]
@@ -193,12 +199,12 @@ def _write(table, row, columns, delim, names, label):
 
 @patch
 def corrected(self:Attached,
-    found, # The list of `suspects()`, its CSV file, `{key: label}`, or what `clean_suspects` returned
+    found, # The list of `suspects()`, its CSV file, `{key: label}` or a Series, or what `clean_suspects` returned
     table=None, # Your own, whose labels change; None: the one that the loaders were made of
     key=None, # A column of the table that tells items apart; None: keys are as `suspects()` has them
     new_classes:bool=False, # May there be labels that no item has?
 )->pd.DataFrame: # Raises a `ValueError` for items and labels that there are not
-    "The items of both parts with corrected labels: a table to train on; the label `unsure` leaves an item out"
+    "A table to train on, corrected by the list of `suspects()`, its CSV file, or `{key: label}`; `unsure` is left out"
     parts = keys_of(self.dls)
     labels = [labels_of(of.ds) for of in parts]
     if labels[0] is None:
@@ -216,7 +222,9 @@ def corrected(self:Attached,
     said = answers[answers.label.notna() & ((answers.label!='') | ('' in labels.known))]
     items = _items_named(said, keys, numbers)
     firsts = dict(zip(numbers[::-1], range(len(numbers))[::-1]))
-    _check_rows(said, rows.iloc[[firsts[min(o)] for o in items]], columns)
+    _check_same(said, rows.iloc[[firsts[min(o)] for o in items]],
+        [name for name in said if name in rows and name not in (*listed_columns,*columns)],
+        "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
     new = labels.changed(zip(said[[*keys]].to_numpy().tolist(), items, said.label))
 
     for row,number in enumerate(numbers):

@@ -130,11 +130,11 @@ def limits_in_words(
 )->str:
     "How it was found, and what is not known"
     train,valid = len(found.images.train),len(found.images.valid)
-    so = 'where it is, the label may be right'
+    so = 'there the label may be right'
     if found.error>_much:
-        so = 'so many labels in the list are right. More images or epochs, or pretrained weights, help'
+        so = 'therefore many labels in the list are right. More images or epochs, or pretrained weights, help'
     return (f'A network was trained on {train:,} images (epochs: {found.epochs}, minutes: {found.seconds/60:.0f}). '
-        f'It is wrong about {found.error:.0%} of the {valid:,} images that it did not train on; {so}. '
+        f'Of the {valid:,} images that it did not train on it takes {found.error:.0%} for another class; {so}. '
         'A share of what is listed is right, and what is wrong may be missing: look at each before you change it. '
         'Nothing in the folder was changed.')
 

@@ -110,9 +110,7 @@ def _of_now(selection, dl, b, n_inp):
     losses = []
     with fixed_random():
         pred = true_output(learn, ScoringPass()(learn.model, xb, yb))
-        try:
-            if selection.losses.loss_func is base_loss(learn): losses = losses_of(selection)(pred, *yb).tolist()
-        except (ValueError,TypeError,RuntimeError): pass # it takes derivatives, or what a callback unpacks
+        if selection.losses.loss_func is base_loss(learn): losses = losses_of(selection)(pred, *yb).tolist()
     return _as_labels(learn, dl, pred, b, n_inp),losses
 
 # %% ../../nbs/views/01_pictures.ipynb #c3fabc1e
@@ -133,13 +131,16 @@ def _facts(selection, dl, b, n_inp, idxs, facts, predicts):
         known.append(_Facts({k: _written(o) for k,o in fact.items() if o is not None}))
     return known
 
-def _showable(sample, facts, asked):
+def _check_shown(samples, asked):
+    "Raise a `ValueError` if fastai can't show what a loader hands out"
+    if samples is None or hasattr(samples[0][0], 'show'): return
+    got,wanted = f'items that are a {type(samples[0][0]).__name__}','a type that fastai can show, such as TensorImage'
+    raise ValueError(error_text(asked, got, wanted, 'use items()'))
+
+def _with_facts(sample, facts):
     "A sample with its facts, which hold the label if there is one that can be written"
-    x = sample[0]
-    if not hasattr(x, 'show'):
-        wanted = 'a type that fastai can show, such as TensorImage'
-        raise ValueError(error_text(asked, f'items that are a {type(x).__name__}', wanted, 'use items()'))
-    return (x,facts) if 'label' in facts else (*(o for o in sample if hasattr(o, 'show')),facts)
+    if 'label' in facts: return sample[0],facts
+    return *(o for o in sample if hasattr(o, 'show')),facts
 
 # %% ../../nbs/views/01_pictures.ipynb #09a80bb2
 def _grid(n, n_lines, **kwargs):
@@ -170,12 +171,13 @@ def show_items(
         dl = loader_of(own, idxs, bs=n, num_workers=0)
         b = learn._set_device(dl.one_batch())
         x,y,samples = dl.show_batch(b, max_n=n, show=False)
+        _check_shown(samples, asked)
         facts = _facts(selection, own, b, getattr(learn.dls, 'n_inp', len(b)-1), idxs, facts, predicts)
 
     if samples is None: # of a table
         show_batch(x, y, samples, max_n=n)
         return display_df(pd.DataFrame(facts))
-    samples = L(_showable(o, f, asked) for o,f in zip(samples, facts))
+    samples = L(map(_with_facts, samples, facts))
     if not isinstance(x, TensorImage):
         return show_batch(x, y, samples, max_n=n, **{k: o for k,o in kwargs.items() if k not in ('nrows','ncols')})
     show_batch(x, y, samples, max_n=n, **_grid(n, len(facts[0]), **kwargs))
