@@ -27,7 +27,8 @@ def _read_csv(file, names):
     "A CSV file as texts, by the separator that gives most of these columns"
     data = Path(file).read_bytes()
     if b'\0' in data:
-        raise ValueError(error_text('corrected', f'{file}, which is UTF-16 or no text', 'a CSV file', 'save it as UTF-8'))
+        got = f'{file}, which is UTF-16 or no text'
+        raise ValueError(error_text('corrected', got, 'a CSV file', 'save it as UTF-8'))
     try: text = data.decode('utf-8-sig')
     except UnicodeDecodeError: text = data.decode('cp1252') # of a spreadsheet
     def read(sep, **kwargs): # a class may be called NA, and a text be made of digits

@@ -208,17 +208,17 @@ _drawn = """
 # Training and validation without copies of each other
 block = DataBlock((ImageBlock, CategoryBlock), get_y=lambda file: images.label_of(file),
     splitter=without_copies(copies, seed=0), item_tfms=Resize({size}))
-dls = block.dataloaders(images.files, path=folder)
+dls = block.dataloaders(images.files, path=folder, bs={bs})
 """
 _parts = """
 # The same two folders, but without validation images of which a copy trains
-dls = without_leaks(images.dls(size={size}), copies)
+dls = without_leaks(images.dls({bs}, {size}), copies)
 """
 
 def _lines_to_use(found):
     "Code that trains on what the lists leave"
     lines = _lines.replace('{split}', _parts if len(found.images.parts)>1 else _drawn)
-    return lines.format(folder=str(found.images.folder), size=found.size)
+    return lines.format(folder=str(found.images.folder), size=found.size, bs=found.learn.dls.bs)
 
 def page_of(
     found:Examined, # As `examine` returns it
