@@ -2,11 +2,12 @@
 import os
 from pathlib import Path
 
-import numpy as np, pytest
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest
 from fastai.vision.core import PILImage
 from helpers import *
 from PIL import Image
 from selback.clean.folders import NamedImage, UnreadableImage, find_images
+from torch import nn
 
 def fill(root, *names, n=5):
     "Images of their own, so many in each of some folders"
@@ -16,6 +17,10 @@ def fill(root, *names, n=5):
     return root
 
 def folders_of(files, root): return sorted({f.parent.relative_to(root).as_posix() for f in files})
+
+def cnn(n_out):
+    "A small one"
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, n_out))
 
 # Parts
 @pytest.mark.parametrize('train,valid,test', [('train','valid','test'), ('train','val','testing'),
@@ -131,6 +136,31 @@ def test_a_name_that_cannot_be_written_is_refused(tmp_path):
     root = fill(tmp_path, 'a', 'b')
     with open(os.fsencode(root/'a')+b'/caf\xe9.png', 'wb'): pass
     with pytest.raises(ValueError, match=r'caf\\udce9.png.*, wanted a name in UTF-8; rename it'): find_images(root)
+
+# Names that a plot takes for formulas
+@pytest.mark.filterwarnings('ignore:No artists')
+def test_dollars_are_shown_as_they_are(tmp_path):
+    for i,pixels in enumerate(np.random.default_rng(0).integers(0, 255, (24,16,16,3), dtype=np.uint8)):
+        file = tmp_path/['$ a_$','b'][i%2]/f'${i}^$.png'
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    dls = find_images(tmp_path).dls(8, 16)
+    learn = Learner(dls, cnn(2), loss_func=CrossEntropyLossFlat()).watch_items()
+    quiet_fit(learn, 1)
+    selection = learn.selection
+    pair = dict(item='b/$1^$.png', part='train', other='b/$3^$.png', other_part='train', similarity=1.)
+    known = {*selection.suspects().index}
+    pair = pair | dict(zip(('item','other'), sorted(known)[:2])) | dict(label='$ a_$', other_label='$ a_$')
+    odd = pd.DataFrame(dict(item=sorted(known)[:3], part='train', kind='dark'))
+    shown = [lambda: selection.show_suspects(4), lambda: selection.show_hardest(4), lambda: learn.show_odd(found=odd),
+        lambda: learn.show_copies(found=pd.DataFrame([pair]))]
+    with learn.no_bar():
+        for show in shown:
+            show()
+            plt.gcf().canvas.draw() # which reads formulas
+            said = ' '.join(ax.get_title() for ax in plt.gcf().axes)
+            assert r'\$' in said
+            plt.close('all')
 
 # Kinds of images
 SHADES = np.linspace(0, 255, 12*8).round().astype(np.uint8).reshape(12, 8)

@@ -68,12 +68,18 @@ def test_pairs_of_some_parts_only(within, wanted):
     assert places(found[:len(wanted)])==wanted
     assert {*zip(found.part, found.other_part)}=={('valid','train') if within=='across' else (within,within)}
 
-def test_mirror_images_only_where_asked_for():
+def test_mirror_images_unless_they_are_left_out():
     train = drawn(200)
     learn = of_images(train, torch.cat([drawn(50, seed=1), train[:3].flip(-1)]))
     mirrored = {frozenset([('train', i), ('valid', 50+i)]) for i in range(3)}
-    assert places(copies(learn, flips=True)[:3])==mirrored
-    assert not places(copies(learn)[:3]) & mirrored
+    assert places(copies(learn)[:3])==mirrored
+    assert not places(copies(learn, flips=False)[:3]) & mirrored
+
+def test_blank_images_are_copies_of_nothing():
+    train = drawn(200)
+    train[3],train[4],train[5],train[7] = 0,255,255,train[6]
+    found = copies(of_images(train, drawn(50, seed=1)))
+    assert places(found[found.group.notna()])=={frozenset([('train',6),('train',7)])}
 
 def test_a_burst_is_one_group():
     train = drawn(200)

@@ -139,6 +139,18 @@ def test_expected_counts_of_items_that_lie_evenly():
     below = expected_below(ratios)
     for n in (400,2000,6000): assert float(below[n])==pytest.approx(n, rel=.08, abs=20)
 
+@pytest.mark.parametrize('dim', [3,6,16])
+def test_equal_items_make_other_pairs_no_likelier(dim):
+    "Ten of eighty are there twice; of the others a few in all may be near by luck"
+    n_false = 0
+    for seed in range(20):
+        x = noise(80, dim, seed=seed)
+        likely = couples(pairs_of(torch.cat([x, x[:10]])).query('is_likely'))
+        equal = {(i, i+80) for i in range(10)}
+        assert equal<={*likely}
+        n_false += len(likely)-10
+    assert n_false<=5
+
 # Groups
 def test_groups_by_hand():
     "Numbered by their first items; of a long chain and of pairs that are named twice, too"

@@ -24,7 +24,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import check_frame, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
 from ..callback.looking import bar
-from ..views.pictures import shortened
+from ..views.pictures import in_picture, shortened
 from .rows import ByLayer, kind_of
 from ..views.views import width
 
@@ -74,7 +74,7 @@ def find_copies(self:Learner,
     within:str='both', # Which pairs: of 'both' parts, 'across' from validation to training, of 'train' or of 'valid'
     n:int|None=None, # How many pairs; None: as many as are probably copies, but 5 at least
     layer:nn.Module|None=None, # By whose output items are compared, and by nothing else; None: it is chosen
-    flips:bool=False, # Compare with mirror images, too?
+    flips:bool|None=None, # Compare with mirror images, too? None: of images
 )->pd.DataFrame: # Raises a `ValueError` where items can't be compared
     "Pairs of items that may be copies, the likeliest first, with parts, labels, `similarity` and `group`"
     if n is not None: n = check_range('n', n, 1, whole=True)
@@ -84,7 +84,7 @@ def find_copies(self:Learner,
     _check_items(items, [keys[i] for i in parts])
     with fixed_random():
         kind = kind_of(self, layer)
-        _check_flips(flips, kind)
+        flips = _flips_of(flips, kind)
         rows = _rows_of(self, kind, items)
         if flips: rows = torch.cat([rows, _rows_of(self, kind, items, mirrors=True)])
     _check_rows(rows)
@@ -129,8 +129,11 @@ def _check_items(items, keys):
     got = f'{len(bad)} files that cannot be opened, such as {bad[0]!r}'
     raise ValueError(error_text('find_copies', got, 'images', only_images))
 
-def _check_flips(flips, kind):
-    if not flips or isinstance(kind, ByLayer): return
+def _flips_of(flips, kind):
+    "Are items compared with mirror images? Raises a `ValueError` if they have none"
+    are_images = isinstance(kind, ByLayer)
+    if flips is None: return are_images
+    if are_images or not flips: return flips
     raise ValueError(error_text('flips', 'True for rows or texts', 'images', 'leave flips out'))
 
 def _check_rows(rows):
@@ -189,7 +192,7 @@ def _title(key, part, label):
     if isinstance(label, (list,tuple)): label = ' '.join(map(str, label))
     told = part if label is None else f'{part}, {label}'
     # the end of a name tells files apart
-    return f'{shortened(told, 15)}\n{shortened(name[::-1], 15)[::-1]}'
+    return f'{in_picture(told, 15)}\n{in_picture(name if len(name)<16 else f"…{name[-14:]}")}'
 
 def _show_pictures(found, shown):
     "Pairs of pictures in a grid"

@@ -26,7 +26,8 @@ def early_losses(
     check_remembered(selection, asked, early=True)
     if selection.early.loss is not None: return selection.early
     got = 'no early losses yet: no epoch trained the whole network on all items and found some harder than most'
-    raise ValueError(error_text(asked, got, 'those of one', 'call fit first, or train for longer'))
+    raise ValueError(error_text(asked, got, 'those of one', 'call fit first, learn.unfreeze() where layers are frozen, '
+        'or train for longer'))
 
 # %% ../../nbs/clean/01_early.ipynb #e1a347b0
 def _hardest_first(selection, asked):

@@ -20,7 +20,7 @@ from ..callback.items import check_frame, keys_of
 from ..callback.loaders import unaugmented
 from ..callback.looking import bar
 from .copies import only_images, part_names, places_of, shown_sample
-from ..views.pictures import shortened
+from ..views.pictures import in_picture
 
 # %% ../../nbs/clean/06_odd.ipynb #60dc74f4
 def _as_picture(x):
@@ -193,4 +193,4 @@ def show_odd(self:Learner,
         ax.axis('on') # a frame, or a white image is invisible
         ax.set(xticks=[], yticks=[])
         for side in ax.spines.values(): side.set(color='.7', lw=.5)
-        ax.set_title(f'{row.kind}\n{shortened(str(row.item).rsplit("/")[-1], 16)}', fontsize=8)
+        ax.set_title(f'{row.kind}\n{in_picture(str(row.item).rsplit("/")[-1], 16)}', fontsize=8)

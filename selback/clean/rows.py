@@ -30,6 +30,12 @@ def _looked_at(learn, dl, idxs, row, **how):
     idx,rows = (torch.cat(o) for o in zip(*found))
     return rows[idx.argsort()]
 
+def _is_blank(xb):
+    "Which images are even, beside the others of their batch; none of what are no images"
+    contrast = [o.flatten(1).std(1) for o in xb if o.ndim==4 and o.is_floating_point()]
+    if not contrast: return torch.zeros(find_bs(xb), dtype=torch.bool, device=xb[0].device)
+    return torch.stack([o<.02*o.max() for o in contrast]).all(0)
+
 def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 
 class ByLayer:
@@ -42,7 +48,9 @@ class ByLayer:
 
     def rows(self, learn, dl, idxs, mirrors=False):
         "A row for each of some items of a loader, or for their mirror images, in halves"
-        def row(look): return halved(narrowed(torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1)))
+        def row(look):
+            outputs = torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1)
+            return halved(narrowed(outputs)).masked_fill(_is_blank(look.xb)[:,None], 0)
         how = dict(altered=_mirrored, comment='mirror images') if mirrors else {}
         return _looked_at(learn, dl, idxs, row, watching=self.outputs, **how)
 
@@ -57,7 +65,9 @@ class ByLayer:
         got = f'a {type(self.layer).__name__} that does not'
         raise ValueError(error_text('layer', got, 'one that runs in the model'))
 
-    def vectors(self, rows): return unit(whitened(rows))
+    def vectors(self, rows):
+        "Unit rows, but zeros of what is blank, which is near nothing"
+        return unit(whitened(rows))*(rows!=0).any(1, keepdim=True)
 
     def equal_by_chance(self, rows): return 0.
 

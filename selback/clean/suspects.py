@@ -20,7 +20,7 @@ from ..callback.items import ItemKeys, class_names, files_of, keys_of, labels_of
 from ..callback.learner import base_loss
 from ..callback.looking import look_at, losses_of
 from ..callback.attach import Attached
-from ..views.pictures import beside, check_remembered, shortened, show_items
+from ..views.pictures import beside, check_remembered, in_picture, show_items
 from ..views.views import tidy, width
 
 # %% ../../nbs/clean/00_suspects.ipynb #3bc30a0f
@@ -294,7 +294,7 @@ def _plot_map(ax, rows, title):
     "One dot for each label"
     right = 1-rows.disagreed/rows.looks
     dots = ax.scatter(rows.spread, rows.probability, c=right, cmap='coolwarm_r', vmin=0, vmax=1, s=8, lw=0, alpha=.6)
-    tidy(ax, ylim=(-.02,1.02), title=shortened(title))
+    tidy(ax, ylim=(-.02,1.02), title=in_picture(title))
     return dots
 
 @patch
