@@ -213,6 +213,31 @@ def test_each_of_several_labels_has_a_row(folder):
     said = 'clean_suspects: got items that have not a class each, wanted one class for each'
     with pytest.raises(ValueError, match=said): learn.selection.clean_suspects()
 
+def test_masks_of_which_nothing_counts_come_first():
+    g = torch.Generator().manual_seed(0)
+    images,masks = torch.rand(40, 3, 6, 6, generator=g),torch.randint(0, 3, (40,6,6), generator=g)
+    masks[[9,25]] = 255
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    loss_func = CrossEntropyLossFlat(axis=1, ignore_index=255)
+    learn = Learner(dls_of(images, masks, n_valid=8), net, loss_func=loss_func).watch_items()
+    found = quiet_fit(learn, 2).selection.suspects()
+    assert found.index[:2].tolist()==[1,17] and (found.mean_loss[:2]==0).all()
+    assert found.mean_loss[2:].is_monotonic_decreasing and len(found)==32
+    assert '2 items was 0 whenever they trained' in learn.selection.told['empty']
+
+def test_numbers_stand_beside_what_is_predicted_now():
+    x,_ = class_data(68)
+    dls = dls_of(x, 3*x[:,:1]+1, n_valid=16)
+    learn = quiet_fit(Learner(dls, mlp(1), loss_func=MSELossFlat(), lr=.01).watch_items(valid=True), 3)
+    found = learn.selection.suspects()
+    learn.model.eval()
+    for part,rows in found.groupby('part'):
+        ds = learn.dls.train_ds if part=='train' else learn.dls.valid_ds
+        at = torch.tensor(rows.index.tolist())
+        with torch.no_grad(): pred = learn.model(ds.tensors[0][at])
+        assert rows.likelier.tolist()==pytest.approx(pred.flatten().tolist(), abs=1e-5)
+        assert rows.label.tolist()==pytest.approx(ds.tensors[1][at].flatten().tolist(), abs=1e-5)
+
 def test_masks_are_listed_by_their_mean_loss(folder):
     "A picture is all of the class of its folder"
     def mask(row): return np.full((12, 12), list(COLOURS).index(row['colour']), dtype=np.uint8)

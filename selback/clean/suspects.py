@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np, pandas as pd, torch
 from fastcore.all import listify, patch
 
+from ..core.batches import as_tensors
 from ..core.checks import check_range, error_text
 from ..core.item_loss import detached
 from ..core.labels import LabelMemory, LabelReader
@@ -75,7 +76,8 @@ def _joined(parts, rows, names):
     for o in parts[1:]: index = index.append(o.index)
 
     of_items = pd.concat([o.losses for o in parts]).groupby(every)
-    losses = of_items.agg(dict(seen='sum', total='sum', loss='mean'))
+    losses = of_items.mean() # of `likelier`, if there is one
+    losses[['seen','total']] = of_items[['seen','total']].sum()
     losses['total'] = losses.total.mask(of_items.total.count()<of_items.size()) # NaN if that of any copy is
     columns = pd.concat([o.columns for o in parts]).iloc[first].reset_index(drop=True)
     labels = None
@@ -109,6 +111,16 @@ def _looked_at(selection, labels):
             'leave look out'))
     return labels.looked_at(seen)
 
+def _predicted(learn, dl, n):
+    "The number that is predicted now for each item of a loader, NaN where it is more than one"
+    found = np.full(n, np.nan)
+    def note(look):
+        pred = as_tensors(look.pred)
+        if torch.is_tensor(pred) and pred.numel()==len(look.idx):
+            found[look.idx.cpu().numpy()] = pred.flatten().float().cpu().numpy()
+    with fixed_random(): look_at(learn, dl, torch.arange(n), note, asked='suspects', comment='predictions')
+    return found
+
 def _parts_of(selection, look=False):
     "What is known of each part that was watched, item by item of its loader"
     dls,keys,parts = selection.learn.dls,keys_of(selection.learn.dls),[]
@@ -120,7 +132,10 @@ def _parts_of(selection, look=False):
                 'call fit first'))
         is_looked_at = look and name=='train' # validation's last look is of today
         told = _looked_at(selection, tracker.labels) if is_looked_at else tracker.labels
-        parts.append(_watched(tracker, keys[i], dls.loaders[i], name, told))
+        part = _watched(tracker, keys[i], dls.loaders[i], name, told)
+        if told is None and part.labels is not None: # they are numbers
+            part.losses['likelier'] = _predicted(selection.learn, dls.loaders[i], n)
+        parts.append(part)
     return parts
 
 def _items_of(part): return _joined([part], [part.keys.same], part.names)
@@ -158,11 +173,13 @@ def _goes_by_loss(items):
     return items.told is None or items.labels is None and items.told.n_labels==1
 
 def _by_loss(items):
-    "A row for each item that was seen, with its mean loss; what is likelier in most of a mask is told"
+    "A row for each item that was seen, with its mean loss, those first of which nothing counts"
     df = items.losses.assign(at=range(len(items.losses)), mean_loss=items.losses.total/items.losses.seen)
     if items.labels is not None: df['label'] = items.labels
     if items.told is not None: df = df.join(_one_each(items)[['likelier','margin','looks']])
-    return df[(df.seen>0) & df.total.notna()].assign(is_estimated_error=False)
+    df = df[(df.seen>0) & df.total.notna()].assign(is_estimated_error=False)
+    is_empty = (df.total==0) & (items.labels is None) # as of a mask that is `ignore_index` all over
+    return df.iloc[np.lexsort((-df.mean_loss, ~is_empty))]
 
 # %% ../../nbs/clean/00_suspects.ipynb #f999d196
 def _loss_of_a_guess(given):
@@ -187,7 +204,7 @@ listed_columns = 'part','label','mean_loss','loss','likelier','margin','probabil
 
 def _listed(items, has_parts):
     "The labels of a part, those first that are most likely wrong; and of each its item and whether it is an error"
-    if _goes_by_loss(items): rows = _by_loss(items).sort_values('mean_loss', ascending=False, kind='stable')
+    if _goes_by_loss(items): rows = _by_loss(items)
     else: rows = _of_labels(items).iloc[items.told.suspects().cpu().numpy()]
     rows = rows.assign(part=items.part, position=items.at[rows['at']])
     names = [name for name in listed_columns if name in rows and (has_parts or name!='part')]
@@ -212,6 +229,9 @@ def listed_suspects(
     parts = [_items_of(part) for part in _parts_of(selection, look)]
     n_lost = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts if _goes_by_loss(o))
     if n_lost: selection.tell_once('lost', f'the losses of {n_lost} items were NaN, and these are not listed.')
+    n_empty = sum(int(((o.losses.seen>0) & (o.losses.total==0)).sum()) for o in parts if o.labels is None)
+    if n_empty: selection.tell_once('empty', f'the loss of {n_empty} items was 0 whenever they trained, as of masks '
+        'of which nothing counts; they come first in the list.')
     rows,hidden = _as_one([_listed(items, len(parts)>1) for items in parts])
     if 'label' in rows and 'margin' in rows: selection.tell_once('worth', _worth(selection, rows)) # not of pixels
     return rows,hidden
@@ -220,7 +240,7 @@ def listed_suspects(
 def suspects(self:Attached,
     look:bool=False, # Also by what is predicted of training items now, as they are, in a pass over them?
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered
-    "All labels that were looked at, those first that are most likely wrong; all items by mean loss, where none has one"
+    "All labels that were looked at, those first that are most likely wrong; masks and numbers are by their mean loss"
     return listed_suspects(self, 'suspects', look)[0]
 
 # %% ../../nbs/clean/00_suspects.ipynb #5c71d724
