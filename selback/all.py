@@ -36,7 +36,7 @@ from .views.pictures import *
 from .clean.early import *
 from .views.groups import *
 from .clean.suspects import *
-from .clean.corrections import *
+from .clean.corrections import read_list, write_list
 from .clean.refit import *
 from .clean.copies import without_copies, without_leaks
 from .clean.odd import kinds_of as _kinds_of

@@ -556,3 +556,11 @@ def test_two_classes_of_any_kind_are_corrected_in_a_table(values):
         corrected = selection.corrected({key: said}, df)
         assert (corrected.target!=df.target).sum()==1
         assert corrected.target[key]==other and corrected.target.dtype==df.target.dtype
+
+@pytest.mark.parametrize('text', ['=1+1', '+a', '-1', '@x', "'=1", "''-", "'tis", '\tx', 'plain', "'", 'a=b', ''])
+def test_no_cell_of_a_list_is_run_and_all_are_read_back(text, tmp_path):
+    rows = pd.DataFrame({'file': [f'{text}/a.png', 'b.png'], 'margin': [-.5,.25], 'label': [text or 'x', 'cat']})
+    write_list(rows, tmp_path/'list.csv')
+    cells = pd.read_csv(tmp_path/'list.csv', dtype=str)[['file','label']]
+    assert not cells.map(lambda o: o[0] in '=+-@\t').any(axis=None)
+    pd.testing.assert_frame_equal(read_list(tmp_path/'list.csv'), rows)

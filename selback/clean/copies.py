@@ -96,7 +96,7 @@ def find_copies(self:Learner,
     bars = bar(self, 'neighbours')
     similar,at = nearest(x[asked], x[among], n_near, own, device=self.dls.device, ticks=bars, mirrored=mirrored)
     share = 2*len(asked)*len(among)/max(1, len(items)*(len(items)-1)) # a pair is found from both sides, or across
-    pairs = likely_pairs(similar, among[at], asked, kind.equal_by_chance(rows)*share)
+    pairs = likely_pairs(similar, among[at], asked, kind.equal_by_chance(rows)*share, kind.only_equal)
 
     n_likely = int(pairs.is_likely.sum())
     pairs = pairs.head(max(5, n_likely) if n is None else n)

@@ -26,6 +26,7 @@ from torchvision.models import get_model_builder, list_models
 from ..core.checks import check_range, error_text
 from ..callback.watching import *
 from .copies import *
+from .corrections import write_list
 from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
 from .odd import *
 from .suspects import listed_suspects
@@ -195,7 +196,7 @@ from selback.all import *
 from selback.clean.folders import find_images
 
 folder = Path({folder!r})
-odd,copies = pd.read_csv('odd.csv'),pd.read_csv('copies.csv')
+odd,copies = read_list('odd.csv'),read_list('copies.csv')
 useless = odd.kind.isin(['corrupt','black','white','blank'])
 images = find_images(folder).without({{folder/o for o in odd.item[useless]}})
 {split}
@@ -259,7 +260,7 @@ def write_page(
     lists = dict(suspects=found.suspects.reset_index(), copies=found.copies, odd=found.odd)
     with tempfile.TemporaryDirectory(dir=out.parent) as new: # all of them, or nothing
         new = Path(new)
-        for name,rows in lists.items(): rows.to_csv(new/f'{name}.csv', index=False)
+        for name,rows in lists.items(): write_list(rows, new/f'{name}.csv')
         (new/out.name).write_text(page_of(found), encoding='utf-8')
         for file in new.iterdir(): file.rename(out.parent/file.name)
 

@@ -40,6 +40,7 @@ def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 
 class ByLayer:
     "Items by what a layer returns"
+    only_equal = False # near ones may be copies, too
 
     def __init__(self,
         layer:nn.Module, # Of the model
@@ -121,6 +122,7 @@ class ByColumns:
     ):
         are_numbers = [o.dtype.is_floating_point for o in inputs for _ in range(_two_d(o).shape[1])]
         self.is_number = torch.tensor(are_numbers)
+        self.only_equal = not any(are_numbers)
 
     def rows(self, learn, dl, idxs):
         "Categories and numbers of some items of a loader"
@@ -130,7 +132,7 @@ class ByColumns:
         "Unit rows, by numbers in units of the deviation of most, which a -9999 for unknown does not reach"
         codes,numbers = rows[:,~self.is_number].long(),rows[:,self.is_number]
         low,middle,high = torch.from_numpy(np.quantile(numbers, [.16,.5,.84], axis=0))
-        deviation = torch.where(high>low, (high-low)/2, numbers.std(0))
+        deviation = torch.where(high>low, (high-low)/2, torch.from_numpy(np.std(numbers.numpy(), 0, ddof=1)))
         numbers = ((numbers-middle)/torch.where(deviation>1e-9, deviation, 1)).clamp(-8, 8).float()
         if codes.shape[1]: numbers = torch.cat([numbers, codes_as_numbers(codes)], 1)
         return unit(told_apart(waves(numbers, rows.shape[1]), rows))
@@ -166,6 +168,7 @@ def letters_of(
 
 class ByLetters:
     "Texts by one to five letters at a time; the network is not asked"
+    only_equal = False # near ones may be copies, too
 
     def rows(self, learn, dl, idxs):
         "A row for each of some texts of a loader"

@@ -162,9 +162,9 @@ def expected_below(
     power = math.log(5)/max(1e-3, math.log(high/low))
     return .1*len(apart)*(ratio.double()/low)**power
 
-def _n_likely(ratio, n_pairs, by_chance, are_few):
+def _n_likely(ratio, n_pairs, by_chance, only_equal):
     "How many of the first pairs are probably copies, one by one: as long as more are seen than twice expected"
-    if are_few or (ratio>0).sum()<20: below = torch.where(ratio>0, torch.inf, 0.) # only equal ones are copies
+    if only_equal or (ratio>0).sum()<20: below = torch.where(ratio>0, torch.inf, 0.)
     else: below = expected_below(ratio)
     expected = by_chance+below
     gain = torch.arange(1, len(ratio)+1)-2*expected
@@ -180,6 +180,7 @@ def likely_pairs(
     at:Tensor, # The same, shape (n, k)
     rows:Tensor, # The numbers that the items themselves have among those that are found, shape (n,)
     by_chance:float=0., # So many of them are expected to be equal, and no copies
+    only_equal:bool=False, # Are only equal items copies, as of categories, which are near in steps?
 ): # A table, the likeliest copies first: `row`, `other`, `similarity`, `ratio`, `is_likely`
     "Pairs of an item and a neighbour, each once, by how much nearer that is than the last neighbour"
     import pandas as pd # here, since nothing else needs it
@@ -194,7 +195,7 @@ def likely_pairs(
     similar = similar[:,:n_kept].flatten()[order].clamp(0, 1)
 
     is_new = ~pd.DataFrame(dict(low=row.minimum(other), high=row.maximum(other))).duplicated().to_numpy()
-    n_likely = _n_likely(ratio, torch.from_numpy(is_new).cumsum(0), by_chance, len(far)<5*far.shape[1])
+    n_likely = _n_likely(ratio, torch.from_numpy(is_new).cumsum(0), by_chance, only_equal or len(far)<5*far.shape[1])
     similarity = torch.where(similar>1-equal, 1., similar) # 1: they are equal
     pairs = pd.DataFrame(dict(row=row, other=other, similarity=similarity, ratio=ratio))[is_new]
     return pairs.reset_index(drop=True).assign(is_likely=torch.arange(len(pairs))<n_likely)
