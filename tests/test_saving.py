@@ -157,3 +157,13 @@ def test_a_selection_without_a_learner_has_no_state():
     learn.full_batches()
     for call in selection.state_dict,lambda: selection.load_state_dict(state):
         with pytest.raises(ValueError, match='FavorHardCallback has no learner; attach it first'): call()
+
+@pytest.mark.parametrize('data', [b'', b'text', None], ids=['empty','text','cut'])
+def test_a_file_of_another_kind_is_named(data, tmp_path):
+    learn = quiet_fit(table_learner().favor_hard(), 1)
+    file = learn.save_selection(tmp_path/'mine')
+    file.write_bytes(file.read_bytes()[:500] if data is None else data)
+    refused = pytest.raises(ValueError, match=r'mine\.selection\.pth, wanted a file that save_selection wrote')
+    with refused: learn.load_selection(tmp_path/'mine')
+    torch.save(learn.model.state_dict(), file)
+    with refused: learn.load_selection(tmp_path/'mine')

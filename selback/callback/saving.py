@@ -36,16 +36,16 @@ def load_selection(self:Learner,
     file, # Its name, as for `learn.load`
 )->Learner: # The learner; raises a `ValueError` for another file
     "Have the selection go on where `save_selection` saved it, for the same method and dataset"
-    selection = self.selection
+    load = self.selection.load_state_dict # raises without a selection
     distrib_barrier() # the first process may still be writing
     path = _file_of(self, file)
     try:
         state = torch.load(path, map_location='cpu', weights_only=True)
-        state = dict(of=state['of'], parts=state['parts'])
+        is_ours = {'of','parts'}<=state.keys()
     except OSError: raise # there is no such file
-    except Exception as e: # what is no such file raises many kinds
-        raise ValueError(error_text('load_selection', str(path), 'a file that save_selection wrote')) from e
-    selection.load_state_dict(state)
+    except Exception: is_ours = False # other files raise errors of many kinds
+    if not is_ours: raise ValueError(error_text('load_selection', str(path), 'a file that save_selection wrote'))
+    load(state)
     return self
 
 # %% ../../nbs/callback/13_saving.ipynb #3e48a4cf
