@@ -90,10 +90,10 @@ def _spelling(values):
 
 def _check_zeros(text, known):
     "Raise a `ValueError` if a text of digits has lost the zeros before them"
-    for o in known:
-        if not text.isdigit() or o.lstrip('0')!=text.lstrip('0'): continue
-        raise ValueError(error_text('corrected', repr(text), repr(o),
-            'digits are no numbers here: hand over the CSV file itself, or read it with dtype=str'))
+    meant = next((o for o in known if text.isdigit() and o.lstrip('0')==text.lstrip('0')), None)
+    if meant is None: return
+    raise ValueError(error_text('corrected', repr(text), repr(meant),
+        'digits are no numbers here: hand over the CSV file itself, or read it with dtype=str'))
 
 def _check_same(got, own, names, remedy):
     "Raise a `ValueError` where a row has another cell than its own one, not just rounded; an empty one says nothing"

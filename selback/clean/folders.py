@@ -8,7 +8,6 @@ __all__ = ['UnreadableImage', 'NamedImage', 'part_of', 'files_below', 'Images', 
 # %% ../../nbs/clean/07_folders.ipynb #f2d163c9
 import hashlib, os, re, tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +19,11 @@ from fastai.data.transforms import FuncSplitter, Normalize, RandomSplitter, imag
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.core import PILImage
 from fastai.vision.data import ImageBlock, imagenet_stats
-from fastai.vision.utils import verify_image
 from PIL import Image, ImageOps
 
 from ..core.checks import check_range, error_text
 from ..views.pictures import shortened
+from .copies import broken_files
 
 # %% ../../nbs/clean/07_folders.ipynb #bd909eaf
 class UnreadableImage(OSError, ValueError): "A file that is named like an image, and can't be read as one"
@@ -151,8 +150,7 @@ class Images(NamedTuple):
 
     def readable(self)->'Images':
         "The same images without files that can't be opened"
-        with ThreadPoolExecutor() as pool: can_be = [*pool.map(verify_image, self.files)]
-        broken = [file for file,ok in zip(self.files, can_be) if not ok]
+        broken = broken_files(self.files)
         if not broken: return self
         told = f'{self.told} {len(broken):,} cannot be opened, such as {broken[0].name}, and are left out.'
         return self.without({*broken})._replace(told=told)
