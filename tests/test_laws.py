@@ -1,5 +1,5 @@
 "The laws: nothing is added, lost, left behind or changed"
-import contextlib, functools, gc, warnings, weakref
+import functools, gc, warnings, weakref
 
 import pytest, torch
 from fastai.callback.schedule import LRFinder
@@ -380,48 +380,3 @@ def test_a_selection_that_was_taken_off_keeps_no_learner_alive(cls):
         gc.collect()
         assert learner() is None and model() is None
         assert cb.memory is not None
-
-def test_scores_are_the_losses_of_the_model_in_evaluation_mode():
-    learn = numbered_learner(cbs=spied(keep=.5, warmup=0))
-    x,y = learn.dls.train.one_batch()
-    learn.model.eval()
-    wanted = torch.nn.functional.cross_entropy(learn.model(x), y, reduction='none').detach()
-    learn.model.train()
-
-    cb = learn.selection
-    scores,losses = scores_of(cb, (x,), (y,))
-    torch.testing.assert_close(scores, wanted)
-    torch.testing.assert_close(losses, wanted)
-
-class Nosy(nn.Module):
-    "Draws random numbers of all kinds in its forward pass, and may fail"
-    def __init__(self, fail):
-        super().__init__()
-        self.net,self.fail = mlp(),fail
-    def forward(self, x):
-        random.random()
-        np.random.rand()
-        torch.rand(1)
-        if self.fail: raise RuntimeError('model failed')
-        return self.net(x)
-
-@pytest.mark.law(5)
-@pytest.mark.parametrize('fail', [False, True])
-def test_scoring_leaves_no_trace(fail):
-    model = Nosy(fail)
-    model.net[1].eval()
-    x = torch.randn(8,4)
-    def state():
-        flags = [m.training for m in model.modules()]
-        return flags,random_states(),torch.is_grad_enabled(),torch.is_autocast_enabled('cpu')
-
-    weights = {k: v.clone() for k,v in model.state_dict().items()}
-    autocast = torch.autocast('cpu', dtype=torch.bfloat16)
-    before = state()
-    with pytest.raises(ValueError, match='model failed') if fail else contextlib.nullcontext():
-        pred = ScoringPass()(model, (x,), (), autocast)
-        assert pred.dtype==torch.float32
-        assert not pred.requires_grad
-
-    assert state()==before
-    assert same(weights, model.state_dict())

@@ -77,7 +77,11 @@ def test_a_pass_has_no_gradients_and_gives_back_what_the_model_draws():
             seen.append(torch.is_grad_enabled())
             return super().forward(x+random.random()+torch.rand(1))
     model,before = Draws(4, 3),random_states()
-    for _ in range(2): assert not ScoringPass()(model, xb).requires_grad
+    for _ in range(2):
+        pred = ScoringPass()(model, xb, (), torch.autocast('cpu', dtype=torch.bfloat16))
+        assert not pred.requires_grad
+        assert pred.dtype==torch.float32
+    assert not torch.is_autocast_enabled('cpu')
     assert random_states()==before
     assert seen.seen and not any(seen.seen)
 
