@@ -161,12 +161,11 @@ def said(**labels): return {name.replace('_', '/')+'.txt': label for name,label 
 CSV = {name: 'file{0}label{0}note\nant/0.txt{0}cat{0}"x{0} y"\nbee/1.txt{0}bee{0}\n{0}{0}\n{0}{0}\n'.format(sep)
     for name,sep in dict(comma=',', semicolon=';', tab='\t').items()}
 
-@pytest.mark.parametrize('encoding', ['utf-8','utf-8-sig','cp1252'])
 @pytest.mark.parametrize('ends', ['\n','\r\n'])
 @pytest.mark.parametrize('name', CSV)
-def test_a_spreadsheet_saves_as_it_likes(learn, tmp_path, name, ends, encoding):
+def test_a_spreadsheet_saves_as_it_likes(learn, tmp_path, name, ends):
     "With rows at the end that are blank, and a note in quotes"
-    (tmp_path/'t.csv').write_bytes(CSV[name].replace('\n', ends).encode(encoding))
+    (tmp_path/'t.csv').write_bytes(CSV[name].replace('\n', ends).encode())
     before = labels_by_file(learn.selection.corrected({}))
     assert labels_by_file(learn.selection.corrected(tmp_path/'t.csv'))==before | {'ant/0.txt': 'cat'}
 
@@ -188,7 +187,7 @@ def test_a_frame_a_file_and_a_dictionary_say_the_same(learn, tmp_path):
     for file,label in new.items(): frame.loc[file,'label'] = label
     frame.to_csv(tmp_path/'t.csv')
     by_dict = learn.selection.corrected(new)
-    for found in (frame,frame.reset_index(),tmp_path/'t.csv',str(tmp_path/'t.csv')):
+    for found in (frame,frame.reset_index(),tmp_path/'t.csv',str(tmp_path/'t.csv'),frame.label,pd.Series(new)):
         pd.testing.assert_frame_equal(learn.selection.corrected(found), by_dict)
     assert len(by_dict)==23 and labels_by_file(by_dict)['ant/0.txt']=='cat'
 
@@ -202,9 +201,19 @@ REFUSED = [({'0.txt': 'bee'}, "1 keys that no item has, such as '0.txt', wanted 
 def test_what_is_not_understood_is_refused(learn, found, match):
     with pytest.raises((ValueError,TypeError), match=match): learn.selection.corrected(found)
 
-def test_rows_of_one_item_may_agree(learn):
-    table = pd.DataFrame(dict(file=['ant/0.txt']*3, label=['bee','bee','']))
-    assert labels_by_file(learn.selection.corrected(table))['ant/0.txt']=='bee'
+def test_what_is_no_text_is_named(learn, tmp_path):
+    learn.selection.suspects().to_csv(tmp_path/'t.csv', encoding='utf-16')
+    with pytest.raises(ValueError, match='which is UTF-16 or no text, wanted a CSV file; save it as UTF-8'):
+        learn.selection.corrected(tmp_path/'t.csv')
+
+@pytest.mark.parametrize('found', [{'7': '02'}, {'007': '1'}, {'007': 1}])
+@pytest.mark.parametrize('new_classes', [False, True])
+def test_zeros_that_were_lost_are_told_of(found, new_classes):
+    "As by pandas, where it is left to take digits for numbers"
+    df = pd.DataFrame(dict(x=np.arange(12)/12, kind=['01','02','10']*4), index=[f'{i:03}' for i in range(12)])
+    learn = watched(table_block('kind', IndexSplitter(range(9, 12))).dataloaders(df, bs=4, drop_last=False), 3)
+    with pytest.raises(ValueError, match="got '7', wanted '007'|got '1', wanted '01'; .* with dtype=str"):
+        learn.selection.corrected(found, new_classes=new_classes)
 
 SPELT = [([5.,3.,7.],'5'), ([5,3,7],'5.0'), ([5,3,7],' 5 '), (['a','b','c'],'a ')]
 
@@ -263,6 +272,11 @@ def test_truth_values_and_gaps_of_a_spreadsheet_are_no_other_items(tmp_path):
     (tmp_path/'t.csv').write_text('row,label,x,sure\n3.0,b,0.20000000001,TRUE\n4,,0.2666667,\n')
     wanted = df.assign(kind=df.kind.where(df.index!=3, 'b'))
     pd.testing.assert_frame_equal(learn.selection.corrected(tmp_path/'t.csv', df), wanted)
+    (tmp_path/'t.csv').write_text('row;label;x;sure\n3;b;0,2;TRUE\n4;;0,2666667;\n')
+    pd.testing.assert_frame_equal(learn.selection.corrected(tmp_path/'t.csv', df), wanted)
+    (tmp_path/'t.csv').write_text('row;label;x;sure\n3;b;0,3;TRUE\n')
+    with pytest.raises(ValueError, match="got x '0,3' in row 0, wanted 0.2"):
+        learn.selection.corrected(tmp_path/'t.csv')
     (tmp_path/'t.csv').write_text('row,label,x,sure\n3,b,0.2,FALSE\n')
     with pytest.raises(ValueError, match="got sure 'FALSE' in row 0, wanted True"):
         learn.selection.corrected(tmp_path/'t.csv')
@@ -290,12 +304,6 @@ def test_a_list_of_files_goes_by_its_files_where_these_are_the_key(tmp_path, ind
     for handed in (table,tmp_path/'t.csv',dict(zip(asked, table.label))):
         frame = learn.selection.corrected(handed, key='file')
         assert dict(zip(frame.file, frame.label))==dict(zip(df.file, df.label)) | dict(zip(asked, table.label))
-
-def test_the_column_that_trained_is_changed_although_another_one_is_called_label():
-    df = pd.DataFrame(dict(x=np.arange(12)/12, kind=['a','b']*6, label=['a']*12, likely=['z']*12))
-    learn = watched(table_block('kind', IndexSplitter([10,11])).dataloaders(df, bs=4, drop_last=False), 2)
-    found = learn.selection.suspects().assign(label='a')
-    pd.testing.assert_frame_equal(learn.selection.corrected(found, df), df.assign(kind='a'))
 
 def test_a_column_that_several_items_share_names_them_all():
     df = pd.DataFrame(dict(x=np.arange(12)/12, kind=['a','b']*6, ward=[1,2,3]*4))
@@ -343,19 +351,11 @@ def test_a_list_of_a_table_that_was_numbered_anew_is_refused(tmp_path):
     right = again.selection.corrected(found.assign(label='cat')[1:], key='file')
     assert (right.set_index('file').label[[*found.file[1:]]]=='cat').all()
 
-def test_an_item_that_is_in_the_other_part_now_is_corrected_there(learn, tmp_path):
-    found = learn.selection.suspects()
-    def listed(path): return sorted(o for o in Path(path).rglob('*') if o.is_file())
-    block = DataBlock((TransformBlock,CategoryBlock), get_items=listed, get_x=size_of, get_y=parent_label,
-        splitter=RandomSplitter(.3, seed=1))
-    other = watched(block.dataloaders(learn.dls.path, path=learn.dls.path, bs=4, num_workers=0), 3)
-    assert {*labels_by_file(other.selection.corrected(found.assign(label='bee'))).values()}=={'bee'}
-
 def test_what_nobody_has_got_to_says_nothing(learn, capsys):
-    table = pd.DataFrame(dict(file=['ant/0.txt','bee/1.txt','cat/2.txt'], label=['cat','',None]))
+    table = pd.DataFrame(dict(file=['ant/0.txt','ant/0.txt','bee/1.txt','cat/2.txt'], label=['cat','cat','',None]))
     after = labels_by_file(learn.selection.corrected(table))
     assert len(after)==24 and after['ant/0.txt']=='cat' and after['bee/1.txt']=='bee'
-    assert 'of 3 rows 1 give an item another label, 0 leave one out.' in capsys.readouterr().out
+    assert 'of 4 rows 1 give an item another label, 0 leave one out.' in capsys.readouterr().out
 
 def test_a_split_that_a_column_tells_stays_in_that_column():
     df = pd.DataFrame(dict(x=np.arange(12)/12, kind=['a','b','c']*4, is_valid=[i%4==0 for i in range(12)]))
@@ -465,81 +465,6 @@ def test_masks_are_listed_with_their_files_to_be_drawn_anew(tmp_path):
     with pytest.raises(ValueError, match='targets that are no labels, such as masks'):
         learn.selection.corrected(found)
 
-# Two rounds, as the tutorial goes
-COLOURS = dict(blue=(30,30,220), green=(30,220,30), red=(220,30,30))
-
-def save_pictures(root, n=30, n_wrong=3):
-    "A folder of each colour; some pictures of each are filed with the next one"
-    from PIL import Image
-    rng,known = np.random.default_rng(0),[*COLOURS]
-    for k,(colour,rgb) in enumerate(COLOURS.items()):
-        for i in range(n):
-            filed = known[(k+1)%3] if i<n_wrong else colour
-            file = root/filed/f'{colour} {i}.png' # its name is the truth
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.clip(np.array(rgb)+rng.normal(0, 60, (8, 8, 3)), 0, 255)
-            Image.fromarray(pixels.astype(np.uint8)).save(file)
-
-def truth_of(file): return Path(file).name.split()[0]
-
-def see(dls):
-    from fastai.learner import Learner
-    set_seed(0)
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, 3))
-    return quiet_fit(Learner(dls, net, loss_func=CrossEntropyLossFlat(), lr=.05).watch_items(valid=True), 5)
-
-IMAGES = dict(bs=10, num_workers=0, item_tfms=[], seed=0)
-
-class Folder:
-    "From the folder, then from what `corrected` returned"
-    def __init__(self, root):
-        files = sorted(root.rglob('*.png'))
-        self.root,self.is_first = root,True
-        self.table = pd.DataFrame(dict(file=[str(o.relative_to(root)) for o in files],
-            label=[o.parent.name for o in files], is_valid=[i%5==0 for i in range(len(files))]))
-
-    def learner(self):
-        from fastai.vision.data import ImageDataLoaders
-        if self.is_first: return see(ImageDataLoaders.from_folder(self.root, valid_pct=.2, **IMAGES))
-        return see(ImageDataLoaders.from_df(self.table, self.root, label_col='label', valid_col='is_valid', **IMAGES))
-
-    def mend(self, learn, found):
-        self.table,self.is_first = learn.selection.corrected(found),False
-
-class Table(Folder):
-    "From the mean of each colour"
-    def __init__(self, root):
-        from PIL import Image
-        super().__init__(root)
-        means = [np.asarray(Image.open(root/o), dtype=float).mean((0,1)) for o in self.table.file]
-        for k,name in enumerate('rgb'): self.table[name] = [mean[k] for mean in means]
-
-    def learner(self):
-        from fastai.tabular.all import Normalize, TabularDataLoaders, tabular_learner
-        set_seed(0)
-        valid = [i for i,o in enumerate(self.table.is_valid) if o]
-        dls = TabularDataLoaders.from_df(self.table, procs=[Normalize], cont_names=[*'rgb'], y_names='label', bs=10,
-            valid_idx=valid)
-        return quiet_fit(tabular_learner(dls, layers=[8], lr=.02).watch_items(valid=True), 10)
-
-    def mend(self, learn, found): self.table = learn.selection.corrected(found, self.table)
-
-@pytest.mark.parametrize('made', [Folder,Table])
-def test_two_rounds_leave_ever_fewer_wrong_labels_and_turn_no_right_one(tmp_path, made):
-    save_pictures(tmp_path/'root')
-    source = made(tmp_path/'root')
-    def n_wrong(): return sum(truth_of(o)!=label for o,label in zip(source.table.file, source.table.label))
-    wrong = [n_wrong()]
-    for n in (6,12):
-        learn = source.learner()
-        found = learn.selection.suspects().head(n)
-        files = found.index if found.index.name=='file' else source.table.loc[found.index,'file']
-        right = [truth_of(o) for o in files]
-        source.mend(learn, found.assign(label=right))
-        assert len(source.table)==90
-        wrong.append(n_wrong())
-        assert wrong[-1]==wrong[-2]-(found.label!=right).sum()
-    assert wrong[0]==9 and wrong[1]<=5 and wrong[2]==0, wrong
 
 @pytest.mark.parametrize('values', [[True,False], ['y','n'], [1,0]])
 def test_two_classes_of_any_kind_are_corrected_in_a_table(values):

@@ -286,43 +286,6 @@ def test_early_items_come_by_their_early_loss():
     assert losses[idxs].tolist()==sorted(losses[~losses.isnan()].tolist(), reverse=True)
     assert learn.selection.early_items(5).equal(idxs[:5])
 
-SHOWN = {
-    'numbers': ([0,1]*50, None, [0,1]),
-    'names': (['cat','dog']*50, None, ['cat','dog']),
-    'some': ([0,1,2,3]*25, [3,0], [3,0]),
-    'one': (['cat','dog']*50, 'cat', ['cat']),
-    'several each': ([['a','b'],['b']]*50, None, ['a','b']),
-    'more than ten': ([*range(20)]*5, None, [*range(10)])}
-
-def shown_early(monkeypatch, labels, classes, n=2):
-    "What is shown of a hundred items with such labels: indices and losses, in order"
-    from selback.clean import early as module
-    shown = []
-    monkeypatch.setattr(module, 'labels_of', lambda ds: labels)
-    monkeypatch.setattr(module, 'show_items', lambda learn, asked, idxs, facts, **kwargs:
-        shown.extend([idxs, [fact['early loss'] for fact in facts]]))
-    learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
-    learn.selection.show_early(n, classes)
-    return learn,*shown
-
-@pytest.mark.parametrize('labels,classes,wanted', SHOWN.values(), ids=SHOWN)
-def test_the_hardest_of_each_class_are_shown_class_by_class(labels, classes, wanted, monkeypatch):
-    learn,idxs,losses = shown_early(monkeypatch, labels, classes)
-    by_loss = learn.selection.early_items().tolist()
-    def has(i, c): return c in labels[i] if isinstance(labels[i], list) else labels[i]==c
-    assert idxs==[i for c in wanted for i in [i for i in by_loss if has(i, c)][:2]]
-    assert losses==kept(learn)[idxs].tolist()
-
-@pytest.mark.parametrize('labels', [None, [.5]*100])
-def test_items_without_classes_are_shown_by_loss_alone(labels, monkeypatch):
-    learn,idxs,_ = shown_early(monkeypatch, labels, None, 5)
-    assert idxs==learn.selection.early_items(5).tolist()
-
-@pytest.mark.parametrize('classes', [[7],[]])
-def test_a_class_without_items_is_refused(classes, monkeypatch):
-    with pytest.raises(ValueError, match='show_early: got classes .*, wanted some of'):
-        shown_early(monkeypatch, [0,1]*50, classes)
-
 def test_items_of_another_training_set_or_without_a_learner_are_refused():
     learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
     selection = learn.selection
@@ -332,15 +295,21 @@ def test_items_of_another_training_set_or_without_a_learner_are_refused():
     learn.full_batches()
     with pytest.raises(ValueError, match='show_early: .* was taken off its learner'): selection.show_early()
 
-def test_items_are_shown_as_pictures():
+def test_the_hardest_of_each_class_are_shown_class_by_class():
     import matplotlib.pyplot as plt
-    learn = quiet_fit(image_learner(cbs=EarlyLossSamplingCallback(1)), 1)
-    learn.selection.show_early(2)
-    titles = [ax.get_title() for ax in plt.gcf().axes if ax.get_title()]
-    plt.close('all')
-    assert len(titles)==6
-    idx = learn.selection.early_items(1).item()
-    assert any(f'early loss {kept(learn)[idx]:.3g}' in title and f'item {idx}' in title for title in titles)
+    learn = quiet_fit(image_learner(cbs=EarlyLossSamplingCallback(1, track_items=True)), 1)
+    labels,by_loss = learn.selection.items().label,learn.selection.early_items().tolist()
+    for classes in (None, [2,0], 1):
+        learn.selection.show_early(2, classes)
+        titles = [ax.get_title() for ax in plt.gcf().axes if ax.get_title()]
+        plt.close('all')
+        wanted = [0,1,2] if classes is None else classes if isinstance(classes, list) else [classes]
+        idxs = [i for c in wanted for i in [i for i in by_loss if labels[i]==c][:2]]
+        assert len(titles)==len(idxs)
+        for title,i in zip(titles, idxs): assert f'early loss {kept(learn)[i]:.3g}' in title and f'item {i}' in title
+    for classes in ([7],[]):
+        with pytest.raises(ValueError, match='show_early: got classes .*, wanted some of'):
+            learn.selection.show_early(2, classes)
 
 def test_a_fit_that_ends_too_early_says_so(capsys):
     trained_only(learner(EarlyLossSamplingCallback(3)), 2)

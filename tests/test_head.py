@@ -444,31 +444,3 @@ def test_a_look_at_the_model_is_no_fit(look):
     learn.restore_head()
     assert all(map(torch.equal, learn.model.parameters(), before))
 
-def test_an_interrupt_of_the_last_look_leaves_the_trained_layer(monkeypatch):
-    learn,_ = misled()
-    before = weights(learn)
-    def stops(*args): raise KeyboardInterrupt
-    monkeypatch.setattr('selback.clean.refit.order_kept', stops)
-    with pytest.raises(KeyboardInterrupt): refitted(learn)
-    assert same(weights(learn), before)
-
-def test_a_layer_that_has_trained_since_is_not_put_back():
-    learn,_ = misled()
-    refitted(learn, strength=1)
-    quiet_fit(learn, 1)
-    with pytest.raises(ValueError, match='restore_head: nothing to restore'): learn.restore_head()
-
-def test_training_goes_on_with_the_new_layer():
-    learn,_ = misled()
-    refitted(learn, strength=1)
-    before = weights(learn)
-    quiet_fit(learn, 1, lr=0.)
-    assert same({k: o for k,o in weights(learn).items() if 'running' not in k and 'num' not in k},
-        {k: o for k,o in before.items() if 'running' not in k and 'num' not in k})
-
-def test_what_the_early_losses_of_another_training_set_say_is_refused():
-    "Also where no later ones are noted"
-    x,y,_ = marked(160, .9, torch.Generator().manual_seed(0))
-    learn = quiet_fit(plain().early_loss_sampling(1), 2)
-    learn.dls = dls_of(x.clone(), y.clone())
-    with pytest.raises(ValueError, match='of which nothing is remembered'): refitted(learn, strength=1)

@@ -115,14 +115,6 @@ def test_classes_of_their_own_density_are_no_copies():
     x = [centre+width*noise(150, 12, seed=i) for i,(centre,width) in enumerate(zip(2*noise(10, 12), widths))]
     assert pairs_of(torch.cat(x)).is_likely.sum()<15
 
-def test_a_burst_belongs_together():
-    x = noise(500, 16)
-    pairs = pairs_of(torch.cat([x, x[:1]+.05*noise(5, 16, seed=1)]))
-    likely = pairs[pairs.is_likely]
-    assert 15<=len(likely)<20
-    group = groups_of(likely[['row','other']], 505)
-    assert len({*group[[0,*range(500, 505)]]})==1
-
 def test_across_two_sets_each_pair_is_there_once():
     x = unit(noise(60, 8))
     pairs = likely_pairs(*nearest(x[40:], x[:40], 4), torch.arange(40, 60))

@@ -4,9 +4,8 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib, numpy as np, pandas as pd, pytest
-from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock, TransformBlock
-from fastai.data.core import Datasets
-from fastai.data.transforms import Categorize, ColReader, ColSplitter, IndexSplitter
+from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock
+from fastai.data.transforms import ColReader, ColSplitter
 from fastai.losses import BCEWithLogitsLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.vision.augment import Resize
@@ -147,25 +146,6 @@ def test_tensors_are_listed_by_their_numbers():
     assert set(found.index[:2])=={4,25}
     assert found.columns.tolist()==['label','likelier','margin','probability','disagreed','looks']
     assert found.loc[[4,25],['label','likelier']].values.tolist()==[[1,0],[0,1]]
-
-SPLITS = [range(48), range(48, 64)]
-
-def to_x(i): return torch.tensor([2.*(i%2*2-1),0.,0.,0.])
-
-def to_name(i): return ['even','odd'][(i+(i in (7,30)))%2]
-
-def decides(dls): return Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1)
-
-def named(to_name):
-    datasets = Datasets(list(range(64)), [[to_x], [to_name,Categorize()]], splits=SPLITS)
-    return datasets.dataloaders(bs=16, num_workers=0)
-
-def test_datasets_of_numbers_have_names():
-    found = quiet_fit(decides(named(to_name)).watch_items(), 6).selection.suspects()
-    assert set(found.index[:2])=={7,30}
-    assert found.loc[[7,30],['label','likelier','item']].values.tolist()==[['even','odd',7],['odd','even',30]]
-
-def to_pair(i): return to_x(i),torch.tensor((i+(i in (7,30)))%2)
 
 def table_learner_of_ages():
     i = np.arange(80)
@@ -341,55 +321,6 @@ def test_what_a_person_says_is_corrected(learners, source):
     assert frame.is_valid.dtype==bool
     assert frame.is_valid.tolist()==[int(Path(f).stem.split('_')[1])>=N_OF_EACH for f in frame.file]
 
-def test_corrected_labels_train(learn, folder):
-    frame = learn.selection.corrected(learn.selection.clean_suspects(3))
-    dls = ImageDataLoaders.from_df(frame, folder, valid_col='is_valid', **HOW)
-    assert len(dls.train_ds)==30 and len(dls.valid_ds)==6
-    files = [Path(f).name for f in dls.train_ds.items.file]
-    assert [dls.vocab[int(dls.train_ds[i][1])] for i in range(30)]==[right_label(f) for f in files]
-    again = quiet_fit(learner_of(dls).watch_items(), 4)
-    assert (again.selection.suspects().margin>0).sum()>=20
-
-def test_a_table_by_hand_is_read_back(learn, tmp_path):
-    selection,csv = learn.selection,tmp_path/'suspects.csv'
-    selection.suspects().head(5).to_csv(csv)
-    lines = pd.read_csv(csv, dtype=str).set_index('file')
-    a,b,c = lines.index[:3]
-    lines.loc[a,'label'],lines.loc[b,'label'] = lines.likelier[a],'unsure'
-    lines.to_csv(csv)
-
-    frame,labels = selection.corrected(csv),selection.items().label
-    given = frame.set_index('file').label
-    assert given[a]==lines.likelier[a]!=labels[a]
-    assert b not in given.index
-    assert given[c]==labels[c]
-    assert len(frame)==35
-    others = given.index.intersection(labels.index).drop(a)
-    assert given[others].tolist()==labels[others].tolist()
-
-def test_gaps_and_digits_in_a_table_are_no_other_items(tmp_path):
-    csv,n = tmp_path/'suspects.csv',60
-    df = pd.DataFrame(dict(x=np.arange(n)/n, y=np.arange(n)%2, code=[f'{i:04}' for i in range(n)],
-        note=[None if i%3 else 'seen' for i in range(n)], size=[np.nan if i%4 else 1. for i in range(n)]))
-    def fitted(df):
-        block = DataBlock((TransformBlock,CategoryBlock), get_x=lambda row: torch.tensor([row.x]).float(),
-            get_y=ColReader('y'), splitter=IndexSplitter(range(50, n)))
-        return quiet_fit(Learner(block.dataloaders(df, bs=16), nn.Linear(1, 2)).watch_items(), 2)
-    def others(rows): return rows.assign(label=rows.label.map(lambda label: type(label)(1-int(label))))
-    first = fitted(df).selection
-    table = others(first.suspects().head(5))
-    table.to_csv(csv)
-    for source in (csv,table):
-        frame = first.corrected(source)
-        pd.testing.assert_frame_equal(frame.drop(columns=['y','is_valid']), df.drop(columns='y'))
-        assert frame.y.dtype==df.y.dtype and frame.index[frame.y!=df.y].tolist()==sorted(table.index)
-        assert frame.is_valid.tolist()==[i>=50 for i in range(n)]
-
-    again = fitted(frame).selection
-    turned = others(again.suspects().head(1))
-    twice = again.corrected(turned)
-    assert twice.index[twice.y!=frame.y].tolist()==turned.index.tolist()
-
 def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     selection = learn.selection
     selection.suspects()
@@ -455,34 +386,6 @@ def test_files_of_a_folder_that_was_named_from_here_are_found_again(folder, monk
     dls = ImageDataLoaders.from_df(frame, learn.dls.path, valid_col='is_valid', **HOW)
     assert len(dls.train_ds)==30 and dls.one_batch()[0].shape[1:]==(3,12,12)
 
-def test_numbers_are_read_back_as_labels(tmp_path):
-    learn,csv = quiet_fit(learner_of_table().watch_items(), 6),tmp_path/'suspects.csv'
-    table = learn.selection.suspects().head(3)
-    table['label'] = [table.likelier.iloc[0],table.likelier.iloc[1],'unsure']
-    table.to_csv(csv)
-    frame = learn.selection.corrected(str(csv))
-    assert len(frame)==60-1+16
-    assert set(map(type, frame.label))=={int}
-    labels = frame.label[~frame.is_valid].tolist()
-    third = table.index[2]
-    wanted = [i%2 for i in range(60) if i!=third] # both were wrong
-    assert labels==wanted
-
-def test_a_class_may_be_called_as_what_is_missing(tmp_path):
-    def to_odd_name(i): return ['None','NA'][(i+(i in (7,30)))%2]
-    selection,csv = quiet_fit(decides(named(to_odd_name)).watch_items(), 6).selection,tmp_path/'suspects.csv'
-    table = selection.suspects().head(4)
-    table['label'] = ['NA','None',*table.label[2:]]
-    table.to_csv(csv)
-    frame = selection.corrected(csv)
-    assert len(frame)==64
-    assert set(frame.label)=={'NA','None'}
-
-def test_an_unknown_label_is_refused(learn):
-    table = learn.selection.suspects().head(2).assign(label='yellow')
-    with pytest.raises(ValueError, match="corrected: got a label 'yellow', wanted one of blue, green, red"):
-        learn.selection.corrected(table)
-
 def test_a_menu_is_preset_only_where_another_class_won_most_looks(folder, monkeypatch):
     "Rare classes are made up for in the list, by which a right label may have a margin below 0"
     learn = quiet_fit(learner_of(from_folder(folder)).watch_items(), 2)
@@ -547,14 +450,6 @@ NO_FILES = 'clean_suspects: got a .* whose items are no files, wanted an image f
 def test_what_is_no_file_is_not_opened(make):
     selection = quiet_fit(make().watch_items(), 1).selection
     with pytest.raises(ValueError, match=NO_FILES): selection.clean_suspects()
-
-def test_pictures_without_a_class_are_not_opened(folder):
-    frame = table_of(folder)
-    frame['age'] = np.linspace(-1, 1, len(frame))
-    dls = from_block(folder, RegressionBlock, ColReader('age'), frame)
-    learn = quiet_fit(learner_of(dls, 1, MSELossFlat()).watch_items(), 1)
-    said = 'clean_suspects: got items that have not a class each, wanted one class for each'
-    with pytest.raises(ValueError, match=said): learn.selection.clean_suspects()
 
 @pytest.mark.parametrize('name', ['suspects','show_suspects','plot_items','clean_suspects'])
 def test_nothing_was_told_yet(folder, name):
