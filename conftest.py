@@ -1,6 +1,12 @@
 "Nothing is measured but in tests of that; what the test command says at its end"
 import pytest
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    "A test draws the same alone and after others"
+    from fastai.torch_core import set_seed
+    set_seed(0)
+
 @pytest.fixture(autouse=True)
 def untimed(request, monkeypatch):
     from selback.callback.report import SelectionReport
