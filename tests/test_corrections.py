@@ -195,7 +195,7 @@ REFUSED = [({'0.txt': 'bee'}, "1 keys that no item has, such as '0.txt', wanted 
     (['ant/0.txt'], 'got a list, wanted the list'),
     (pd.DataFrame(dict(image=['ant/0.txt'], choice=['bee'])), "columns .'image', 'choice'., wanted 'file' and 'label'"),
     ({'ant/0.txt': 'wasp'}, "a label 'wasp', wanted one of ant, bee, cat; new_classes=True"),
-    (pd.DataFrame(dict(file=['ant/0.txt']*2, label=['bee','cat'])), "got 'cat' and another label of the same item")]
+    (pd.DataFrame(dict(file=['ant/0.txt']*2, label=['bee','cat'])), "got answers that disagree on the item ant.0.txt, of which one is 'cat'")]
 
 @pytest.mark.parametrize('found,match', REFUSED)
 def test_what_is_not_understood_is_refused(learn, found, match):
@@ -445,7 +445,7 @@ def test_several_labels_are_corrected_one_by_one_or_in_columns(made, tmp_path):
     assert got=={i: {*tags_of(i)} for i in range(12)} | {5: {'red','blue'}, 3: {'cold','blue'}}
     assert frame.columns.drop(['is_valid','label'], errors='ignore').tolist()==df.columns.tolist()
     for column in df: assert frame[column].dtype==df[column].dtype
-    with pytest.raises(ValueError, match='got .no red. and another label of the same item'):
+    with pytest.raises(ValueError, match='answers that disagree on the item .*, of which one is .no red.'):
         learn.selection.corrected(pd.DataFrame(dict(row=[5,5], label=['red','no red'])))
 
 # Masks

@@ -1,5 +1,5 @@
 "Loaders in the place of a training loader: which item is which, and that all else is the user's own loader"
-import traceback
+import sys, traceback
 
 import pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelEpochException
@@ -154,6 +154,20 @@ def test_skipped_items_are_refused(num_workers):
     dl = chosen_before(TfmdDL(OwnNumbers(), bs=8, after_item=skip_thirteen, num_workers=num_workers))
     with pytest.raises(ValueError, match='Item 13 was skipped') as raised: list(dl)
     traceback.clear_frames(raised.tb) # or the garbage collector waits ten seconds for the workers
+
+def refuse_thirteen(o):
+    if o.ndim and o[0]==13: raise OSError('cut off')
+    return o
+
+@pytest.mark.skipif(sys.version_info<(3,11), reason='errors have no notes')
+@pytest.mark.parametrize('num_workers', [0, slow(2)])
+def test_an_item_that_cannot_be_read_is_named(num_workers):
+    ds = OwnNumbers()
+    ds.items = [f'{i}.jpg' for i in range(50)]
+    dl = chosen_before(TfmdDL(ds, bs=8, after_item=refuse_thirteen, num_workers=num_workers))
+    with pytest.raises(OSError, match='cut off') as raised: list(dl)
+    assert 'item 13 could not be read, 13.jpg' in ''.join(traceback.format_exception(raised.value))
+    traceback.clear_frames(raised.tb)
 
 @pytest.mark.parametrize('make,match', [
     (lambda: torch.utils.data.DataLoader(OwnNumbers(), batch_size=8), "DataLoader; use fastai's"),

@@ -423,6 +423,19 @@ ELSE = dict(predict=lambda learn: learn.predict(learn.dls.train_ds.items[0]), ge
     summary=lambda learn: learn.summary(), no_valid=lambda learn: quiet_fit(without_validation(learn), 1),
     no_recorder=lambda learn: learn.remove_cb(learn.recorder), nothing=lambda learn: None)
 
+def test_both_parts_are_in_one_figure(folder):
+    learn = quiet_fit(learner_of(from_folder(folder)).watch_items(valid=True), 6)
+    found = learn.selection.suspects()
+    n = 1+[*found.part].index('valid')
+    plt.close('all')
+    learn.selection.show_suspects(n+1)
+    assert len(plt.get_fignums())==1
+    names = [title.split('item ')[1] for title in titles() if title]
+    assert names==[Path(o).name for o in found.index[:n+1]]
+    for ax,i in zip(plt.gcf().axes, found.index[:n+1]):
+        drawn = np.asarray(ax.images[0].get_array(), dtype=float).mean((0,1))
+        assert drawn.argmax()==2-list(COLOURS).index(right_label(Path(i).name))
+
 def without_validation(learn):
     learn._do_epoch_validate = lambda *args: None
     return learn

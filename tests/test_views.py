@@ -575,14 +575,18 @@ def test_tables_show(monkeypatch):
     items,drawn = learn.selection.items(),[]
     assert items.label.tolist()==['yes','no']*32
     hardest = hardest_of(items, 3)
-    monkeypatch.setattr('fastai.tabular.core.display_df', drawn.append)
-    monkeypatch.setattr('selback.views.pictures.display_df', drawn.append)
+    monkeypatch.setattr('selback.views.pictures.show_table', drawn.append)
     learn.selection.show_hardest(3)
-    ages,facts = drawn
-    assert ages.age.round().tolist()==facts.item.tolist()==hardest.tolist()
+    facts, = drawn
+    assert facts.age.round().tolist()==facts.item.tolist()==hardest.tolist()
+    assert facts.good.tolist()==df.good[hardest].tolist()
     assert facts.label.tolist()==items.label[hardest].tolist()
     assert facts.predicted.isin(['yes','no']).all()
     assert facts.remembered.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
+
+def test_a_table_is_text_outside_of_a_notebook(capsys):
+    show_table(pd.DataFrame(dict(label=['yes'])))
+    assert 'yes' in capsys.readouterr().out
 
 def text_loaders():
     "Item i has 1+i%5 words"
@@ -605,7 +609,7 @@ def test_texts_show(monkeypatch):
     assert selection.items().label.tolist()==['a','b']*16
 
     drawn = []
-    monkeypatch.setattr('fastai.text.data.display_df', drawn.append)
+    monkeypatch.setattr('selback.views.pictures.show_table', drawn.append)
     selection.show_hardest(3)
     hardest,rows = hardest_of(selection.items(), 3),drawn[0]
     assert rows.label.tolist()==[['a','b'][i%2] for i in hardest]

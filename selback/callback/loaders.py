@@ -193,13 +193,22 @@ def check_loader(
     raise TypeError(f'The items of a batch are unknown: the training loader is a {type(inner).__name__}{said}.')
 
 # %% ../../nbs/callback/00_loaders.ipynb #392da485
-def _strict_item(do_item, read, name, i):
+def _noted(e, dl, i):
+    "An error, which also says of which item it is, from Python 3.11"
+    items = getattr(dl.dataset, 'items', None)
+    items = getattr(items, 'iloc', items)
+    said = '' if items is None else f', {items[i]}'
+    if hasattr(e, 'add_note'): e.add_note(f'{type(dl).__name__}: item {i} could not be read{said}')
+    return e
+
+def _strict_item(do_item, read, dl, i):
     "An item, which must be there; its number is noted"
-    item = do_item(i)
+    try: item = do_item(i)
+    except Exception as e: raise _noted(e, dl, i)
     read.append(i)
     if item is not None: return item
     raise ValueError(f'Item {i} was skipped (SkipItemException), so that the items of a batch are unknown; '
-        f'leave such items out of the dataset of the {name} beforehand.')
+        f'leave such items out of the dataset of the {type(dl).__name__} beforehand.')
 
 def _same(idxs, *args): return idxs # a `get_idxs` that returns what was drawn
 def _nothing(): pass
@@ -293,7 +302,7 @@ class ChosenBefore(LoaderInPlace):
     def handed_out(self):
         inner = self._inner
         self.__dict__['_order'] = self.idxs.tolist()
-        do_item = partial(_strict_item, inner.do_item, self._read, type(inner).__name__)
+        do_item = partial(_strict_item, inner.do_item, self._read, inner)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
         # fastai looks these up as its iterator begins, and not again
         with _replaced(inner, do_item=do_item, drop_last=self._drops_last),_replaced(self.dl, **drawn):

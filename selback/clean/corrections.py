@@ -198,7 +198,7 @@ class _Labels:
         for key,items,cell in answers:
             for item,(name,value) in product(items, self.said(cell).items()):
                 if by_item.setdefault(item, {}).setdefault(name, value)!=value:
-                    got = f'{cell!r} and another label of the same item, {key}'
+                    got = f"answers that disagree on the item {', '.join(map(str, key))}, of which one is {cell!r}"
                     raise ValueError(error_text('corrected', got, 'one'))
 
         def label(now, has): return [o for o in dict.fromkeys([*now,*has]) if has.get(o, o in now)]

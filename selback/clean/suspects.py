@@ -304,10 +304,8 @@ def show_suspects(self:Attached,
     if not len(rows): raise ValueError('show_suspects: nothing is known of any item yet; train an epoch first.')
     columns = [c for c in ('part','likelier','margin','mean_loss') if c in rows]
     if self.labels is not None and self.labels.n_labels>1: columns.append('label')
-    for i,part in enumerate(('train','valid')): # a figure for each
-        own = (known.part==part).to_numpy()
-        idxs,facts = known.position[own].tolist(),rows[columns][own].to_dict('records')
-        if idxs: show_items(self, 'show_suspects', idxs, facts, part=i, **kwargs)
+    parts = (known.part=='valid').astype(int).tolist()
+    show_items(self, 'show_suspects', known.position.tolist(), rows[columns].to_dict('records'), parts=parts, **kwargs)
 
 # %% ../../nbs/clean/00_suspects.ipynb #5507f7ea
 def _plot_map(ax, rows, title):
