@@ -195,7 +195,7 @@ REFUSED = [({'0.txt': 'bee'}, "1 keys that no item has, such as '0.txt', wanted 
     (['ant/0.txt'], 'got a list, wanted the list'),
     (pd.DataFrame(dict(image=['ant/0.txt'], choice=['bee'])), "columns .'image', 'choice'., wanted 'file' and 'label'"),
     ({'ant/0.txt': 'wasp'}, "a label 'wasp', wanted one of ant, bee, cat; new_classes=True"),
-    (pd.DataFrame(dict(file=['ant/0.txt']*2, label=['bee','cat'])), "got answers that disagree on the item ant.0.txt, of which one is 'cat'")]
+    (pd.DataFrame(dict(file=['ant/0.txt']*2, label=['bee','cat'])), "disagree on the item ant.0.txt, .* one is 'cat'")]
 
 @pytest.mark.parametrize('found,match', REFUSED)
 def test_what_is_not_understood_is_refused(learn, found, match):
