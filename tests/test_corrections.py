@@ -253,6 +253,15 @@ def test_what_is_corrected_and_undone_is_as_before(index):
     whole = again.selection.corrected({key: df.kind[key] for key in new})
     pd.testing.assert_frame_equal(whole[[*df]].sort_values('x'), df)
 
+@pytest.mark.parametrize('name', ['label','part','margin'])
+def test_an_index_may_be_called_like_a_column_of_the_list(name, tmp_path):
+    df,learn = a_table(pd.Index([f'r{i}' for i in range(15)], name=name))
+    found = learn.selection.suspects()
+    found.head(2).assign(label=found.likelier).to_csv(tmp_path/'suspects.csv')
+    frame = learn.selection.corrected(tmp_path/'suspects.csv', df)
+    assert frame.kind[found.index[:2]].tolist()==found.likelier[:2].tolist()
+    assert (frame.kind!=df.kind).sum()==2
+
 def test_a_users_table_may_have_more_rows_and_another_order():
     df,learn = a_table()
     more = pd.concat([df, df.set_axis(range(100, 115))]).sample(frac=1, random_state=0)

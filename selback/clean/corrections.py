@@ -18,9 +18,9 @@ from fastai.learner import replacing_yield
 from fastcore.all import defaults, patch
 
 from ..core.checks import check_range, error_text, one_of
-from ..callback.items import class_names, column_name, keys_of, labels_of
+from ..callback.items import class_names, column_name, keys_of, labels_of, listed_columns
 from ..callback.attach import Attached
-from .suspects import listed_columns, listed_suspects
+from .suspects import listed_suspects
 
 # %% ../../nbs/clean/02_corrections.ipynb #3825de3c
 _begins_formula = tuple('=+-@\t\r') # in a spreadsheet, which runs it
