@@ -39,6 +39,7 @@ from .clean.suspects import *
 from .clean.corrections import read_list, write_list
 from .clean.refit import *
 from .clean.copies import without_copies, without_leaks
+from .clean.features import out_of_fold
 from .clean.odd import kinds_of as _kinds_of
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import *

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np, pandas as pd
 from fastai.data.transforms import ColReader
-from fastai.learner import replacing_yield
+from fastai.learner import Learner, replacing_yield
 from fastcore.all import defaults, patch
 
 from ..core.checks import check_range, error_text, one_of
@@ -222,7 +222,7 @@ def _write(table, row, columns, delim, names, label):
     for column,cell in zip(at, cells): table.iat[row,column] = cell
 
 @patch
-def corrected(self:Attached,
+def corrected(self:Attached|Learner,
     found, # The list of `suspects()`, its CSV file, `{key: label}` or a Series, or what `clean_suspects` returned
     table=None, # Your own, whose labels change; None: the one that the loaders were made of
     key=None, # A column of the table that tells items apart; None: keys are as `suspects()` has them
