@@ -45,10 +45,10 @@ def handed_in(draw, table, folder):
 # Folders
 def size_of(path): return torch.tensor([float(Path(path).stat().st_size)])
 
-def from_files(root, files=None):
+def from_files(root, files=None, seed=0):
     def listed(path): return sorted(o for o in Path(path).rglob('*') if o.is_file())
     block = DataBlock((TransformBlock,CategoryBlock), get_items=listed if files is None else lambda path: files,
-        get_x=size_of, get_y=parent_label, splitter=RandomSplitter(.3, seed=0))
+        get_x=size_of, get_y=parent_label, splitter=RandomSplitter(.3, seed=seed))
     return block.dataloaders(root, path=root, bs=4, num_workers=0, drop_last=False)
 
 def from_table(table, root):
@@ -224,6 +224,26 @@ def test_a_label_is_known_however_it_is_written(values, said):
     frame = learn.selection.corrected(pd.DataFrame(dict(row=[1], label=[said])))
     assert frame.kind.tolist()==[values[0] if i==1 else o for i,o in enumerate(df.kind)]
     assert frame.kind.dtype==df.kind.dtype
+
+@pytest.mark.parametrize('values', [['NA','None','nan'], [5,3,7], [.5,1.,2.]], ids=['missing','whole','real'])
+def test_labels_come_back_from_a_file_and_other_columns_are_as_they_were(values, tmp_path):
+    "Gaps and digits with zeros in front, beside a column called `label` that did not train"
+    df = pd.DataFrame(dict(x=np.arange(12)/12, kind=[values[i%3] for i in range(12)], label=[values[0]]*12,
+        code=[f'{i:04}' for i in range(12)], note=[None,'seen','NA']*4, size=[np.nan,1.,2.]*4))
+    learn = watched(table_block('kind', IndexSplitter([10,11])).dataloaders(df, bs=4, drop_last=False), 3)
+    learn.selection.suspects().head(9).assign(label=values[1]).to_csv(tmp_path/'t.csv')
+    changed = learn.selection.suspects().index[:9]
+    frame = learn.selection.corrected(tmp_path/'t.csv')
+    kind = df.kind.where(~df.index.isin(changed), values[1])
+    pd.testing.assert_frame_equal(frame[[*df]], df.assign(kind=kind))
+    assert frame.is_valid.tolist()==[False]*10+[True]*2
+
+def test_an_item_that_is_in_the_other_part_now_is_corrected_there(learn):
+    found = learn.selection.suspects()
+    other = watched(from_files(learn.dls.path, seed=1), 3)
+    now = other.selection.suspects().part
+    assert (now[found.index]!=found.part).any()
+    assert {*other.selection.corrected(found.assign(label='bee')).label}=={'bee'}
 
 def test_a_label_of_the_vocabulary_that_no_training_item_has_is_known():
     df = pd.DataFrame(dict(x=np.arange(12)/12, kind=['a','b']*6))

@@ -286,11 +286,13 @@ def test_early_items_come_by_their_early_loss():
     assert losses[idxs].tolist()==sorted(losses[~losses.isnan()].tolist(), reverse=True)
     assert learn.selection.early_items(5).equal(idxs[:5])
 
-def test_items_of_another_training_set_or_without_a_learner_are_refused():
+@pytest.mark.parametrize('n,said', [(112, 'got a training set of 80 items, .*wanted the one with 100'),
+    (132, 'got a training set of 100 items, of which nothing is remembered')])
+def test_items_of_another_training_set_or_without_a_learner_are_refused(n, said):
+    "Also of one of the same length"
     learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
     selection = learn.selection
-    learn.dls = numbered_learner(n=112).dls
-    said = 'got a training set of 80 items, .*wanted the one with 100'
+    learn.dls = numbered_learner(n=n).dls
     with pytest.raises(ValueError, match=said): selection.early_items()
     learn.full_batches()
     with pytest.raises(ValueError, match='show_early: .* was taken off its learner'): selection.show_early()

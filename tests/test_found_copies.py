@@ -10,7 +10,7 @@ from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
-from fastai.vision.all import ImageBlock, Resize
+from fastai.vision.all import ImageBlock, ImageDataLoaders, Resize
 from helpers import *
 from PIL import Image
 from selback.bench.datasets import small_convnet, tensor_dls
@@ -56,6 +56,11 @@ def test_planted_copies_are_found_exact_ones_first():
     assert [*found.label]==[o%3 for o in found['item']] and [*found.other_label]==[o%3 for o in found.other]
     more = copies(with_planted(), n=50)
     assert len(more)==50 and more[:len(found)].equals(found) and more.group[20:].isna().all()
+
+def test_without_copies_few_are_likely_and_none_equal():
+    found = copies(of_images(drawn(300), drawn(60, seed=1)))
+    assert found.group.notna().sum()<4 and 5<=len(found)
+    assert (found.similarity<1).all()
 
 @pytest.mark.parametrize('within, wanted', [('across',leaks), ('train',twice), ('valid',set())])
 def test_pairs_of_some_parts_only(within, wanted):
@@ -168,6 +173,15 @@ def test_files_are_told_by_their_paths_and_the_next_split_keeps_copies_together(
     parts = [{*ds.items} for ds in (other.dls.train_ds, other.dls.valid_ds)]
     assert [*map(len, parts)]==[69,23]
     for pair in again: assert sum({folder/o for o in pair}<=part for part in parts)==1
+
+def test_a_table_of_files_is_told_by_its_own_index(folder):
+    files = [o.relative_to(folder).as_posix() for o in sorted(get_image_files(folder))]
+    df = pd.DataFrame(dict(file=files, label=[o[0] for o in files]), index=[f'row {i}' for i in range(len(files))])
+    dls = ImageDataLoaders.from_df(df, folder, bs=16, item_tfms=Resize(32), num_workers=0, seed=0)
+    found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()))[:2]
+    assert {frozenset(df.file[[*pair]]) for pair in names(found)}==again
+    _,valid = without_copies(found, seed=0)(df)
+    for pair in names(found): assert len({df.index.get_loc(o) in valid for o in pair})==1
 
 def test_a_subset_is_told_by_its_places_in_the_whole():
     images = drawn(120)
@@ -324,6 +338,12 @@ def test_texts(monkeypatch):
 def rare_titles(seed):
     rng = random.Random(seed)
     return [' '.join(a_word(rng) for _ in range(rng.randint(2, 5))).capitalize() for _ in range(100)]
+
+@pytest.mark.parametrize('seed', range(3))
+def test_titles_of_rare_words_are_no_copies(seed):
+    "All of these words are the same one to the network"
+    found = copies(of_texts(rare_titles(seed), max_vocab=10))
+    assert found.group.isna().all() and (found.similarity<1).all()
 
 def test_copies_among_titles_of_rare_words():
     "With a letter changed; those with capital letters are equal, short ones and other orders of words are not"

@@ -212,6 +212,15 @@ def test_a_copy_puts_its_own_layer_back(copied):
     assert same(weights(other), trained)
     assert not same(weights(learn), trained)
 
+def test_training_goes_on_with_the_new_layer():
+    learn,_ = misled()
+    refitted(learn, strength=1)
+    new = learn.model[-1].weight.clone()
+    quiet_fit(learn, 1, lr=0.)
+    assert learn.model[-1].weight.equal(new)
+    quiet_fit(learn, 1)
+    assert not learn.model[-1].weight.equal(new)
+
 # Kinds of models and data
 def labels_learner():
     "Four labels for each item"

@@ -321,6 +321,13 @@ def test_what_a_person_says_is_corrected(learners, source):
     assert frame.is_valid.dtype==bool
     assert frame.is_valid.tolist()==[int(Path(f).stem.split('_')[1])>=N_OF_EACH for f in frame.file]
 
+def test_corrected_labels_train(learn, folder):
+    frame = learn.selection.corrected(learn.selection.clean_suspects(3))
+    dls = ImageDataLoaders.from_df(frame, folder, valid_col='is_valid', **HOW)
+    files = [Path(f).name for f in dls.train_ds.items.file]
+    assert len(files)==30 and len(dls.valid_ds)==6
+    assert [dls.vocab[int(y)] for _,y in dls.train_ds]==[right_label(f) for f in files]
+
 def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     selection = learn.selection
     selection.suspects()
