@@ -307,14 +307,15 @@ def test_losses_that_draw_are_remembered_without_a_trace(cls):
 
 @pytest.mark.parametrize('cls', [TopLossCallback,FavorHardCallback], ids=name_of)
 @pytest.mark.parametrize('when', ['before_fit','before_epoch','after_epoch'])
-def test_a_validation_within_a_fit_changes_nothing(when, cls):
+@pytest.mark.parametrize('look', ['validate','get_preds'])
+def test_a_look_within_a_fit_changes_nothing(look, when, cls):
     "Not what is chosen, nor that it is one fit"
     class Peek(Callback):
         order,run_valid = 70,False
         def __init__(self, looks): self.looks = looks
         def __call__(self, event):
             if event!=when or not self.looks or self.learn.lock.locked(): return
-            with fixed_random(): self.learn.validate()
+            with fixed_random(): getattr(self.learn, look)()
 
     def stats(looks):
         learn = quiet_fit(short_learner(cbs=[cls(warmup=0, seed=0), Peek(looks)]), 3)
@@ -349,6 +350,31 @@ def test_an_epoch_that_is_cancelled_at_its_start_is_no_warm_up(cls, place):
     assert learn.selection.epochs_done==2
     warm_up = learn.selection.stats.query('epoch==1')
     assert set(warm_up.trained-warm_up.seen)=={0}
+
+@pytest.mark.parametrize('place', [-20,0])
+def test_an_epoch_that_is_cancelled_at_its_start_does_not_age_what_was_scored(place):
+    class Cancel(Callback):
+        order,run_valid = place,False
+        def before_train(self):
+            if self.epoch==1: raise CancelTrainException
+    learn = quiet_fit(table_learner(cbs=[StaleLossCallback(n=2, warmup=0, seed=0), Cancel()]), 5)
+    assert learn.selection.stats.groupby('epoch').scored.any().to_dict()=={0: True, 2: False, 3: True, 4: False}
+
+@pytest.mark.parametrize('n', [1,6]) # of the first batch, or of a later one
+def test_an_interrupt_within_a_scoring_pass_leaves_nothing_behind(n):
+    looks = Trail()
+    class Stops(Wrapped):
+        def forward(self, x):
+            if not torch.is_grad_enabled():
+                looks.append(1)
+                if len(looks.seen)==n: raise KeyboardInterrupt
+            return super().forward(x)
+    learn = skip_validation(short_learner(cbs=TopLossCallback(warmup=0)))
+    learn.model = Stops()
+    with pytest.raises(KeyboardInterrupt): quiet_fit(learn, 3)
+    assert all(m.training for m in learn.model.modules()) and torch.is_grad_enabled()
+    assert learn.loss_func.func.reduction=='mean'
+    assert len(quiet_fit(learn, 2).recorder.losses)==8
 
 def test_a_selection_that_is_taken_off_in_a_batch_is_refused():
     class Off(Callback):
@@ -561,6 +587,16 @@ def test_a_loss_that_takes_derivatives_is_trained_on(cls):
     assert trained.any()
     assert torch.allclose(memory.loss[trained], wanted[trained], rtol=1e-4)
     assert not memory.loss.requires_grad
+
+def test_an_item_loss_may_take_derivatives():
+    learn = equation_learner()
+    growth = learn.loss_func
+    learn.loss_func = lambda u, y: growth(u, y)
+    learn.favor_hard(item_loss=partial(growth, reduction='none'))
+    quiet_fit(learn, 1, lr=0.)
+    x,_ = learn.dls.train.dataset[:]
+    wanted = growth(learn.model(x.clone()), None, reduction='none').detach()
+    assert torch.allclose(learn.selection.memory.loss, wanted, rtol=1e-4)
 
 def test_a_loss_of_derivatives_without_a_reduction_is_taken_item_by_item():
     def steep(pred, y):

@@ -70,6 +70,7 @@ def test_labels_go_with_a_copy():
     other = COPIES['pickle'](learn)
     def of(learn): return learn.selection.labels.state_dict()
     assert is_equal(of(other), of(learn))
+    assert other.selection.items().equals(learn.selection.items())
     check_goes_on(learn, other)
     assert is_equal(of(other), of(learn))
 

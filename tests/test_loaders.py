@@ -241,6 +241,25 @@ def test_other_methods_go_on_with_it(cut, method):
     assert stats.groupby('epoch').seen.sum().tolist()==[n]*2
     assert stats.kept.sum()<2*n
 
+class Shifted(TfmdDL):
+    "With an option of its own"
+    def __init__(self, *args, shift, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.shift = shift
+    def create_batch(self, b):
+        x,y = super().create_batch(b)
+        return x+self.shift,y
+
+@pytest.mark.parametrize('method', [*LOCAL.values(),FavorHardCallback,WatchItemsCallback])
+def test_a_loader_keeps_its_own_options(method):
+    "Those of its class, and the function that shuffles"
+    options = dict(shift=100., shuffle=True, shuffle_fn=lambda idxs: idxs[::-1])
+    learn = learner_of(Shifted(OwnNumbers(), bs=8, num_workers=0, **options), method())
+    for _ in range(2):
+        seen = sum(quiet_fit(learn, 1).spy.batches, [])
+        batches = [(149-i)//8 for i in seen]
+        assert batches==sorted(batches) and {*range(6)}<={*batches}<={*range(7)}
+
 def replaced_on_the_instance(name):
     "A loader whose own method is an attribute"
     dl = plain_dl()

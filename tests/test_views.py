@@ -444,6 +444,17 @@ def test_what_is_shown_of_items_is_of_one_moment_but_for_the_loss_that_they_are_
         now = dict(predicted=str(int(pred[i].argmax())), loss=f'{float(losses[i]):.3g}')
         assert title==dict(label=str(items.label[i]), **now, remembered=f'{items.loss[i]:.3g}', item=str(i))
 
+@pytest.mark.parametrize('easiest', [False, True])
+def test_the_hardest_items_are_shown_as_they_are(easiest):
+    "By losses that are computed anew, of a network that stays as it is"
+    learn = image_learner(cbs=tracked(), n=36)
+    learn.model = nn.Sequential(nn.Flatten(), nn.Linear(3*12*12, 3))
+    learn.dls.train.after_batch.fs.clear()
+    quiet_fit(learn, 2, lr=0.)
+    ds = learn.dls.train_ds
+    losses = F.cross_entropy(learn.model(ds.images), ds.labels, reduction='none').detach()
+    check_images(shown(learn, easiest), ds, losses.argsort(descending=not easiest)[:4])
+
 @pytest.mark.parametrize('show', [dict(), dict(n=12, nrows=2, figsize=(8,4))])
 def test_titles_are_whole_in_a_file(show):
     learn = quiet_fit(image_learner(cbs=tracked(), n=36), 2)
