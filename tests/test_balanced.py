@@ -149,6 +149,13 @@ def test_sizes_are_counted_over_what_the_loader_draws():
     assert is_near(drawn(epochs), p)
     assert {len(items_of(epoch)) for epoch in epochs}=={27}
 
+def test_a_loader_may_draw_from_the_first_items_of_a_dataset():
+    learn = learner()
+    learn.dls.train.n = 95 # without the rarest class
+    epochs = trained_only(learn, 20).diary.epochs
+    assert is_near(drawn(epochs)[:95], chances(UNEVEN[:95].tolist(), [1.]*95, 1., 0.))
+    assert max(sum(map(items_of, epochs), []))<95
+
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     read,runs,epochs = reads_and_runs(learner(), 3)
     assert read==Counter(sum(map(items_of, epochs), []))
@@ -332,6 +339,18 @@ def test_other_classes_than_those_that_train_are_refused_before_a_step(how, warm
     labels = torch.arange(100)%3 # each batch has all three
     learn = transformed(PARTED[how], labels=labels, warmup=warmup)
     untrained(learn, 'balanced_sampling: got items of one .*, wanted the classes that train; pass groups=')
+
+def test_later_batches_are_compared_now_and_then():
+    "Of each epoch the first eight, the 16th and so on"
+    seen = []
+    def transform(c):
+        seen.append(c)
+        return 0 if len(seen)>70 else c # from the 15th batch on
+    learn = transformed(transform, labels=torch.arange(100)%2)
+    learn.dls.loaders[0] = TfmdDL(learn.dls.train.dataset, bs=5, shuffle=True, num_workers=0)
+    seen.clear()
+    with pytest.raises(ValueError, match='of several that come as one'): trained_only(learn, 1)
+    assert [len(epoch) for epoch in learn.diary.epochs]==[15]
 
 @pytest.mark.parametrize('transform', [lambda c: (c+1)%3, lambda c: torch.tensor([(2,0,1)[c]])])
 def test_classes_of_other_names_are_the_same(transform):

@@ -5,6 +5,7 @@ from functools import partial
 import pandas as pd, pytest, torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.tracker import EarlyStoppingCallback
+from fastai.learner import Metric
 from fastai.losses import FocalLossFlat
 from fastai.metrics import R2Score, accuracy, error_rate, mse, top_k_accuracy
 from helpers import *
@@ -142,6 +143,16 @@ def test_a_selection_follows_the_budget():
     stats = fit_within(learn, 960).stats
     first = (stats.kept<stats.seen).idxmax()
     assert stats.trained[:first].sum()==480 # half of it
+
+def test_info_batch_follows_a_budget_of_items():
+    "It prunes in no epoch that ends behind `delta` of the budget, as long as those before it were"
+    learn = learner_of(n=32+96, cbs=[CostLog(), InfoBatchCallback(delta=.5)])
+    trained = fit_within(learn, 960).stats.groupby('epoch').trained.sum()
+    start = trained.cumsum().shift(fill_value=0)/960
+    end = start+start/trained.index
+    is_pruned = trained<96
+    assert is_pruned.any() and is_pruned[(start>0) & (end<=.5)].all()
+    assert not is_pruned[(end>.5) & (start<.9)].any()
 
 @pytest.mark.parametrize('methods', [['none','top_loss'], ['none','random_subset','favor_hard']])
 def test_a_budget_in_which_no_method_chooses_is_refused(methods):
@@ -291,6 +302,12 @@ def test_what_cannot_be_compared_is_refused_at_once(kind, match, study, monkeypa
     plan = dict(get_learner=learner_of, methods=['none','top_loss'], epochs=2, seeds=1, plot=False)
     with pytest.raises(kind, match=match): compare(**plan | study)
 
+@pytest.mark.parametrize('watch,got', [(dict(compute=1), 'compute, which is written anyway'),
+    (dict(colour=1), 'colour, which about has, too')])
+def test_columns_that_are_watched_have_names_of_their_own(watch, got):
+    with pytest.raises(ValueError, match=f'watch: got {got}'):
+        compare(learner_of, ['none'], 1, 1, plot=False, about=dict(colour='red'), watch=lambda learn: watch)
+
 @pytest.mark.parametrize('is_frozen', [False,True])
 def test_weights_that_train_in_two_runs_are_refused(is_frozen):
     "A body that stays as it is may be shared"
@@ -401,6 +418,16 @@ def accuracy_multi_error(pred, y): return ((pred.sigmoid()>.5)!=y.bool()).float(
 def test_of_what_has_no_known_constant_nothing_is_said(y, loss_func, metric):
     n_out = 1 if y.is_floating_point() else 3
     assert np.isnan(constants_of(learner_of_targets(y, n_out, loss_func, metric))).all()
+
+class Wrong(Metric):
+    "No average over items"
+    name = 'wrong'
+    value = .1
+
+def test_where_a_metric_is_no_average_the_loss_of_a_constant_is_known():
+    y = torch.tensor([0,1]).repeat(32)
+    loss,error = constants_of(learner_of_targets(y, 2, CrossEntropyLossFlat(), Wrong()))
+    assert loss==pytest.approx(np.log(2)) and np.isnan(error)
 
 @pytest.mark.parametrize('lr,learns', [(1e-9,False),(.02,True)])
 def test_where_nothing_was_learned_there_is_no_ranking(lr, learns, tmp_path):

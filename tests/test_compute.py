@@ -114,6 +114,20 @@ def test_inputs_of_any_structure(task):
     assert spy.looked==2*56+ASKED
     assert compute.items==looks(spy)
 
+class Words(nn.Module):
+    "As dear as its input is long"
+    def __init__(self):
+        super().__init__()
+        self.first,self.last = nn.Linear(2, 5),nn.Linear(5, 3)
+    def forward(self, x): return self.last(self.first(x)).mean(1)
+
+def test_a_look_is_a_third_however_long_a_text_is():
+    texts = [(torch.randn(n, 2), i%3) for i,n in enumerate([3]*16+[9]*16+[5]*8)]
+    dl = TfmdDL(texts, bs=8, num_workers=0)
+    compute,spy = counted_fit(Learner(DataLoaders(dl, dl), Words(), loss_func=CrossEntropyLossFlat(), cbs=top()))
+    assert spy.looked==80+5*8
+    assert compute.items==looks(spy)
+
 # the unit
 class NotesUnit(Callback):
     run_valid = False
@@ -161,12 +175,17 @@ class Attends(nn.Module):
 
     def forward(self, x): return self.head(self.layer(x[:,None])[:,0])
 
-def recurrent_learner():
+class Halves(nn.Bilinear):
+    def __init__(self): super().__init__(2, 2, 3)
+    def forward(self, x): return super().forward(x[:,:2], x[:,2:])
+
+def learner_with(cls):
     learn = short_learner()
-    learn.model = Recurrent()
+    learn.model = cls()
     return learn
 
-@pytest.mark.parametrize('make', [recurrent_learner, regression_learner], ids=['lstm','no products'])
+@pytest.mark.parametrize('make', [partial(learner_with, Recurrent),partial(learner_with, Halves),regression_learner],
+    ids=['lstm','bilinear','no products'])
 def test_where_a_network_is_not_counted_a_look_of_its_own_is_a_third(make):
     assert unit_with(make())==Unit()
     learn = make()
@@ -177,7 +196,7 @@ def test_where_a_network_is_not_counted_a_look_of_its_own_is_a_third(make):
     assert compute.items==looks(spy)
 
 @pytest.mark.parametrize('scorer,unit', [(Recurrent,Unit(flops=LOOK)), (Attends,Unit(flops=LOOK)),
-    (partial(nn.Linear, 4, 3),Unit())], ids=['lstm','attention','unit'])
+    (Halves,Unit(flops=LOOK)), (partial(nn.Linear, 4, 3),Unit())], ids=['lstm','attention','bilinear','unit'])
 def test_another_network_that_is_not_counted_is_taken_for_as_large(scorer, unit):
     compute,_ = counted_fit(short_learner(cbs=top(scorer=scorer())), unit=unit)
     assert not compute.is_exact

@@ -169,6 +169,15 @@ def ignores_in_place(pred, y):
     y[y==2] = 0
     return F.cross_entropy(pred, y)
 
+def lowers_in_place(pred, y):
+    pred[torch.arange(len(y)),y] -= .35
+    return F.cross_entropy(pred, y)
+
+class ScalesInPlace(Callback):
+    run_valid = False
+    def after_pred(self):
+        with torch.no_grad(): self.pred.mul_(10)
+
 # Loaders that come within an epoch, and rows of one order
 class Sets(Callback):
     "Sets another loader as an epoch begins"
@@ -231,6 +240,7 @@ mixed = 'rows that are sorted, shuffled or mixed'
 no_items = 'rows are no items of their own|the model failed in the scoring pass'
 number = r'learn.xb: got a batch of \d+ items, wanted 16'
 no_loss = 'gives no loss per item'
+in_place = 'predictions or targets that it changes in place'
 
 REFUSED = {end: (LOOK, partial(ends_in, end), f'got {end} of what it predicts in training') for end in ENDS} | dict(
     other_targets=(LOOK, made(changes(next_label)), 'got other targets'),
@@ -249,7 +259,9 @@ REFUSED = {end: (LOOK, partial(ends_in, end), f'got {end} of what it predicts in
     another_loss=(ALL, made(lambda: OtherLoss(of_predictions)), 'what trains: got a loss with a gradient'),
     groups=(ALL, lambda cb: learner(cb, loss_func=Groups()), no_loss),
     classes=(ALL, made(loss_func=pulls_together), no_loss),
-    in_place=(ALL, made(loss_func=ignores_in_place), 'predictions or targets that it changes in place'),
+    targets_in_place=(ALL, made(loss_func=ignores_in_place), in_place),
+    loss_in_place=(ALL, made(loss_func=lowers_in_place), in_place),
+    callback_in_place=(ALL, made(ScalesInPlace), in_place),
     late_loader=(REMEMBER, made(lambda: Sets(-6)), 'learn.dl: got a .*order below -6'),
     packed=(WAIT, packing, 'got a model that fails where they come in another order.*gather=False'),
     characters=(ALL, by_characters, r'predictions of shape \(12, 16, 6\) for 16 items'),

@@ -223,6 +223,29 @@ def test_a_first_batch_that_a_callback_cancels_is_passed_over():
     fit(learn, 1)
     assert learn.steps.n==3
 
+def test_an_empty_first_batch_is_passed_over():
+    class Empties(Callback):
+        order,run_valid = -8,False
+        def before_batch(self):
+            if not self.iter: self.learn.xb,self.learn.yb = (self.x[:0],),(self.y[:0],)
+    learn = fit(learner(TopLossCallback(passes=1, warmup=0), cbs=[Empties()]), 1)
+    assert learn.selection.stats.kept.tolist()[1:]==[8]*3
+
+def test_losses_of_what_trains_are_computed_once_a_step():
+    "Of a loss of one's own they are held against what trains in the first eight steps, and the 16th"
+    calls,steps = Trail(),[]
+    def summed(pred, y, reduction='sum'):
+        calls.append(torch.is_grad_enabled())
+        return F.cross_entropy(pred, y, reduction=reduction)
+    class Notes(Callback):
+        order,run_valid = -8,False
+        def after_batch(self):
+            steps.append(sorted(calls.seen))
+            calls.clear()
+    fit(learner(FavorHardCallback(), summed, bs=3, cbs=[Notes()]), 1)
+    assert len(steps)==22
+    assert [i for i,step in enumerate(steps, 1) if step!=[False,True]]==[*range(1, 9),16]
+
 # What the check leaves alone
 class Boxes(Net):
     "Two outputs, of which the loss goes by the second for items of class 2 only"
