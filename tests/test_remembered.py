@@ -223,13 +223,13 @@ def test_a_first_batch_that_a_callback_cancels_is_passed_over():
     fit(learn, 1)
     assert learn.steps.n==3
 
-def test_an_empty_first_batch_is_passed_over():
-    class Empties(Callback):
-        order,run_valid = -8,False
-        def before_batch(self):
-            if not self.iter: self.learn.xb,self.learn.yb = (self.x[:0],),(self.y[:0],)
-    learn = fit(learner(TopLossCallback(passes=1, warmup=0), cbs=[Empties()]), 1)
-    assert learn.selection.stats.kept.tolist()[1:]==[8]*3
+@pytest.mark.parametrize('make', [TopLossCallback,SelectiveBackpropCallback,BatchLossFilterCallback,
+    partial(TopLossCallback, passes=1)], ids=['top_loss','gathered','by_share','one_pass'])
+def test_an_empty_first_batch_is_passed_over(make):
+    learn,is_first = learner(make(warmup=0)),iter([True])
+    learn.dls.train.after_batch = lambda batch: tuple(t[:0] for t in batch) if next(is_first, False) else batch
+    stats = fit(learn, 1).selection.stats
+    assert stats.seen.tolist()==[0,16,16,16] and (stats.kept[1:]<16).all()
 
 def test_losses_of_what_trains_are_computed_once_a_step():
     "Of a loss of one's own they are held against what trains in the first eight steps, and the 16th"
