@@ -179,12 +179,12 @@ class Halves(nn.Bilinear):
     def __init__(self): super().__init__(2, 2, 3)
     def forward(self, x): return super().forward(x[:,:2], x[:,2:])
 
-def learner_with(cls):
+def with_model(cls):
     learn = short_learner()
     learn.model = cls()
     return learn
 
-@pytest.mark.parametrize('make', [partial(learner_with, Recurrent),partial(learner_with, Halves),regression_learner],
+@pytest.mark.parametrize('make', [partial(with_model, Recurrent),partial(with_model, Halves),regression_learner],
     ids=['lstm','bilinear','no products'])
 def test_where_a_network_is_not_counted_a_look_of_its_own_is_a_third(make):
     assert unit_with(make())==Unit()
