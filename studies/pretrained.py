@@ -177,7 +177,7 @@ def freeze_all(learn):
     learn.freeze()
 
 def _new_learner(dls, metrics):
-    n_classes = dls.train_ds.n_classes
+    n_classes = dls.c
     return Learner(dls, with_head(n_classes), CrossEntropyLossFlat(), splitter=halves_and_head, metrics=metrics,
         cbs=Discriminative())
 

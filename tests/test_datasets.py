@@ -4,13 +4,11 @@ import os
 import matplotlib, matplotlib.pyplot as plt, numpy as np, pytest, torch
 from fastai.callback.progress import ProgressCallback
 from fastai.data.external import URLs
-from fastai.interpret import ClassificationInterpretation, Interpretation
+from fastai.interpret import ClassificationInterpretation
 from fastai.learner import Learner, load_learner
-from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
+from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import error_rate
 from fastai.torch_core import TensorImage
-from fastai.vision.augment import Flip
-from fastai.vision.core import TensorMask
 from PIL import Image
 from torch import nn
 
@@ -28,7 +26,6 @@ def afresh():
 
 def titles(): return [ax.get_title() for ax in plt.gcf().axes if ax.images]
 def shown(): return [np.asarray(ax.images[0].get_array()) for ax in plt.gcf().axes if ax.images]
-def plain(o): return o.as_subclass(torch.Tensor)
 
 def tiny(n_out):
     convolution = nn.Conv2d(3, 4, 3, 2),nn.BatchNorm2d(4),nn.ReLU()
@@ -130,30 +127,10 @@ def test_names_of_classes():
     with pytest.raises(ValueError, match='vocab: got 2 names, wanted 3'):
         tensor_dls(items, items, 4, n_classes=3, vocab=['ant','bee'])
 
-def test_several_labels_are_shown_by_name():
-    images = torch.rand(12,3,8,8)
-    labels = (torch.rand(12,4)<torch.tensor([1.,.5,.5,.5])).float()
-    learn = Learner(tensor_dls((images,labels), (images,labels), 4, vocab='abcd'), tiny(4), BCEWithLogitsLossFlat())
-    def named(y): return [o for o,there in zip('abcd', y) if there]
-    assert learn.dls.c==4
-    with learn.no_bar():
-        names,there,p = learn.predict(images[0])
-        assert list(names)==named(there)==named(p>.5)
-        learn.show_results(max_n=2, shuffle=False)
-        assert [t.split('\n')[0] for t in titles()]==[';'.join(named(y)) for y in labels[:2]]
-        Interpretation.from_learner(learn).plot_top_losses(2)
-
-def test_masks_are_shown_as_masks():
-    images,masks = torch.rand(12,3,8,8),torch.randint(5, (12,8,8))
-    learn = Learner(tensor_dls((images,masks), (images,masks), 4), nn.Conv2d(3, 5, 1), CrossEntropyLossFlat(axis=1))
-    with learn.no_bar():
-        mask,_,p = learn.predict(images[0])
-        assert isinstance(mask, TensorMask)
-        assert torch.equal(mask, TensorMask(p.argmax(0)))
-        learn.dls.valid.show_batch(max_n=1)
-        np.testing.assert_allclose(plt.gcf().axes[0].images[1].get_array(), masks[0])
-        learn.show_results(max_n=2)
-        Interpretation.from_learner(learn).plot_top_losses(2)
+def test_labels_that_are_no_class_numbers_are_refused():
+    for labels in (torch.rand(12,4), torch.randint(5, (12,8,8))):
+        with pytest.raises(ValueError, match=r'labels: got shape \(12, .*wanted class numbers'):
+            tensor_dls((torch.rand(12,3,8,8),labels), (torch.rand(12,3,8,8),labels), 4)
 
 # wrong labels
 @pytest.mark.parametrize('share', [0,.25,1])
@@ -176,20 +153,6 @@ def test_each_of_a_share_gets_the_label_of_another_class(share):
 def test_a_share_of_labels_is_no_more_than_all():
     ds = TensorItems(torch.rand(4, 3, 2, 2), torch.arange(4), 0)
     with pytest.raises(ValueError, match='share: got 2'): flip_labels(ds, 2)
-
-@pytest.mark.parametrize('augment', [[Flip()], [PadCrop(2)], [PadCrop(2),Flip()]], ids=['mirrored','moved','both'])
-def test_masks_go_where_their_images_go(augment):
-    images = torch.randint(256, (48,3,12,16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    masks = images[:,0].long()//26
-    dls = tensor_dls((images,masks), (images,masks), 16, augment)
-    norm = dls.train.after_batch.fs[-1]
-    mean,std = plain(norm.mean),plain(norm.std)
-    n_moved = 0
-    for x,y in dls.train:
-        x,y = plain(x),plain(y)
-        assert (y==((x*std+mean)[:,0]*255).round().long()//26).all()
-        n_moved += sum(not any((m==o).all() for o in masks) for m in y)
-    assert n_moved>10
 
 # by name
 PUBLIC = dict(cifar10=URLs.CIFAR, cifar100=URLs.CIFAR_100, imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
@@ -233,7 +196,7 @@ def test_public_datasets_by_name(datasets, monkeypatch, folder):
     assert 0<=x.min()
     assert x.max()<=1
 
-@pytest.mark.parametrize('name', ['small_resnet','small_convnet','cifar_resnet18','resnet18'])
+@pytest.mark.parametrize('name', ['small_resnet','small_convnet','resnet18'])
 def test_networks_take_a_look_at_half_the_resolution(name):
     for side in (16,32): assert get_model(name, 7)(torch.randn(2, 3, side, side)).shape==(2,7)
 

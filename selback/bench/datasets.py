@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['datasets', 'folders', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'coloured_digits',
            'digits_on_grounds', 'images_of', 'get_dls', 'flip_labels', 'example_folder', 'small_resnet',
-           'cifar_resnet18', 'small_convnet', 'get_model']
+           'small_convnet', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import tempfile, warnings
@@ -19,9 +19,9 @@ with warnings.catch_warnings(): # of PyTorch's, about fastai's code
 import numpy as np, torch
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, fastai_path, untar_data
-from fastai.data.transforms import Category, CategoryMap, MultiCategory, Normalize, get_image_files
+from fastai.data.transforms import Category, CategoryMap, Normalize, get_image_files
 from fastai.learner import replacing_yield
-from fastai.torch_core import TensorCategory, TensorImage, TensorMask, default_device
+from fastai.torch_core import TensorCategory, TensorImage, default_device
 from fastai.vision.augment import Flip, RandTransform, aug_transforms
 from fastai.vision.core import PILImage
 from fastcore.foundation import L
@@ -34,37 +34,21 @@ from ..clean.folders import Images, find_images
 # %% ../../nbs/bench/00_datasets.ipynb #b70c1636
 def _as_float(images): return images.float()/255 if images.dtype==torch.uint8 else images
 
-def _n_classes(labels):
-    "How many classes labels tell of"
-    if labels.ndim==2: return labels.shape[1]
-    return int(labels.max())+1 if len(labels) else 0
-
-def _shown(y, vocab):
-    "A label as it is shown"
-    if isinstance(y, TensorMask): return TensorMask(y, codes=vocab)
-    if y.ndim: return MultiCategory(vocab[i] for i in y.nonzero().flatten().tolist())
-    return Category(vocab[int(y)])
-
 # %% ../../nbs/bench/00_datasets.ipynb #a67135d0
 class TensorItems:
     "Images and labels in memory, as a fastai dataset; numbers, as a list or a tensor, give a batch"
     def __init__(self,
         images, # Shape (n, 3, height, width), bytes, or floats between 0 and 1
-        # Class numbers, shape (n,); of several classes, 0 or 1, shape (n, classes);
-        # masks of class numbers, shape (n, height, width); None: no labels
-        labels,
+        labels, # Class numbers, shape (n,); None: no labels, and `n_classes` tells of how many
         split_idx:int, # 0: for training, with augmentation; 1: for validation
         n_classes:int|None=None, # None: as many as the labels tell of
         vocab=None, # Names of the classes; None: their numbers
     ):
         self.images,self.labels = images,labels
         self.split_idx = split_idx
-        self.n_classes = n_classes or (0 if labels is None else _n_classes(labels))
-        names = map(str, range(self.n_classes)) if vocab is None else vocab
+        self.c = n_classes or int(labels.max())+1
+        names = map(str, range(self.c)) if vocab is None else vocab
         self.vocab = CategoryMap(names, sort=False)
-
-    @property
-    def c(self): return self.n_classes # as fastai calls it
 
     @property
     def items(self): return L(self[i] for i in range(len(self))) # of which `Interpretation` picks some
@@ -73,9 +57,7 @@ class TensorItems:
 
     def __getitem__(self, i):
         x = TensorImage(_as_float(self.images[i]))
-        if self.labels is None: return (x,)
-        kind = TensorMask if self.labels.ndim==3 else TensorCategory
-        return x,kind(self.labels[i])
+        return (x,) if self.labels is None else (x,TensorCategory(self.labels[i]))
 
     def decode(self,
         o:tuple, # An item
@@ -83,7 +65,7 @@ class TensorItems:
     )->tuple: # The image within 0 and 1, and the label by its name
         "An item as it is shown"
         x,*ys = o
-        return x.clamp(0, 1),*(_shown(y, self.vocab) for y in ys)
+        return x.clamp(0, 1),*(Category(self.vocab[int(y)]) for y in ys)
 
     def test_set(self,
         items, # Tensors of images, or pairs of such an image and its label
@@ -95,12 +77,12 @@ class TensorItems:
             got = getattr(others[0], 'shape', type(others[0]).__name__)
             raise ValueError(error_text('test_dl', f'an image of {got}', f'tensors of {wanted}'))
         labels = torch.stack([torch.as_tensor(o) for o in labels[0]]) if labels else None
-        return TensorItems(torch.stack([*map(_as_float, images)]), labels, 1, self.n_classes, self.vocab)
+        return TensorItems(torch.stack([*map(_as_float, images)]), labels, 1, self.c, self.vocab)
 
     def new_empty(self):
         "The same without its items, as `Learner.export` wants it"
         images,labels = (None if o is None else o[:0].clone() for o in (self.images, self.labels)) # a view keeps all
-        return TensorItems(images, labels, self.split_idx, self.n_classes, self.vocab)
+        return TensorItems(images, labels, self.split_idx, self.c, self.vocab)
 
     @contextmanager
     def set_split_idx(self, i): # 0: with augmentation; 1: without
@@ -129,13 +111,8 @@ def _some(xy, n, name, part=0):
     idx = order[n*part:n*(part+1)].sort().values
     return x[idx],y[idx]
 
-def _normalize_by(images):
-    "Normalization by the mean and the standard deviation of each channel, of some images"
-    some = _as_float(images[:10_000])
-    return Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
-
 def tensor_dls(
-    train:tuple, # Images, shape (n, 3, height, width), bytes or floats between 0 and 1; labels, as `TensorItems` has it
+    train:tuple, # Images, shape (n, 3, height, width), bytes or floats between 0 and 1; class numbers, shape (n,)
     valid:tuple, # The same
     bs:int=64, # Batch size
     augment=(), # Batch transforms for training
@@ -143,15 +120,19 @@ def tensor_dls(
     vocab=None, # Names of the classes; None: their numbers
 )->DataLoaders: # Raises a `ValueError` if there are not as many names as classes
     "`DataLoaders` for what is in memory"
-    n_classes = n_classes or (_n_classes(train[1]) if vocab is None else len(vocab))
+    if train[1].ndim!=1:
+        got = f'shape {tuple(train[1].shape)}'
+        raise ValueError(error_text('labels', got, 'class numbers, shape (n,)', 'else give TensorDL a dataset'))
+    n_classes = n_classes or (int(train[1].max())+1 if vocab is None else len(vocab))
     if vocab is not None and len(vocab)!=n_classes:
         raise ValueError(error_text('vocab', f'{len(vocab)} names', f'{n_classes}, one for each class'))
 
     device = default_device()
     def items(xy, split_idx): return TensorItems(*(o.to(device) for o in xy), split_idx, n_classes, vocab)
-    tfms = [*augment, _normalize_by(train[0])]
-    options = dict(bs=bs, after_batch=tfms, num_workers=0, device=device, dl_type=TensorDL)
-    return DataLoaders.from_dsets(items(train, 0), items(valid, 1), **options)
+    some = _as_float(train[0][:10_000])
+    normalize = Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
+    return DataLoaders.from_dsets(items(train, 0), items(valid, 1), bs=bs, after_batch=[*augment, normalize],
+        num_workers=0, device=device, dl_type=TensorDL)
 
 # %% ../../nbs/bench/00_datasets.ipynb #5247b8f5
 class PadCrop(RandTransform):
@@ -169,18 +150,13 @@ class PadCrop(RandTransform):
         x = b[0] if isinstance(b, tuple) else b
         if split_idx!=1: self.at = torch.randint(2*self.padding+1, (2,len(x)), device=x.device)
 
-    def _moved(self, x):
+    def encodes(self, x:TensorImage):
         n,_,h,w = x.shape
         padded = F.pad(x, [self.padding]*4, mode='reflect')
         windows = padded.unfold(2, h, 1).unfold(3, w, 1) # a view of all that can be cut out
         return windows[torch.arange(n, device=x.device), :, self.at[0], self.at[1]]
 
-    def encodes(self, x:TensorImage): return self._moved(x)
-    def encodes(self, x:TensorMask): return self._moved(x[:,None].float())[:,0].long()
-
-def _shifted(): return [PadCrop(2)]
 def _turned_and_lit(): return aug_transforms(do_flip=False, max_rotate=10., max_zoom=1.1, max_warp=0.)
-def _moved_and_mirrored(): return [PadCrop(),Flip()]
 
 # %% ../../nbs/bench/00_datasets.ipynb #f0c675ed
 _ten = [str(i) for i in range(10)]
@@ -210,17 +186,12 @@ def _cifar(url):
     path = untar_data(url)
     *train,names = _decoded(path/'train')
     *valid,_ = _decoded(path/'test')
-    return tuple(train),tuple(valid),_moved_and_mirrored,names
+    return tuple(train),tuple(valid),lambda: [PadCrop(),Flip()],names
 
 # %% ../../nbs/bench/00_datasets.ipynb #c0d1e502
 _hues = torch.tensor([
     [1,0,0], [0,1,0], [0,0,1], [1,1,0], [1,0,1],
     [0,1,1], [1,.5,0], [.5,0,1], [.6,.6,.6], [0,.5,.3]])
-
-def _marked(digits, colours):
-    "Images at 16x16 in these colours, labels and colours"
-    images,labels = digits
-    return F.avg_pool2d(images, 2)*_hues[colours][:,:,None,None],labels,colours
 
 @lru_cache
 def coloured_digits()->tuple: # For training, validation and test (the same digits): images, labels and colours
@@ -229,10 +200,12 @@ def coloured_digits()->tuple: # For training, validation and test (the same digi
     def mostly(labels):
         others = (labels+torch.randint(1, 10, labels.shape, generator=g))%10
         return torch.where(torch.rand(labels.shape, generator=g)<.95, labels, others)
+    def anyhow(labels): return torch.randint(10, labels.shape, generator=g)
+    def painted(digits, colours_of):
+        colours = colours_of(digits[1])
+        return F.avg_pool2d(digits[0], 2)*_hues[colours][:,:,None,None],digits[1],colours
     train,valid = _digits()[:2]
-    marked = [_marked(digits, mostly(digits[1])) for digits in (train,valid)]
-    any_colour = torch.randint(10, valid[1].shape, generator=g)
-    return *marked,_marked(valid, any_colour)
+    return painted(train, mostly),painted(valid, mostly),painted(valid, anyhow)
 
 _grounds = torch.tensor([[.15,.3,.75], [.75,.3,.15]]) # bluish, reddish
 
@@ -249,7 +222,7 @@ def digits_on_grounds()->tuple: # For training, validation and test (the same di
 
 def _misleading_digits():
     train,_,test = coloured_digits()
-    return train[:2],test[:2],_shifted,_ten
+    return train[:2],test[:2],lambda: [PadCrop(2)],_ten
 
 # %% ../../nbs/bench/00_datasets.ipynb #25d873e3
 datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
@@ -309,9 +282,9 @@ def flip_labels(
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.zeros(len(ds), dtype=torch.bool)
     wrong[torch.randperm(len(ds), generator=generator)[:n]] = True
-    steps = torch.randint(1, ds.n_classes, (n,), generator=generator).to(ds.labels.device)
+    steps = torch.randint(1, ds.c, (n,), generator=generator).to(ds.labels.device)
     ds.labels = ds.labels.clone() # the data itself stays as it is
-    ds.labels[wrong] = (ds.labels[wrong]+steps)%ds.n_classes
+    ds.labels[wrong] = (ds.labels[wrong]+steps)%ds.c
     return wrong
 
 # %% ../../nbs/bench/00_datasets.ipynb #94bc2c37
@@ -344,16 +317,6 @@ def small_resnet(
     from fastai.vision.models.xresnet import ResBlock, XResNet
     return XResNet(ResBlock, 1, [1,1,1,1], n_out=n_out, widen=widen)
 
-def cifar_resnet18(
-    n_out:int, # Number of classes
-): # A module for images
-    "ResNet-18 as papers train it on 32x32 images: a 3x3 stem, and no pooling behind it"
-    from torchvision.models import resnet18
-    model = resnet18(num_classes=n_out)
-    model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
-
 def small_convnet(
     n_out:int, # Number of classes
     widen:float=1., # Width of all but the first layer, as a multiple
@@ -369,7 +332,7 @@ def small_convnet(
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(n, n_out, bias=False))
 
 # %% ../../nbs/bench/00_datasets.ipynb #7ff3aef0
-networks = dict(small_resnet=small_resnet, small_convnet=small_convnet, cifar_resnet18=cifar_resnet18)
+networks = dict(small_resnet=small_resnet, small_convnet=small_convnet)
 
 def get_model(
     arch:str, # One of `networks`, or the name of a network of torchvision or timm
