@@ -20,7 +20,6 @@ from fastai.callback.core import Callback, CancelFitException, CancelTrainExcept
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
-from fastai.metrics import AccumMetric
 from fastai.torch_core import no_random, set_seed
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar, format_time
@@ -69,10 +68,12 @@ class CostLog(Callback):
         watch=None, # A function of the learner that gives more columns for each epoch, as a dict
         method=None, # Of which run
         seed=None, # Of which run
+        about=(), # Columns that tell the study from others
         compute:Compute|None=None, # What it computes beside the items that train; None: nothing counts it
     ):
         self.watch = watch or (lambda learn: {})
         self.method,self.seed = method,seed
+        self.known = _own_columns | set(about)
         self.compute = compute or Compute()
         self.rows = []
         self.seconds = 0. # of training
@@ -110,7 +111,7 @@ class CostLog(Callback):
             forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.spent['compute'])
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         more = self.watch(self.learn)
-        if clash := _own_columns & set(more):
+        if clash := sorted(self.known & set(more)):
             raise ValueError(error_text('watch', f"{', '.join(clash)}, which is written anyway", 'other columns'))
         more = {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | more)
@@ -413,16 +414,14 @@ def _best_constant(loss_func, y, n_out):
 
 def _constant(learn, targets, n_out):
     "Loss and error of the best constant prediction; NaN where they are not known"
-    found = dict(constant_loss=math.nan, constant_error=math.nan)
-    if len({o.shape[1:] for o in targets})!=1: return found
-    y = torch.cat(targets)
-    best = _best_constant(learn.loss_func, y, n_out)
-    if best is None: return found
-    pred,metric = best.expand(len(y), *best.shape).contiguous(),learn.metrics[0]
-    found['constant_loss'] = float(learn.loss_func(pred, y))
-    if isinstance(metric, AvgMetric): found['constant_error'] = float(metric.func(pred, y))
-    if isinstance(metric, AccumMetric): found['constant_error'] = float(metric(pred, y))
-    return found
+    loss = error = math.nan
+    y = torch.cat(targets) if len({o.shape[1:] for o in targets})==1 else None
+    best = None if y is None else _best_constant(learn.loss_func, y, n_out)
+    if best is not None:
+        pred,metric = best.expand(len(y), *best.shape).contiguous(),learn.metrics[0]
+        loss = float(learn.loss_func(pred, y))
+        if isinstance(metric, AvgMetric): error = float(metric.func(pred, y))
+    return dict(constant_loss=loss, constant_error=error)
 
 class _FirstLook(Callback):
     "What an item takes to train, by the first batch; targets of the validation, and how many numbers are predicted"
@@ -439,10 +438,8 @@ def _wake_up(learn, study, lr, watch):
     "An untimed piece of a run, an epoch at most: what an item takes to train, and what a constant is worth"
     n_steps = min(20, len(learn.dls.train))
     piece = 'items',(n_steps-1)*n_items(learn.dls.one_batch())+1
-    log,look = CostLog(watch),_FirstLook()
+    log,look = CostLog(watch, about=study.about),_FirstLook()
     _train(learn, study._replace(budget=piece), lr, log, look)
-    if clash := sorted(set(study.about) & {name for row in log.rows for name in row}):
-        raise ValueError(error_text('watch', f"{', '.join(clash)}, which about has, too", 'columns of other names'))
     return look.unit or Unit(),_constant(learn, look.targets, look.n_out) # a fit may be cancelled at once
 
 # %% ../../nbs/bench/03_compare.ipynb #b189b15c
@@ -480,7 +477,7 @@ def compare(
         for seed,method in _each(study.todo):
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
-            log = CostLog(watch, method, seed, Compute(learn.model, unit))
+            log = CostLog(watch, method, seed, study.about, Compute(learn.model, unit))
             _add_selection(learn, study.makers[method], log)
             _train(learn, study, lr, log)
             _check_end(log, study.budget)
