@@ -104,7 +104,7 @@ def end_table(
     by_method = last_epochs(runs).groupby('method', sort=False)
     seeds = by_method.size().rename('seeds')
 
-    found = differences(runs, measure).reindex(seeds.index)
+    found = differences(runs).reindex(seeds.index)
     spent = by_method[['epoch','forwarded','backpropagated','kept','seconds']].mean()
     spent = spent.assign(deviation=by_method.error.std(), options=[options_of(method) for method in seeds.index])
     return pd.concat([by_method[[measure]].mean(), found, by_method[[other]].mean(), seeds, spent], axis=1)

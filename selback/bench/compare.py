@@ -30,8 +30,8 @@ from ..all import known_methods, n_items
 from ..callback.attach import Attached
 from ..callback.loaders import known_of
 from .compute import Compute, Unit, counted_steps, seconds_now, unit_of
-from .findings import check_epochs, equal_of, is_control, is_random, last_round, parse_method, word_of
-from .findings import measure_of, plot_runs, show_table, to_markdown, verdict
+from .findings import check_epochs, equal_of, is_control, is_random, last_round, parse_method
+from .findings import check_measure, measure_of, plot_runs, show_table, to_markdown, verdict
 
 _all_ = ['TensorItems', 'get_dls', 'get_model', 'small_resnet',
     'measure_of', 'plot_runs', 'show_table', 'to_markdown', 'verdict']
@@ -317,7 +317,7 @@ def check_study(
     about = about or {}
     if clash := sorted(_own_columns & set(about)):
         raise ValueError(error_text('about', f"{', '.join(clash)}, which it writes itself", 'columns of other names'))
-    if 'measure' in about: word_of(about['measure']) # checks it
+    if 'measure' in about: check_measure(about['measure'])
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(error_text('path', repr(str(path)), 'a CSV file in a folder that exists'))
     makers,seeds = makers_of(methods),_seeds(seeds)

@@ -14,7 +14,7 @@ import pandas as pd
 from fastcore.basics import listify
 
 from ..core.checks import check_range, error_text
-from .findings import is_control, last_epochs, measure_of, never_selected, table, verdict, word_of, words
+from .findings import check_measure, is_control, last_epochs, measure_of, never_selected, table, words
 from ..views.groups import WorstGroup
 from ..callback.classes import item_classes
 from .compare import Runs, checked_learner, check_study, compare, describe, methods_by_name
@@ -138,7 +138,7 @@ def race(
     n = len(learn.dls.train_ds)
     has_groups = isinstance(learn.metrics[0], WorstGroup)
     if has_groups and measure is None: measure = 'error'
-    if measure is not None: word_of(measure) # checks it
+    if measure is not None: check_measure(measure)
     methods = racers(methods or field_of(learn.dls, has_groups))
     if compute is None: compute = 10*n
     plan = dict(compute=compute, seeds=seeds, annealing=annealing)

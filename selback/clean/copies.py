@@ -103,7 +103,7 @@ def find_copies(self:Learner,
     pairs = pairs.head(max(5, n_likely) if n is None else n)
     said = f'no pair is likelier a copy than not; the first {len(pairs)} are listed'
     if n_likely:
-        said = f'some {n_likely} pairs are probably copies; look at them: learn.show_copies(found=...)'
+        said = f'some {n_likely} pairs are probably copies; look at them (show_copies shows images and texts)'
     print(f'find_copies: {len(items):,} items, compared {kind.named(self.model)}: {said}.')
     return _listed(keys, items, pairs)
 
@@ -117,7 +117,8 @@ def _parts_within(within, keys):
         raise ValueError(error_text('within', f'{within!r} of a learner without validation items', "'train'"))
     return known[within][:len(keys)]
 
-only_images = 'leave them out: get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)]'
+only_images = ('leave these files out, in a DataBlock by '
+    'get_items=lambda path: [o for o in get_image_files(path) if verify_image(o)]')
 
 def broken_files(
     files:list, # Of images

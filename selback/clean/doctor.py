@@ -99,13 +99,12 @@ def examine(
     if pretrained: learn.fine_tune(epochs)
     else: learn.fit_one_cycle(epochs, 3e-3)
 
-    blank = items('black', 'white', 'blank') # nobody can tell their label, and any two are alike
+    blank = items('black', 'white', 'blank') # nobody can tell their label
     suspects = learn.selection.suspects()
     share = learn.selection.estimated_errors()/len(images.train) # in validation any error of the network would count
     suspects = suspects[~suspects.index.isin(blank)]
     copies = learn.find_copies()
-    is_blank = copies['item'].isin(blank) | copies.other.isin(blank)
-    copies = _important_first(copies[copies.group.notna() & ~is_blank])
+    copies = _important_first(copies[copies.group.notna()])
     seconds = perf_counter()-start
     return Examined(images, learn, suspects, round(share*len(suspects)), copies, odd, size, epochs, seconds)
 
@@ -121,10 +120,9 @@ def found_in_words(
     copies = f'{n_across:,} across the split, {len(pairs)-n_across:,} within a part'
     labels = f'{found.n_suspects:,} of {len(found.suspects):,} may be wrong'
     if found.error>_much: labels = 'the network has learned too little to say how many are wrong'
-    odd = ', '.join(f"{n:,} {kind.replace('_', ' ')}" for kind,n in found.odd.kind.value_counts(sort=False).items())
     return [f'labels: {labels}; the most suspect come first',
         f'likely copies: {copies}; pairs with different labels: {labels_differ(pairs).sum():,}',
-        f"odd images and broken files: {odd or 'none'}"]
+        f'odd images and broken files: {odd_in_words(found.odd)}']
 
 def limits_in_words(
     found:Examined, # As `examine` returns it

@@ -220,17 +220,27 @@ def _check_parts(images):
     else: return
     raise ValueError(error_text('data', got, wanted))
 
-def _check_files(files, folder):
-    "Raise a `ValueError` for names that can't be written, and for parts within classes"
+def _by_depth(files, folder):
+    "Which files lie in a class folder, which of these deeper in it, and which in none"
+    within,deep,loose = [],[],[]
     for file in files:
-        try: str(file).encode()
-        except UnicodeEncodeError as e:
-            raise ValueError(error_text('data', f'the file {ascii(str(file))}', 'a name in UTF-8', 'rename it')) from e
-        _,*within,_ = file.relative_to(folder).parts
-        if any(map(part_of, within)):
-            got = f'a part within a class, {file.parent.relative_to(folder)}'
-            raise ValueError(error_text('data', got, 'folders of classes within parts, such as train/cat',
-                f'name {folder/file.relative_to(folder).parts[0]} if that has the parts'))
+        folders = file.relative_to(folder).parts[:-1]
+        if not folders:
+            loose.append(file)
+            continue
+        _check_file(file, folder, folders)
+        within.append(file)
+        if len(folders)>1: deep.append(file)
+    return within,deep,loose
+
+def _check_file(file, folder, folders):
+    "Raise a `ValueError` for a name that can't be written, and for a part within a class"
+    try: str(file).encode()
+    except UnicodeEncodeError as e:
+        raise ValueError(error_text('data', f'the file {ascii(str(file))}', 'a name in UTF-8', 'rename it')) from e
+    if not any(map(part_of, folders[1:])): return
+    raise ValueError(error_text('data', f'a part within a class, {Path(*folders)}',
+        'folders of classes within parts, such as train/cat', f'name {folder/folders[0]} if that has the parts'))
 
 def _drawn(files, label_of, share, seed):
     "Files to train on, and a random share to validate on, of which each class leaves one to train on"
@@ -266,15 +276,11 @@ def find_images(
     roots = [at[part] for part in ('train','valid','test') if part in at]
     files,back = files_below(roots if is_split else [*roots,folder], folder)
     test = files.pop(at.get('test'), [])
-    def depth(file, root): return len(file.relative_to(root).parts)
-    loose = [f for root,own in files.items() for f in own if depth(f, root)==1]
-    deep = [f for root,own in files.items() for f in own if depth(f, root)>2]
-    files = [[f for f in own if depth(f, root)>1] for root,own in files.items()]
+    files,deep,loose = zip(*(_by_depth(own, root) for root,own in files.items()))
 
     parts = [o.name for o in roots if o!=at.get('test')]
-    told = _in_words(folder, parts, test, loose, back, deep)
+    told = _in_words(folder, parts, test, sum(loose, []), back, sum(deep, []))
     images = Images(folder, files[0], files[-1], parts, told=told)
-    for root,own in zip([folder/o for o in parts] or [folder], files): _check_files(own, root)
     if len(files)==1:
         train,valid_files = _drawn(files[0], images.label_of, valid, seed)
         rule = f'{valid:.0%} of them, drawn at random with seed {seed}'
