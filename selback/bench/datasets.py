@@ -230,12 +230,6 @@ datasets = dict(digits=_digits, coloured_digits=_misleading_digits,
 folders = dict(imagenette=URLs.IMAGENETTE_160, imagewoof=URLs.IMAGEWOOF_160)
 
 # %% ../../nbs/bench/00_datasets.ipynb #56577663
-def _in_memory(data, bs, n_train, n_valid, part):
-    "`DataLoaders` of one of `datasets`"
-    train,valid,augment,vocab = datasets[data]() # as many classes, whatever is cut
-    train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
-    return tensor_dls(train, valid, bs, augment(), vocab=vocab)
-
 def images_of(
     data:str, # 'imagenette', 'imagewoof' or a folder of class folders
     n_train:int|None=None, # As for `get_dls`, which cuts no folder
@@ -262,10 +256,12 @@ def get_dls(
 )->DataLoaders: # Raises a `ValueError` if there is no such data
     "The `DataLoaders` of a dataset"
     check_range('bs', bs, 1, whole=True)
-    if data in datasets and size!=128:
-        raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
-    if data in datasets: dls = _in_memory(data, bs, n_train, n_valid, part)
-    else: dls = images_of(data, n_train, n_valid).dls(bs, size)
+    if data not in datasets: dls = images_of(data, n_train, n_valid).dls(bs, size)
+    elif size!=128: raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
+    else:
+        train,valid,augment,vocab = datasets[data]() # as many classes, whatever is cut
+        train,valid = _some(train, n_train, 'n_train', part),_some(valid, n_valid, 'n_valid')
+        dls = tensor_dls(train, valid, bs, augment(), vocab=vocab)
     if dls.c<2: raise ValueError(error_text('data', f'{dls.c} class(es)', 'at least 2, each in a folder of its own'))
     if not len(dls.train):
         raise ValueError(error_text('bs', f'{bs} with {len(dls.train_ds)} items to train on', 'at most so many'))

@@ -91,19 +91,14 @@ def racers(
 
 min_epochs = 5 # of a round that drops methods, most of which choose from the second epoch on
 
-def _n_stay(n):
-    "How many of the methods go on after a round: the half, rounded up, but not below two"
-    return max(2, math.ceil(n/2))
-
 def rounds_of(
     methods, # Their names
     epochs:float, # Of the whole budget
 )->list: # For each round, the share of the budget that it has
     "As many rounds as leave two methods to the last one, less those that would be shorter than `min_epochs`"
     n = sum(not is_control(o) for o in methods)
-    n_rounds = max(1, math.ceil(math.log2(max(1, n))))
-    shares = [2.**(i-n_rounds) for i in range(1, n_rounds+1)]
-    return [share for share in shares if share==1 or share*epochs>=min_epochs]
+    shares = [2.**-i for i in range(max(1, math.ceil(math.log2(max(1, n)))))]
+    return [share for share in reversed(shares) if share==1 or share*epochs>=min_epochs]
 
 def better_half(
     ends:pd.DataFrame, # The last epoch of each run of a round
@@ -114,7 +109,7 @@ def better_half(
     means = table(ends[['method','seed',measure]])[measure] # one that diverged has none
     rivals = [m for m in means.index if not is_control(m) and m not in idle]
     best_first = means[rivals].sort_values(na_position='last').index
-    stays = {*best_first[:_n_stay(len(rivals))], *idle}
+    stays = {*best_first[:max(2, math.ceil(len(rivals)/2))], *idle}
     return [m for m in means.index if is_control(m) or m in stays]
 
 # %% ../../nbs/bench/04_race.ipynb #8889bc16
