@@ -11,8 +11,8 @@ from fastai.losses import CrossEntropyLossFlat
 from selback.core.batches import Batch, take
 from selback.bench.compute import seconds_now as clock
 from selback.all import *
+from selback.bench.datasets import cifar_resnet18
 from selback.bench.compare import get_model, machine
-from studies.data import cifar_resnet18
 from torch import nn
 
 MALLOC = dict( # bytes; glibc takes no larger first one

@@ -1,4 +1,4 @@
-"""Damage to data, and networks as the papers have them, which `get_model` knows once this is imported"""
+"""Damage to data, and a network as the papers have it, which `get_model` knows once this is imported"""
 import torch
 from torch import nn
 
@@ -50,16 +50,6 @@ def damage(
 
 # Networks
 
-def cifar_resnet18(
-    n_out:int, # Number of classes
-): # A module for images
-    "ResNet-18 as papers train it on 32x32 images: a 3x3 stem, and no pooling behind it"
-    from torchvision.models import resnet18
-    model = resnet18(num_classes=n_out)
-    model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
-
 def _conv(n_in, n, stride=1, size=3): return nn.Conv2d(n_in, n, size, stride, size//2, bias=False)
 
 class _Wide(nn.Module):
@@ -89,4 +79,4 @@ def wide_resnet28_10(
         if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu')
     return net
 
-networks.update(cifar_resnet18=cifar_resnet18, wide_resnet28_10=wide_resnet28_10)
+networks['wide_resnet28_10'] = wide_resnet28_10

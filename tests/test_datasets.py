@@ -196,7 +196,7 @@ def test_public_datasets_by_name(datasets, monkeypatch, folder):
     assert 0<=x.min()
     assert x.max()<=1
 
-@pytest.mark.parametrize('name', ['small_resnet','small_convnet','resnet18'])
+@pytest.mark.parametrize('name', ['small_resnet','small_convnet','cifar_resnet18','resnet18'])
 def test_networks_take_a_look_at_half_the_resolution(name):
     for side in (16,32): assert get_model(name, 7)(torch.randn(2, 3, side, side)).shape==(2,7)
 

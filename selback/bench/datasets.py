@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['datasets', 'folders', 'networks', 'TensorItems', 'TensorDL', 'tensor_dls', 'PadCrop', 'coloured_digits',
            'digits_on_grounds', 'images_of', 'get_dls', 'flip_labels', 'example_folder', 'small_resnet',
-           'small_convnet', 'get_model']
+           'cifar_resnet18', 'small_convnet', 'get_model']
 
 # %% ../../nbs/bench/00_datasets.ipynb #b24bf57c
 import tempfile, warnings
@@ -313,6 +313,16 @@ def small_resnet(
     from fastai.vision.models.xresnet import ResBlock, XResNet
     return XResNet(ResBlock, 1, [1,1,1,1], n_out=n_out, widen=widen)
 
+def cifar_resnet18(
+    n_out:int, # Number of classes
+): # A module for images
+    "ResNet-18 as papers train it on 32x32 images: a 3x3 stem, and no pooling behind it"
+    from torchvision.models import resnet18
+    model = resnet18(num_classes=n_out)
+    model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
 def small_convnet(
     n_out:int, # Number of classes
     widen:float=1., # Width of all but the first layer, as a multiple
@@ -328,7 +338,7 @@ def small_convnet(
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(n, n_out, bias=False))
 
 # %% ../../nbs/bench/00_datasets.ipynb #7ff3aef0
-networks = dict(small_resnet=small_resnet, small_convnet=small_convnet)
+networks = dict(small_resnet=small_resnet, small_convnet=small_convnet, cifar_resnet18=cifar_resnet18)
 
 def get_model(
     arch:str, # One of `networks`, or the name of a network of torchvision or timm
