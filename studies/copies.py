@@ -24,7 +24,7 @@ from selback.core.neighbours import nearest, unit
 from selback.callback.looking import look_at
 from studies import pretrained
 from studies.experiments import once, results_folder, scale
-from studies.regimes import SmallUNet, camvid_parts, cifar_parts, frames_of, mean_iou_error
+from studies.regimes import SmallUNet, camvid_parts, cifar_parts, frames_of, mask_dls, mean_iou_error
 
 path = results_folder/'copies.csv'
 
@@ -142,7 +142,7 @@ def _learner(data, net, seed):
     set_seed(seed)
     if train[1].ndim>1: # masks
         loss,metric = CrossEntropyLossFlat(axis=1, ignore_index=11),mean_iou_error(11)
-        return Learner(tensor_dls(train, valid, 8, [Flip()]), SmallUNet(12), loss, opt_func=Adam, metrics=metric)
+        return Learner(mask_dls(train, valid), SmallUNet(12), loss, opt_func=Adam, metrics=metric)
     if net=='pretrained':
         side = 96 if scale()!='tiny' else 32
         train,valid = ((_enlarged(images, side),labels) for images,labels in (train,valid))

@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import AccumMetric, error_rate
 from fastai.optimizer import OptimWrapper
-from fastai.torch_core import default_device
+from fastai.torch_core import TensorImage, TensorMask, default_device
 from fastai.vision.augment import Flip, Resize
 from fastai.vision.data import ImageDataLoaders, imagenet_stats
 from fastcore.script import call_parse
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from selback.all import (balanced_chances, EpochSelection, Inclusion, reducible_loss, SelectiveBackpropCallback,
     step_inclusion)
 from selback.bench.compare import compare, describe
-from selback.bench.datasets import PadCrop, TensorDL, datasets, small_convnet, tensor_dls
+from selback.bench.datasets import PadCrop, TensorDL, TensorItems, datasets, small_convnet, tensor_dls
 from selback.core.checks import error_text
 from selback.core.scoring import counting
 from studies.experiments import in_bf16, results, scale, stored
@@ -187,6 +187,22 @@ def camvid_parts():
     valid = frames_of([f for f in files if f.name in held_out])
     return train,valid,len(codes)-1
 
+class _Frames(TensorItems):
+    "Images and masks"
+    def __getitem__(self, i): return TensorImage(self.images[i].float()/255),TensorMask(self.labels[i])
+
+def mask_dls(
+    train:tuple, # Images as bytes, shape (n, 3, height, width), and masks, shape (n, height, width)
+    valid:tuple, # The same
+)->DataLoaders:
+    "Loaders of images, half of which are mirrored, and of masks of twelve classes"
+    device = default_device()
+    sets = [_Frames(*(o.to(device) for o in part), i, 12) for i,part in enumerate((train,valid))]
+    some = train[0].float()/255
+    normalize = Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
+    return DataLoaders.from_dsets(*sets, bs=8, after_batch=[Flip(),normalize], num_workers=0, device=device,
+        dl_type=TensorDL)
+
 class SmallUNet(nn.Module):
     "Three scales and 0.12 million parameters"
     def __init__(self,
@@ -234,7 +250,7 @@ def segmentation_learner(
     train,valid,void = camvid_parts()
     weights = _by_rarity(train[1], void+1) if weighted else None
     loss = CrossEntropyLossFlat(axis=1, ignore_index=void, weight=weights)
-    dls = tensor_dls(train, valid, 8, [Flip()])
+    dls = mask_dls(train, valid)
     return in_bf16(Learner(dls, SmallUNet(void+1), loss, metrics=mean_iou_error(void)))
 
 def _write_photographs(path, images, labels, n):

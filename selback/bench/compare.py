@@ -20,6 +20,7 @@ from fastai.callback.core import Callback, CancelFitException, CancelTrainExcept
 from fastai.callback.progress import progress_bar
 from fastai.callback.schedule import ParamScheduler, SchedCos, combine_scheds
 from fastai.learner import AvgMetric, Learner, Recorder
+from fastai.metrics import AccumMetric
 from fastai.torch_core import no_random, set_seed
 from fastcore.basics import camel2snake
 from fastprogress.fastprogress import ConsoleProgressBar, format_time
@@ -421,6 +422,7 @@ def _constant(learn, targets, n_out):
         pred,metric = best.expand(len(y), *best.shape).contiguous(),learn.metrics[0]
         loss = float(learn.loss_func(pred, y))
         if isinstance(metric, AvgMetric): error = float(metric.func(pred, y))
+        if isinstance(metric, AccumMetric): error = float(metric(pred, y))
     return dict(constant_loss=loss, constant_error=error)
 
 class _FirstLook(Callback):
