@@ -48,11 +48,14 @@ class ByLayer(Kind):
 
     def rows(self, learn, dl, idxs, mirrors=False):
         "A row for each of some items of a loader, or for their mirror images, in halves"
-        def row(look):
-            outputs = torch.cat([_of_output(o, find_bs(look.xb)) for o in look.seen], 1)
-            return halved(narrowed(outputs)).masked_fill(_is_blank(look.xb)[:,None], 0)
+        def row(look): return self.row(look.xb, look.seen)
         how = dict(altered=_mirrored, comment='mirror images') if mirrors else {}
         return _looked_at(learn, dl, idxs, row, watching=self.outputs, **how)
+
+    def row(self, xb, seen):
+        "Rows of a batch by what the layer has returned, zeros of what is blank"
+        outputs = torch.cat([_of_output(o, find_bs(xb)) for o in seen], 1)
+        return halved(narrowed(outputs)).masked_fill(_is_blank(xb)[:,None], 0)
 
     @contextmanager
     def outputs(self, model):
