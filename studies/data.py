@@ -1,9 +1,29 @@
 """Damage to data, and a network as the papers have it, which `get_model` knows once this is imported"""
 import torch
+from fastai.data.core import DataLoaders
+from fastai.data.transforms import Normalize
+from fastai.torch_core import default_device
 from torch import nn
 
-from selback.bench.datasets import TensorItems, flip_labels, networks
+from selback.bench.datasets import TensorDL, TensorItems, flip_labels, networks
 from selback.core.checks import check_range, error_text
+
+def dls_of(
+    train:tuple, # Images, shape (n, 3, height, width), bytes or floats between 0 and 1, and labels of any shape
+    valid:tuple, # The same
+    n_classes:int,
+    bs:int,
+    augment:list, # Batch transforms for training
+    kind=TensorItems, # Of dataset
+)->DataLoaders:
+    "As `tensor_dls`, of labels that are no class numbers"
+    device = default_device()
+    sets = [kind(*(o.to(device) for o in part), i, n_classes) for i,part in enumerate((train,valid))]
+    some = train[0][:10_000]
+    some = some if some.is_floating_point() else some.float()/255
+    normalize = Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
+    return DataLoaders.from_dsets(*sets, bs=bs, after_batch=[*augment, normalize], num_workers=0, device=device,
+        dl_type=TensorDL)
 
 # Damage: labels of another class (Jiang et al. 2019, section 4.5); labels at random, pixels of all images shuffled
 # alike, or normal noise with the mean and the variance of an image, channel by channel (Hu et al. 2021)

@@ -27,6 +27,7 @@ from selback.bench.compare import compare, describe
 from selback.bench.datasets import PadCrop, TensorDL, TensorItems, datasets, small_convnet, tensor_dls
 from selback.core.checks import error_text
 from selback.core.scoring import counting
+from studies.data import dls_of
 from studies.experiments import in_bf16, results, scale, stored
 from studies.proxy import record_choices, ReplayChoicesCallback
 
@@ -196,12 +197,7 @@ def mask_dls(
     valid:tuple, # The same
 )->DataLoaders:
     "Loaders of images, half of which are mirrored, and of masks of twelve classes"
-    device = default_device()
-    sets = [_Frames(*(o.to(device) for o in part), i, 12) for i,part in enumerate((train,valid))]
-    some = train[0].float()/255
-    normalize = Normalize.from_stats(some.mean((0,2,3)), some.std((0,2,3)), cuda=False)
-    return DataLoaders.from_dsets(*sets, bs=8, after_batch=[Flip(),normalize], num_workers=0, device=device,
-        dl_type=TensorDL)
+    return dls_of(train, valid, 12, 8, [Flip()], _Frames)
 
 class SmallUNet(nn.Module):
     "Three scales and 0.12 million parameters"

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from selback.all import WatchItemsCallback
-from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet, tensor_dls
+from selback.bench.datasets import PadCrop, datasets, get_model, small_convnet
 from selback.core.labels import BinaryLabels, ClassLabels, LabelMemory
 from studies import pretrained
+from studies.data import dls_of
 from studies.experiments import results_folder, rows_with, scale
 from studies.regimes import cifar_parts, human_labels, sgd
 
@@ -216,7 +217,7 @@ class Situation(NamedTuple):
         if self.augmented and self.data!='digits' and not self.are_several: tfms.append(Flip())
         valid = self.validation(seed) or (images[:100],labels[:100])
         n_classes = 3 if self.data=='folder' else labels.shape[1] if self.are_several else 10
-        dls = tensor_dls((images,labels), valid, 64 if len(images)>2000 else 32, tfms, n_classes=n_classes)
+        dls = dls_of((images,labels), valid, n_classes, 64 if len(images)>2000 else 32, tfms)
         dls.train.drop_last = len(images)>300 # fastai's own, by which 300 items would lose a tenth
         split = dict(splitter=pretrained.halves_and_head) if self.net=='pretrained' else {}
         opt = dict(opt_func=sgd) if self.net in ('small','wide') else {}
