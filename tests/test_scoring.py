@@ -70,6 +70,7 @@ def test_losses_and_scores_that_draw_leave_no_trace(loss, score):
     if score!='entropy': batch_scores(score, loss, model(x).detach(), (y,))
     assert random_states()==before
 
+@pytest.mark.law(5)
 def test_a_pass_has_no_gradients_and_gives_back_what_the_model_draws():
     seen,xb = Trail(),inputs()
     class Draws(nn.Linear):

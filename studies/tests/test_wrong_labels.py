@@ -27,7 +27,7 @@ def test_one_class_is_misfiled():
 def test_only_labels_that_are_there_go_missing():
     labels = (torch.rand(500, 4)>.5).float()
     assert (unsaid(labels, 'missing', .3, 0)<=labels).all()
-    flips = unsaid(labels, 'flipped', .3, 0)
+    flips = unsaid(labels, 'flipped', .3, 1)
     assert (flips>labels).any() and (flips<labels).any()
 
 def test_area_under_the_curve_by_hand():
