@@ -92,7 +92,7 @@ def test_it_works_where_nothing_else_is_installed(python, tmp_path):
     script.write_text(f'{is_installed}\n{quick_start()}\nprint(learn.selection.card)\n', encoding='utf-8')
     assert 'WatchItemsCallback' in run(python, '-W', 'ignore', script, cwd=tmp_path)
     assert '--methods' in run(python.parent/'selback-compare', '--help', cwd=tmp_path)
-    assert '--pretrained' in run(python.parent/'selback-doctor', '--help', cwd=tmp_path)
+    assert '--arch' in run(python.parent/'selback-doctor', '--help', cwd=tmp_path)
 
 IMPORTED = '''
 import sys, selback.functional

@@ -1,9 +1,10 @@
 "The doctor: what was planted in a folder is on its page"
 import re, shutil
 from html import unescape
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np, pandas as pd, pytest
+import numpy as np, pandas as pd, pytest, torch
 from fastai.data.transforms import get_image_files
 from fastai.learner import Learner
 from helpers import *
@@ -13,6 +14,7 @@ from selback.clean.doctor import *
 from selback.clean.corrections import read_list
 from selback.clean.doctor import doctor
 from selback.clean.folders import Images, find_images
+from selback.clean.reading import Body
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -225,12 +227,85 @@ def test_a_network_that_has_learned_little_is_told_of(error, is_poor):
     pairs = pd.DataFrame(dict(part='train', other_part=['valid','train'], label=['a','b'], other_label='a'))
     kinds = pd.DataFrame(dict(kind=['corrupt','corrupt','small_file']))
     found = SimpleNamespace(images=Images(None, range(80), range(20), []), suspects=range(100), n_suspects=1,
-        copies=pairs, odd=kinds, size=32, epochs=7, seconds=200, error=error)
+        copies=pairs, odd=kinds, how='A stand-in was asked', seconds=200, error=error)
     labels,copies,odd = found_in_words(found)
     assert ('learned too little' in labels)==is_poor and ('1 of 100' in labels)!=is_poor
     assert '1 across the split, 1 within a part; pairs with different labels: 1' in copies
     assert '2 corrupt, 1 small file' in odd
     assert ('many labels in the list are right' in limits_in_words(found))==is_poor
+
+class StandIn(nn.Module):
+    "In place of a pretrained network: random filters; batches are counted, and one may be stopped"
+    def __init__(self, stop_at=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Conv2d(3, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 256, 5, 2), nn.ReLU())
+        self.n,self.stop_at = 0,stop_at
+
+    def forward(self, x):
+        self.n += 1
+        if self.n==self.stop_at: raise KeyboardInterrupt
+        return self.net(x)
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    def use(**kwargs):
+        model = StandIn(**kwargs)
+        body = Body(model, ([.5]*3,[.5]*3), 'a stand-in')
+        monkeypatch.setattr('selback.clean.doctor.pretrained_body', lambda arch: (body, f'no {arch}'))
+        return model
+    return use
+
+def test_wrong_labels_are_found_without_training(stand_in, tmp_path, capsys):
+    stand_in()
+    folder = draw(tmp_path/'digits', 300, n_wrong=15, n_copies=6)
+    save(Image.new('RGB', (32,32), (250,250,250)), folder/'0/white.png')
+    out = tmp_path/'out/page.html'
+    doctor(str(folder), size=32, out=str(out))
+    suspects,copies = read_list(out.with_name('suspects.csv')),read_list(out.with_name('copies.csv'))
+    is_wrong = [Path(name).name[0]!=name[0] for name in suspects.file]
+    assert sum(is_wrong)==15 and sum(is_wrong[:25])>=10
+    assert len(suspects)==306 # all but the white one
+    assert suspects.columns.tolist()==['file','part','label','likelier','margin','probability']
+    assert {*suspects.part}=={'train','valid'}
+    assert (copies.item.str[:7]==copies.other.str[:7]).sum()==6
+    said = capsys.readouterr().out
+    assert 'no resnet18' in said and 'says of each of 307 images' in said
+
+def test_what_was_read_is_read_once(stand_in, tmp_path, capsys):
+    folder = draw(tmp_path/'digits', 60)
+    def examined(n_read, **kwargs):
+        model = stand_in()
+        found = examine(find_images(folder), size=32, bs=8, kept=tmp_path/'kept.pt', **kwargs)
+        assert model.n==(1+2*-(-n_read//8) if n_read else 0) # the first batch also tells the layer
+        return found
+    first = examined(60)
+    again = examined(0)
+    pd.testing.assert_frame_equal(again.suspects, first.suspects)
+    changed = next(folder.rglob('*.png'))
+    Image.open(changed).rotate(90).save(changed)
+    examined(1)
+    stand_in()
+    larger = examine(find_images(folder), size=40, bs=8, kept=tmp_path/'kept.pt') # of this size nothing is known
+    assert larger.size==40
+
+def test_a_stop_leaves_a_page_of_what_was_read(stand_in, tmp_path, capsys):
+    stand_in(stop_at=8)
+    folder = draw(tmp_path/'digits', 120)
+    out = tmp_path/'out/page.html'
+    doctor(str(folder), size=32, bs=32, out=str(out))
+    assert len(read_list(out.with_name('suspects.csv')))==96 # three batches, each read as it is and mirrored
+    assert 'what follows is of 96 of 120 images' in capsys.readouterr().out
+    model = stand_in()
+    examine(find_images(folder), size=32, bs=32, kept=out.with_name('features.pt'))
+    assert model.n==3 # the rest
+
+@pytest.mark.parametrize('made', [b'', b'no features'])
+def test_features_that_cannot_be_read_are_named(made, stand_in, tmp_path):
+    stand_in()
+    (tmp_path/'kept.pt').write_bytes(made)
+    with pytest.raises(ValueError, match='kept.pt, which can not be read'):
+        examine(find_images(draw(tmp_path/'digits', 60)), size=32, kept=tmp_path/'kept.pt')
 
 @pytest.mark.slow
 def test_wrong_labels_are_found(tmp_path, capsys):

@@ -78,6 +78,7 @@ def test_mirror_images_unless_they_are_left_out():
 def test_blank_images_are_copies_of_nothing():
     train = drawn(200)
     train[3],train[4],train[5],train[7] = 0,255,255,train[6]
+    for i in 8,9: train[i] = torch.tensor([200,90,20]).byte().view(3, 1, 1)
     found = copies(of_images(train, drawn(50, seed=1)))
     assert places(found[found.group.notna()])=={frozenset([('train',6),('train',7)])}
 

@@ -18,7 +18,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..clean.folders import UnreadableImage, make_writable
+from ..clean.folders import UnreadableImage, make_writable, training_in_words
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_choice, check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers
@@ -152,7 +152,7 @@ def run_study(
         if in_epoch: check_choice(names, amount/in_epoch)
         make_writable(out, images)
 
-    if images: print(images.in_words(size))
+    if images: print(images.in_words(), training_in_words(size), sep='\n')
     print(f"{', '.join(names)}: {seeds} run(s) of {amount:,.15g} {unit} each")
     with _told(OSError, TypeError, ValueError):
         plan |= dict(lr=best_rate(get_learner, rates, out, **plan))

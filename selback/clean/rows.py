@@ -33,9 +33,9 @@ def _looked_at(learn, dl, idxs, row, **how):
 
 def _is_blank(xb):
     "Which images are even, beside the others of their batch; none of what are no images"
-    contrast = [o.flatten(1).std(1) for o in xb if o.ndim==4 and o.is_floating_point()]
+    contrast = [o.flatten(2).std(2).amax(1) for o in xb if o.ndim==4 and o.is_floating_point()]
     if not contrast: return torch.zeros(find_bs(xb), dtype=torch.bool, device=xb[0].device)
-    return torch.stack([o<.02*o.max() for o in contrast]).all(0)
+    return torch.stack([o<=.02*o.max() for o in contrast]).all(0)
 
 def _mirrored(o): return o.flip(-1) if o.ndim==4 else o
 
