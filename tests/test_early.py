@@ -137,6 +137,13 @@ def test_frozen_epochs_do_not_count():
     torch.testing.assert_close(kept(learn), losses_in(learn.diary.epochs[0])) # the diary is of the last fit
     assert learn.selection.early.epochs==1
 
+def test_where_layers_were_frozen_throughout_that_is_said():
+    learn = learner(WatchItemsCallback())
+    learn.splitter = lambda model: [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
+    learn.freeze()
+    quiet_fit(learn, 3)
+    with pytest.raises(ValueError, match=r'learn.unfreeze\(\) where layers are frozen'): learn.refit_head()
+
 def test_a_training_set_of_another_length_is_remembered_anew():
     learn = learner(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)

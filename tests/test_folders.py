@@ -74,6 +74,17 @@ def test_what_is_left_out_is_said(tmp_path):
     assert len(images.files)==15
     for said in 'in no class folder, such as cover.jpg','what is in masks': assert said in images.told
 
+def test_other_files_empty_folders_and_names_that_are_alike_are_said(tmp_path):
+    root = fill(tmp_path, 'Cat', 'cat', 'New York', 'newyork ', 'dog')
+    for name in 'dog/1.dcm','dog/2.DCM','cat/scan.npy','list','dog/.hidden': (root/name).write_bytes(b'')
+    for name in 'empty','__MACOSX/dog': (root/name).mkdir(parents=True)
+    told = find_images(root).told
+    assert '4 files that are no images by their suffix (' in told
+    for kind in '.dcm','.npy','none': assert kind in told
+    assert 'what is in __MACOSX, empty' in told
+    for names in "'Cat' and 'cat'","'New York' and 'newyork '": assert f'The classes {names} differ in' in told
+    assert find_images(fill(tmp_path/'plain', 'a', 'b')).told==''
+
 @pytest.mark.parametrize('seed', range(5))
 def test_each_class_leaves_an_image_to_train_on(seed, tmp_path):
     root = fill(tmp_path, *(f'{i:03}' for i in range(60)), n=3)

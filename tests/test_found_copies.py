@@ -289,6 +289,21 @@ def test_rows_of_a_table():
     assert len(without_leaks(learn.dls, found[:2]).valid_ds)==58
     with pytest.raises(ValueError, match='flips: got True for rows or texts'): copies(learn, flips=True)
 
+@pytest.mark.parametrize('n_values,n_copies', [(1000,2),(3,0)])
+def test_rows_of_categories_alone_are_copies_where_equal_ones_are_no_chance(n_values, n_copies):
+    g = np.random.default_rng(0)
+    df = pd.DataFrame({name: g.integers(0, n_values, 200).astype(str) for name in 'abc'})
+    df['y'] = np.where(np.arange(200)%2, 'yes', 'no')
+    df.loc[70:71,['a','b','c']] = df.loc[100:101,['a','b','c']].to_numpy()
+    columns = dict(cat_names=[*'abc'], y_names='y', valid_idx=[*range(60)])
+    dls = TabularDataLoaders.from_df(df, procs=[Categorify], bs=16, **columns)
+    class Net(nn.Linear):
+        def forward(self, codes, numbers): return super().forward(codes.float())
+    found = copies(Learner(dls, Net(3, 2), loss_func=CrossEntropyLossFlat()), n=4)
+    likely = found[found.group.notna()]
+    assert len(likely)==n_copies
+    if n_copies: assert names(likely)=={frozenset([70,100]), frozenset([71,101])}
+
 def of_columns(x):
     dls = dls_of(x, torch.arange(len(x))%2, n_valid=60)
     return Learner(dls, nn.Linear(x.shape[1], 2), loss_func=CrossEntropyLossFlat())

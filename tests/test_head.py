@@ -11,6 +11,7 @@ from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFl
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
 from helpers import *
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 def marked(n, share, g, wrong=0.):
     "Two classes, of which a mark tells strongly, for that share of the items, and eight numbers tell weakly, for all"
@@ -453,3 +454,10 @@ def test_a_look_at_the_model_is_no_fit(look):
     learn.restore_head()
     assert all(map(torch.equal, learn.model.parameters(), before))
 
+@pytest.mark.parametrize('make', [torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm,
+    torch.nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, 'weight', .5)])
+def test_a_layer_whose_weight_is_made_of_others_is_refused(make):
+    learn,_ = misled()
+    learn.model[-1] = make(learn.model[-1])
+    with pytest.raises(ValueError, match='whose weight is made of others, .* wanted a plain nn.Linear; take that off'):
+        refitted(learn)
