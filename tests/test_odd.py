@@ -1,7 +1,7 @@
 "Odd images, by pixels made by hand and by files"
 import numpy as np, pandas as pd, pytest
 from helpers import *
-from PIL import Image
+from PIL import Image, ImageFilter
 from selback.clean.odd import far_out, measured, measures
 from test_found_copies import drawn, of_folder, of_images
 
@@ -47,8 +47,11 @@ def test_files_that_are_broken_tiny_or_large(tmp_path):
     with pytest.raises(ValueError, match=r'1 files that cannot be opened, such as .*04\.png'): learn.find_copies()
 
 def test_values_by_hand():
-    told = measures(Image.fromarray(np.full((10,20), 51, np.uint8)), 400)
+    told = measures(Image.fromarray(np.full((10,20), 51, np.uint8)), dict(n_bytes=400))
     assert told['light']==pytest.approx(.2) and told['side']==10 and told['contrast']==0 and told['bytes_per_pixel']==2
+    assert told['aspect']==2 and told['sharpness']==0
+    lines = np.tile(np.uint8([0,200]), (8,4)) # each pixel between two of the other kind: 400 beside a deviation of 100
+    assert measures(Image.fromarray(lines))['sharpness']==pytest.approx(4)
     assert far_out([1]*30+[9], True, 1).nonzero()[0].tolist()==[30]
     assert not far_out([1]*30+[9], False, 1).any() and not far_out([1]*30+[1.5], True, 1).any()
     assert not far_out([float('nan')]*3, True, 1).any()
@@ -71,6 +74,36 @@ def test_files_of_many_bits_and_turned_ones_are_told(tmp_path):
     found = odd(of_folder(tmp_path))
     told = {kind: found[found.kind==kind][['item','value']].values.tolist() for kind in ('deep','turned')}
     assert told==dict(deep=[['a/04.png',16.]], turned=[['b/05.png',3.]])
+
+def test_long_and_blurred_ones_and_what_a_file_may_hold_beside_colours(tmp_path):
+    for i,image in enumerate(drawn(80)):
+        (tmp_path/'ab'[i%2]).mkdir(exist_ok=True)
+        noise = np.random.default_rng(i).normal(0, 20, (*image.shape[1:],1))
+        pixels = (image.permute(1, 2, 0).numpy()+noise).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path/'ab'[i%2]/f'{i:02}.png')
+    def change(name, to, f, **kwargs):
+        file = tmp_path/name
+        f(Image.open(file)).save(file.with_name(to), **kwargs)
+        if to!=file.name: file.unlink()
+    def with_alpha(image):
+        image.putalpha(200)
+        return image
+    change('a/04.png', '04.png', lambda o: o.resize((120,24)))
+    change('b/05.png', '05.png', lambda o: o.filter(ImageFilter.GaussianBlur(3)))
+    change('a/06.png', '06.png', with_alpha)
+    change('b/07.png', '07.jpg', lambda o: o.convert('CMYK'), quality=95)
+    others = [Image.open(tmp_path/'a/10.png'),Image.open(tmp_path/'a/12.png')]
+    change('a/08.png', '08.gif', lambda o: o, save_all=True, append_images=others)
+    found = odd(of_folder(tmp_path))
+    wanted = dict(elongated='a/04.png', blurred='b/05.png', transparent='a/06.png', cmyk='b/07.jpg',
+        several_frames='a/08.gif')
+    for kind,name in wanted.items(): assert found['item'][found.kind==kind].tolist()==[name], kind
+
+def test_where_all_have_an_alpha_channel_none_is_odd(tmp_path):
+    for i,image in enumerate(drawn(40)):
+        (tmp_path/'ab'[i%2]).mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).convert('RGBA').save(tmp_path/'ab'[i%2]/f'{i:02}.png')
+    assert 'transparent' not in odd(of_folder(tmp_path)).kind.values
 
 @pytest.mark.parametrize('error', [ValueError('Decompressed data too large'), EOFError(), OSError('cut')])
 def test_whatever_a_broken_file_raises_it_is_told(error):

@@ -45,21 +45,30 @@ def _margin(grey, least=8):
     height,width = grey.shape
     return 1-max(0, height-top-bottom)*max(0, width-left-right)/(height*width)
 
-_nan = float('nan')
+def _sharpness(picture, side=256):
+    "How much a pixel differs from those around it, as a share of how much pixels differ at all"
+    picture = picture.convert('L')
+    picture.thumbnail((side,side))
+    grey = np.asarray(picture).astype(float)
+    if min(grey.shape)<3: return np.nan
+    differs = 4*grey[1:-1,1:-1]-grey[:-2,1:-1]-grey[2:,1:-1]-grey[1:-1,:-2]-grey[1:-1,2:]
+    return differs.std()/max(grey.std(), 1e-6)
+
+_of_files = 'n_bytes','bits','orientation','frames','alpha','cmyk'
 
 def measures(
     picture:Image.Image, # Of PIL
-    n_bytes:float=_nan, # Of its file; NaN: it is not known
-    bits:float=_nan, # Of a number in it
-    orientation:float=_nan, # What its EXIF data says, as `ImageOps.exif_transpose` takes it
+    told:dict|None=None, # As `of_file` returns it; None: it is of no file
 )->dict:
     "Light, contrast, size, margin and colours of an image, and what its file tells"
     small = np.asarray(picture.convert('RGB').resize((32,32), Image.Resampling.BOX)).astype(np.int16)
     grey,colours = small.mean(2),small.mean((0,1))/255
+    told = dict.fromkeys(_of_files, np.nan) | (told or {})
     n_pixels = picture.size[0]*picture.size[1]
     return dict(light=grey.mean()/255, contrast=grey.std()/255, side=min(picture.size), margin=_margin(grey),
         colour=np.ptp(small, axis=2).mean()/255, red=colours[0]-colours[1], blue=colours[2]-colours[1],
-        bytes_per_pixel=n_bytes/n_pixels, bits=bits, orientation=orientation)
+        aspect=max(picture.size)/min(picture.size), sharpness=_sharpness(picture),
+        bytes_per_pixel=told.pop('n_bytes')/n_pixels, **told)
 
 # %% ../../nbs/clean/06_odd.ipynb #9e57c275
 def far_out(
@@ -80,7 +89,8 @@ def kinds_of(
     df:pd.DataFrame, # `measures` of each item, in rows; NaN where a file can't be opened
 )->dict: # By kind, which items are so, bool; and what it goes by
     "Which images are odd, by kind"
-    log = {name: np.log2(df[name].clip(lower=1e-6)) for name in ('side','bytes_per_pixel')}
+    log = {name: np.log2(df[name].clip(lower=1e-6)) for name in ('side','aspect','sharpness','bytes_per_pixel')}
+    def is_rare(name): return (df[name]>0) & (df[name].median()==0)
     is_blank = df.contrast<(.02 if df.contrast.median()>.04 else .001) # all may have little contrast
     tint = np.hypot(df.red-df.red.median(), df.blue-df.blue.median())
     is_colourful,is_grey = df.colour.median()>.08,df.colour.median()<.01
@@ -93,6 +103,8 @@ def kinds_of(
         dark=(some & far_out(df.light, False, .25), 'light'),
         light=(some & far_out(df.light, True, .25), 'light'),
         tiny=(far_out(log['side'], False, 1), 'side'),
+        elongated=(far_out(log['aspect'], True, 1), 'aspect'),
+        blurred=(some & far_out(log['sharpness'], False, 1.5), 'sharpness'),
         margins=(some & far_out(df.margin, True, .25), 'margin'),
         grey=(some & is_colourful & (df.colour<.01), 'colour'),
         coloured=(some & is_grey & (df.colour>.05), 'colour'),
@@ -100,6 +112,9 @@ def kinds_of(
         small_file=(some & far_out(log['bytes_per_pixel'], False, 2), 'bytes_per_pixel'),
         large_file=(far_out(log['bytes_per_pixel'], True, 2), 'bytes_per_pixel'),
         deep=(df.bits>8, 'bits'),
+        transparent=(is_rare('alpha'), 'alpha'),
+        cmyk=(is_rare('cmyk'), 'cmyk'),
+        several_frames=(df.frames>1, 'frames'),
         turned=(df.orientation>1, 'orientation'))
 
 # %% ../../nbs/clean/06_odd.ipynb #1dcc1831
@@ -107,11 +122,13 @@ broken_image = OSError,SyntaxError,ValueError,EOFError,Image.DecompressionBombEr
 
 def of_file(
     file, # Of an image
-)->dict: # `n_bytes`, `bits`, `orientation`, for `measures`
+)->dict: # For `measures`
     "What a file tells of an image beside its pixels"
     with Image.open(file) as image:
         bits = 16 if image.mode.startswith('I;16') else 32 if image.mode in ('I','F') else 8
-        return dict(n_bytes=os.path.getsize(file), bits=bits, orientation=image.getexif().get(0x112, 1))
+        has_alpha = image.mode in ('RGBA','LA','PA') or 'transparency' in image.info
+        return dict(n_bytes=os.path.getsize(file), bits=bits, orientation=image.getexif().get(0x112, 1),
+            frames=getattr(image, 'n_frames', 1), alpha=int(has_alpha), cmyk=int(image.mode=='CMYK'))
 
 def measured(
     read, # A function of a number that returns the image, of PIL, or as an array
@@ -122,7 +139,7 @@ def measured(
     "`measures` of images, in rows; NaN where a file can't be opened"
     rows,error = [],None
     for i in ticks(range(n)):
-        try: x,told = read(i),of_file(files[i]) if files else {}
+        try: x,told = read(i),of_file(files[i]) if files else None
         except broken_image as e:
             error = e
             rows.append({})
@@ -131,7 +148,7 @@ def measured(
         picture = _as_picture(x)
         if picture is None:
             raise ValueError(error_text('find_odd', f'items that are a {type(x).__name__}', 'images'))
-        rows.append(measures(picture, **told))
+        rows.append(measures(picture, told))
     if error and not any(rows): raise error
     return pd.DataFrame(rows, columns=list(measures(Image.new('RGB', (8,8)))))
 

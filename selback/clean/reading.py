@@ -90,7 +90,7 @@ class _Pictures(Dataset):
         except UnreadableImage:
             nothing = torch.full((len(fact_names),), torch.nan, dtype=torch.float64)
             return torch.zeros(3, self.size, self.size, dtype=torch.uint8),nothing
-        facts = measures(image, **of_file(self.files[i]))
+        facts = measures(image, of_file(self.files[i]))
         pixels = torch.from_numpy(np.array(self.resize(image, split_idx=1))).permute(2, 0, 1)
         return pixels,torch.tensor([*facts.values()], dtype=torch.float64)
 
