@@ -340,6 +340,12 @@ def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     learned.suspects()
     assert capsys.readouterr().out.count('no other class was likelier than a label on the average')==1
 
+@pytest.mark.parametrize('n_epoch,look,n_said', [(1,False,1), (2,False,1), (3,False,0), (1,True,0)])
+def test_after_few_epochs_another_look_is_advised(n_epoch, look, n_said, folder, capsys):
+    selection = quiet_fit(learner_of(from_folder(folder)).watch_items(), n_epoch).selection
+    for _ in range(2): selection.suspects(look=look)
+    assert capsys.readouterr().out.count('suspects(look=True) looks once more')==n_said
+
 def test_pixels_are_no_labels_of_which_some_must_be_wrong(folder, capsys):
     "Of right masks nothing is said"
     def mask(row): return np.full((12, 12), list(COLOURS).index(right_label(Path(row.file).name)), dtype=np.uint8)

@@ -232,7 +232,10 @@ def listed_suspects(
     if n_empty: selection.tell_once('empty', f'the loss of {n_empty} items was 0 whenever they trained, as of masks '
         'of which nothing counts; they come first in the list.')
     rows,hidden = _as_one([_listed(items, len(parts)>1) for items in parts])
-    if 'label' in rows and 'margin' in rows: selection.tell_once('worth', _worth(selection, rows)) # not of pixels
+    if 'label' in rows and 'margin' in rows: # not of pixels
+        selection.tell_once('worth', _worth(selection, rows))
+        if not look and rows.looks.max()<=2:
+            selection.tell_once('look', 'labels were looked at twice at most; suspects(look=True) looks once more.')
     return rows,hidden
 
 @patch
