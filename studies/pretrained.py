@@ -91,9 +91,10 @@ def with_head(
 
 # Data: images, labels, and the mark that goes with the label
 
-def larger(x):
-    "Images of the size that is trained on"
-    parts = (F.interpolate(o.float(), size=size().pixels, mode='bicubic', antialias=True) for o in x.split(5000))
+def larger(x, pixels=None):
+    "Images of the size that is trained on, or of another one"
+    pixels = pixels or size().pixels
+    parts = (F.interpolate(o.float(), size=pixels, mode='bicubic', antialias=True) for o in x.split(5000))
     return torch.cat([o.clamp(0, 255).round().byte() for o in parts])
 
 @lru_cache
