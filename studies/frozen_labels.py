@@ -1,6 +1,6 @@
 """Wrong labels by frozen features and folds, beside other ways: `python -m studies.frozen_labels` runs what is not
 stored yet: results/frozen_labels.csv"""
-import time
+import hashlib, time
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -19,11 +19,11 @@ from selback.bench.datasets import PadCrop, TensorDL, TensorItems, small_convnet
 from selback.clean.doctor import epochs_for
 from selback.clean.features import n_confident, out_of_fold
 from selback.core.neighbours import unit
-from studies import pretrained
+from studies import pretrained, wrong_labels
 from studies.easy_data import mnist
-from studies.experiments import once, results_folder, scale
+from studies.experiments import once, results_folder, rows_with, scale
 from studies.regimes import cifar_parts, human_labels, sgd
-from studies.wrong_labels import flipped
+from studies.wrong_labels import Situation, flipped, people
 
 path = results_folder/'frozen_labels.csv'
 kept = results_folder.parent/'runs/frozen_labels' # features
@@ -87,6 +87,13 @@ situations = {
     'a rare class': rare,
     'digits': digits}
 
+# those of `wrong_labels` with cleanlab's list: as pretrained networks had them there, and as small ones did
+beside = {f'10,000, {labels}': Situation('cifar', labels, True, 16, 'frozen') for labels in people}
+beside |= {f'10,000 of 16 pixels, {labels}': Situation('cifar', labels, True, 16) for labels in people}
+beside['300 photographs'] = Situation('folder', 'misfiled 40', True, 15)
+
+def items_of(name, seed): return beside[name].items(seed) if name in beside else situations[name](seed)
+
 class Case(NamedTuple):
     "A situation of a seed"
     images:torch.Tensor # Bytes
@@ -100,27 +107,30 @@ class Case(NamedTuple):
     @property
     def n_classes(self): return int(self.given.max())+1
 
+def _enlarged(images, pixels=96): return pretrained.larger(images, None if scale()=='tiny' else pixels)
+
 @torch.no_grad()
-def features(images):
+def features(images): # Of the size that the body sees
     "What a pretrained body says of images, mean over the places"
     mean,std = (torch.tensor(o)[:,None,None] for o in pretrained.model_stats)
     model = pretrained.body()[0].eval().to(memory_format=torch.channels_last)
-    return torch.cat([model((o/255-mean)/std).mean((2,3)) for o in _enlarged(images).split(64)])
+    return torch.cat([model((o/255-mean)/std).mean((2,3)) for o in images.split(64)])
 
-def _enlarged(images): return pretrained.larger(images, None if scale()=='tiny' else 96)
-
-@lru_cache(maxsize=1) # methods come one after the other
-def case_of(name, seed):
-    "A situation with its features, which are computed once"
-    images,truth,given = situations[name](seed)
-    file = kept/f"{name.replace(', ', '_').replace(' ', '-')}_{seed}.pt"
+def _kept_features(images):
+    "The same, computed once, and the CPU seconds that it took"
+    file = kept/f'{hashlib.sha1(images.numpy().tobytes()).hexdigest()[:16]}.pt'
     if not file.exists():
         start = time.process_time()
         x = features(images)
         kept.mkdir(parents=True, exist_ok=True)
         torch.save((x.half(),time.process_time()-start), file)
     x,seconds = torch.load(file)
-    return Case(images, truth, given, x.float(), seconds, seed, name)
+    return x.float(),seconds
+
+@lru_cache(maxsize=1) # methods come one after the other
+def case_of(name, seed):
+    images,truth,given = items_of(name, seed)
+    return Case(images, truth, given, *_kept_features(_enlarged(images, 64 if name in beside else 96)), seed, name)
 
 # Methods: of a case, and maybe of a network that has trained on it, they return its rows, the most suspect first, and
 # how many may be wrong, or None
@@ -133,6 +143,13 @@ def folds(case):
     labels = case.given.numpy()
     probs = out_of_fold(case.x, labels)
     return _least_likely(probs, labels),n_confident(probs, labels)
+
+def as_many_as_cleanlab(case):
+    "The same, and how many cleanlab listed by five trainings from scratch"
+    about = beside[case.name]._asdict() | dict(net='small')
+    if case.name=='300 photographs': about['seed'] = case.seed
+    listed = rows_with(pd.read_csv(wrong_labels.path), about).listed
+    return folds(case)[0],round(listed[listed>0].mean())
 
 def by_cleanlab(case):
     "Of the same probabilities: its list by its own ranking, then the others by that"
@@ -232,19 +249,20 @@ by_bodies = {
     'find_suspects, from scratch': Method(found_by, from_scratch),
     'watched, fine-tuned': Method(watched, tuned),
     'find_suspects, fine-tuned': Method(found_by, tuned)}
-methods = by_features | watched_from_scratch | by_bodies
+as_listed = {'folds, as many as cleanlab': Method(as_many_as_cleanlab)}
+methods = by_features | as_listed | watched_from_scratch | by_bodies
 
 # What they find
 
-columns = 'found','first_50','estimate','precision','recall','before','seconds'
+columns = 'found','first_50','listed','precision','recall','before','seconds'
 
-def score(order, is_wrong, estimate=None): # By name
+def score(order, is_wrong, listed=None): # By name
     "`precision` and `recall` are of as many of the first as may be wrong"
     first,n_wrong = is_wrong[order],is_wrong.sum()
     told = dict(found=first[:n_wrong].mean(), first_50=first[:50].mean())
-    if not estimate: return told
-    listed = first[:estimate]
-    return told | dict(estimate=estimate, precision=listed.mean(), recall=listed.sum()/n_wrong)
+    if not listed: return told
+    rows = first[:listed]
+    return told | dict(listed=listed, precision=rows.mean(), recall=rows.sum()/n_wrong)
 
 def measured(situation, seed, method): # A DataFrame of one row
     "`before`: CPU seconds of the features, or of the network's training; `seconds`: of the method itself"
@@ -255,20 +273,24 @@ def measured(situation, seed, method): # A DataFrame of one row
         learn,before = trained(network, situation, seed)
         args = case,learn
     start = time.process_time()
-    order,estimate = tell(*args)
+    order,listed = tell(*args)
     seconds = time.process_time()-start
     is_wrong = (case.truth!=case.given).numpy()
     counts = dict(n=len(is_wrong), wrong=is_wrong.sum())
     about = dict(situation=situation, seed=seed, method=method) | counts
-    row = about | score(order, is_wrong, estimate) | dict(before=before, seconds=seconds)
+    row = about | score(order, is_wrong, listed) | dict(before=before, seconds=seconds)
     return pd.DataFrame([row], columns=[*about,*columns])
 
 def plan():
     "What is run: situation, seed and method"
     for seed in range(2):
         for situation in situations: yield from ((situation, seed, method) for method in by_features)
-    for situation in situations: yield from ((situation, 0, method) for method in watched_from_scratch)
     yield from (('ten classes, 1000', 0, method) for method in by_bodies)
+    for situation in beside:
+        for seed in range(4 if situation=='300 photographs' else 1):
+            yield from ((situation, seed, method) for method in as_listed)
+    for seed in range(2):
+        for situation in situations: yield from ((situation, seed, method) for method in watched_from_scratch)
 
 @call_parse
 def main():

@@ -1,7 +1,7 @@
 "Wrong labels by frozen features"
 import numpy as np, pandas as pd, pytest
 from studies import frozen_labels
-from studies.frozen_labels import score, situations
+from studies.frozen_labels import as_listed, methods, score, situations
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path, tiny_network):
@@ -16,7 +16,7 @@ def tiny(monkeypatch, tmp_path, tiny_network):
 
 def test_what_is_found_by_hand():
     is_wrong = np.array([True,False,True,False,False])
-    assert score([0,1,2,3,4], is_wrong, 3)==dict(found=.5, first_50=.4, estimate=3, precision=2/3, recall=1)
+    assert score([0,1,2,3,4], is_wrong, 3)==dict(found=.5, first_50=.4, listed=3, precision=2/3, recall=1)
     assert score([2,0,1,4,3], is_wrong)==dict(found=1, first_50=.4)
 
 @pytest.mark.parametrize('name', situations)
@@ -33,11 +33,11 @@ def test_a_rare_class_is_filed_wrongly():
 
 def test_each_way_is_measured_once(monkeypatch):
     pytest.importorskip('cleanlab', reason='a requirement of the studies: pip install -e .[studies]')
-    plan = [('ten classes, 500', 0, method) for method in frozen_labels.methods]
-    monkeypatch.setattr(frozen_labels, 'plan', lambda: plan)
+    names = {method: 'ten classes, 500' for method in methods} | {method: '300 photographs' for method in as_listed}
+    monkeypatch.setattr(frozen_labels, 'plan', lambda: [(name, 0, method) for method,name in names.items()])
     for _ in range(2): frozen_labels.main()
     runs = pd.read_csv(frozen_labels.path)
-    assert [*runs.method]==[*frozen_labels.methods]
+    assert [*runs.method]==[*names]
     assert runs.found.between(0, 1).all()
-    assert runs.wrong.nunique()==runs.n.nunique()==1
-    assert len([*frozen_labels.kept.iterdir()])==1
+    assert (runs.groupby('situation')[['n','wrong']].nunique()==1).all(axis=None)
+    assert len([*frozen_labels.kept.iterdir()])==2 # features
