@@ -298,5 +298,5 @@ def main():
     torch.set_num_threads(1)
     for situation,seed,method in plan():
         keys = dict(situation=situation, seed=seed, method=method)
-        rows = once(path, keys, partial(measured, **keys), '%.4f')
+        rows = once(path, keys, partial(measured, **keys))
         print(situation, seed, method, round(rows.found.iloc[0], 3), flush=True)
