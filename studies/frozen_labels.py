@@ -200,7 +200,7 @@ def top_losses(case, lr):
 def found_by(case, learn):
     "By the body as it is"
     only = Learner(DataLoaders(learn.dls.train), learn.model, learn.loss_func)
-    return only.find_suspects().index.to_numpy(),None
+    with only.no_bar(): return only.find_suspects().index.to_numpy(),None
 
 # Networks: a learner
 
