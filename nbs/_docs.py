@@ -77,7 +77,8 @@ words = {
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'similar images, from_similars, train test contamination, imagededup',
     '06_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
-    '08_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
+    '10_answers': 'relabel, annotation, review labels',
+    '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'cost': 'speed, faster, time, overhead, throughput',

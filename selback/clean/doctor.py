@@ -6,8 +6,9 @@
 __all__ = ['Examined', 'epochs_for', 'examine', 'found_in_words', 'limits_in_words', 'page_of', 'write_page', 'doctor']
 
 # %% ../../nbs/clean/11_doctor.ipynb #2fab4362
-import base64, io, sys, tempfile
+import base64, io, shlex, sys, tempfile
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from torchvision.models import get_model_builder
 from ..core.checks import check_range, error_text
 from ..core.neighbours import groups_of
 from ..callback.watching import *
+from .answers import apply_answers
 from .copies import *
 from .corrections import write_list
 from .features import n_confident, out_of_fold, suspects_by
@@ -169,55 +171,51 @@ def limits_in_words(
         'Nothing in the folder was changed.')
 
 # %% ../../nbs/clean/11_doctor.ipynb #5011b0e5
-_style = """body {font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 1.5em auto; padding: 0 1em}
-h1 {font-size: 1.5em; line-height: 1.2; overflow-wrap: anywhere}
-h2 {font-size: 1.2em; margin-top: 2em}
-li {font-weight: bold}
-small, th {color: #666}
-.grid {display: grid; grid-template-columns: repeat(auto-fill, minmax(8em, 1fr)); gap: 1em}
-.pairs {grid-template-columns: repeat(auto-fill, minmax(15em, 1fr))}
-figure {margin: 0}
-figure div {display: flex; gap: 2px}
-figcaption {font-size: .85em; line-height: 1.35; overflow-wrap: anywhere}
-img {flex: 1; min-width: 0; aspect-ratio: 1; object-fit: contain; background: #f2f2f2; border: 1px solid #ddd}
-details {margin-top: 1em}
-.table, pre {overflow-x: auto; font-size: .85em}
-pre {background: #f6f6f6; padding: .8em}
-table {border-collapse: collapse}
-tr {border-bottom: 1px solid #ddd}
-td, th {padding: .2em .6em; text-align: left; font-weight: normal; white-space: nowrap}"""
+_most_shown = 500 # pictures of each kind
+_most_unsure = 60 # where it is not known how many labels are wrong
 
-_most_shown = 60 # pictures of each kind
+def _beside(name): return (files('selback.clean')/name).read_text(encoding='utf-8')
 
-def _picture(file, side=160):
+def _safe(o):
+    "Text of which HTML makes no markup; it would take a carriage return for the end of a line"
+    return escape(str(o)).replace('\r', '&#13;')
+
+def _picture(folder, name, side=160):
     "A small copy of an image within HTML; a word for a file that can't be opened"
     data = io.BytesIO()
-    try: image = NamedImage.create(file)
-    except UnreadableImage: return '<small>cannot be opened</small>'
+    named = f'data-file="{_safe(name)}"'
+    try: image = NamedImage.create(folder/name)
+    except UnreadableImage: return f'<small {named}>cannot be opened</small>'
     image.thumbnail((side,side))
     image.save(data, 'JPEG', quality=80)
-    return f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}">'
+    return f'<img {named} alt="" src="data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}">'
 
-def _figure(folder, files, lines):
-    "Images beside each other, and lines of text below; the first one in bold"
-    first,*more = (escape(str(o)) for o in lines)
-    pictures = ''.join(_picture(folder/f) for f in files)
+def _figure(folder, names, lines, **asked):
+    "Images beside each other, and lines of text below, the first one in bold; `asked` is what page.js needs to know"
+    first,*more = map(_safe, lines)
+    pictures = ''.join(_picture(folder, o) for o in names)
     more = ''.join(f'<br><small>{o}</small>' for o in more)
-    return f'<figure><div>{pictures}</div><figcaption><b>{first}</b>{more}</figcaption></figure>'
+    asked = ''.join(f' data-{key}="{_safe(o)}"' for key,o in asked.items())
+    return f'<figure{asked}><div>{pictures}</div><figcaption><b>{first}</b>{more}</figcaption></figure>'
 
 def _as_table(rows):
     table = rows.to_html(border=0, index=False, float_format='{:.3g}'.format, na_rep='')
     return f'<div class="table">{table}</div>'
 
-def _shown(figures, rows, css=''):
+def _shown(figures, rows, css='', most=_most_shown):
     "The first of the rows as pictures, and as a table"
-    first = rows.head(_most_shown)
+    first = rows.head(most)
     if not len(first): return ''
-    more = f'<p>The first {len(first)} of {len(rows)}.</p>' if len(rows)>len(first) else ''
+    more = f'<p>The first {len(first):,} of {len(rows):,}.</p>' if len(rows)>len(first) else ''
     return (f'<div class="grid {css}">{"".join(map(figures, first.itertuples()))}</div>{more}'
         f'<details><summary>As a table</summary>{_as_table(first)}</details>')
 
 def _section(title, said, *shown): return f'<h2>{title}</h2><p>{said}</p>{"".join(shown)}'
+
+_bar = """<p><small>Answer by a click; a second one takes it back. Keys: ← → or j, k move; r right, c change, u unsure,
+d delete; of copies l, r, b keep left, right, both; r keeps an odd image. Answers stay in this browser.</small></p>
+<div id="bar" hidden><b id="count"></b><button id="save">save answers.csv</button>
+<span id="lost" hidden> This browser keeps nothing: save before you leave.</span></div>"""
 
 # %% ../../nbs/clean/11_doctor.ipynb #0dd210ae
 _lines = """from fastai.vision.all import *
@@ -225,59 +223,87 @@ from selback.all import *
 from selback.clean.folders import find_images
 
 folder = Path({folder!r})
-odd,copies = read_list('odd.csv'),read_list('copies.csv')
-useless = odd.kind.isin(['corrupt','black','white','blank'])
-images = find_images(folder).without({{folder/o for o in odd.item[useless]}})
-{split}
-# Write the right labels into the column `label` of suspects.csv, `unsure` to leave an image out; then
-learn = Learner(dls, nn.Identity(), CrossEntropyLossFlat()).watch_items()
-df = learn.selection.corrected('suspects.csv')
-dls = ImageDataLoaders.from_df(df, folder, valid_col='is_valid', item_tfms=Resize({size}))"""
+images = find_images(folder).readable()
+learn = Learner(images.dls({bs}, {size}), nn.Identity(), CrossEntropyLossFlat()).watch_items()
+# The answers of this page; or suspects.csv, with the right labels in its column `label`, `unsure` to leave an image out
+answers = 'answers.csv' if Path('answers.csv').exists() else 'suspects.csv'
+df = learn.selection.corrected(answers).set_index('file', drop=False)
 
-_drawn = """
-# Training and validation without copies of each other
-block = DataBlock((ImageBlock, CategoryBlock), get_y=lambda file: images.label_of(file),
-    splitter=without_copies(copies, seed=0), item_tfms=Resize({size}))
-dls = block.dataloaders(images.files, path=folder, bs={bs})
-"""
-_parts = """
-# The same two folders, but without validation images of which a copy trains
-dls = without_leaks(images.dls({bs}, {size}), copies)
-"""
+odd,copies = read_list('odd.csv'),read_list('copies.csv')
+df = df.drop(odd.item[odd.kind.isin(['black','white','blank'])], errors='ignore')
+copies = copies[copies.item.isin(df.index) & copies.other.isin(df.index)]
+block = DataBlock((ImageBlock, CategoryBlock), get_x=lambda row: folder/row.file, get_y=ColReader('label'),
+    splitter={splitter}, item_tfms=Resize({size}))
+dls = block.dataloaders(df, bs={bs})"""
+
+_drawn = 'without_copies(copies, seed=0)' # no copy of what trains validates
+_of_parts = """
+dls = without_leaks(dls, copies) # the same two folders, but without validation images of which a copy trains"""
 
 def _lines_to_use(found):
     "Code that trains on what the lists leave"
-    lines = _lines.replace('{split}', _parts if len(found.images.parts)>1 else _drawn)
-    return lines.format(folder=str(found.images.folder), size=found.size, bs=found.bs)
+    has_parts = len(found.images.parts)>1
+    lines = _lines+_of_parts if has_parts else _lines
+    splitter = 'ColSplitter()' if has_parts else _drawn
+    return lines.format(folder=str(found.images.folder), size=found.size, bs=found.bs, splitter=splitter)
+
+def _suspects_shown(found):
+    "Those that may be wrong; all of them, of which few are shown, where it is not known how many that are"
+    is_poor = found.error>_much
+    suspects = found.suspects.reset_index()[['file','part','label','likelier','margin']]
+    def figure(o):
+        return _figure(found.images.folder, [o.file], (f'{o.label} → {o.likelier}', o.file, o.part),
+            kind='suspect', label=o.label, likelier=o.likelier)
+    if is_poor: return _shown(figure, suspects, most=_most_unsure)
+    return _shown(figure, suspects.head(found.n_suspects))
+
+def _copies_shown(found):
+    pairs = found.copies[['item','part','label','other','other_part','other_label','similarity']]
+    def figure(o):
+        lines = f'{o.label}, {o.other_label}',f'{o.item} ({o.part})',f'{o.other} ({o.other_part})'
+        return _figure(found.images.folder, [o.item,o.other], lines, kind='pair')
+    return _shown(figure, pairs, 'pairs')
+
+def _odd_shown(found):
+    def figure(o):
+        asked = {} if o.kind=='corrupt' else dict(kind='odd') # what can't be opened is left out anyway
+        return _figure(found.images.folder, [o.item], (o.kind.replace('_', ' '), o.item), **asked)
+    return _shown(figure, found.odd)
+
+def _counts_shown(found):
+    "A table of classes; it has no number that is refused elsewhere"
+    counts = found.images.counts()
+    if found.error<=_much:
+        wrong = found.suspects.head(found.n_suspects).label.value_counts()
+        counts = counts.assign(**{'may be wrong': wrong}).fillna(0).astype(int)
+    return _as_table(counts.reset_index(names='class'))
 
 def page_of(
     found:Examined, # As `examine` returns it
 )->str: # HTML that needs no other file
-    "One page of what was found"
-    folder = found.images.folder
+    "One page of what was found, which asks for answers"
+    images = found.images
+    name = _safe(images.folder.name)
     labels,copies,odd = found_in_words(found)
-    suspects = found.suspects.reset_index().head(found.n_suspects)[['file','part','label','likelier','margin']]
-    pairs = found.copies[['item','part','label','other','other_part','other_label','similarity']]
-    counts = found.images.counts().assign(**{'may be wrong': suspects.label.value_counts()}).fillna(0).astype(int)
-    parts = [f'<h1>{escape(folder.name)}: labels, copies, odd images</h1>',
-        f'<ul><li>{labels}<li>{copies}<li>{odd}</ul><p>{limits_in_words(found)}</p>',
+    command = f'selback-doctor {shlex.quote(str(images.folder))} --apply answers.csv'
+    parts = [f'<h1>{name}: labels, copies, odd images</h1>',
+        f'<ul><li>{labels}<li>{copies}<li>{odd}</ul><p>{limits_in_words(found)}</p>{_bar}',
         _section('Labels that may be wrong', 'The most suspect first: its label → the likelier one. '
-            'suspects.csv has all labels that were looked at, in this order.',
-            _shown(lambda o: _figure(folder, [o.file], (f'{o.label} → {o.likelier}', o.file, o.part)), suspects)),
+            'suspects.csv has all labels that were looked at, in this order.', _suspects_shown(found)),
         _section('Copies', 'Pairs across the split come first, since they make validation too good, then those whose '
-            'labels differ, of which one is wrong. copies.csv has them all.',
-            _shown(lambda o: _figure(folder, [o.item,o.other], (f'{o.label}, {o.other_label}',
-                f'{o.item} ({o.part})', f'{o.other} ({o.other_part})')), pairs, 'pairs')),
+            'labels differ, of which one is wrong. copies.csv has them all.', _copies_shown(found)),
         _section('Odd images', 'Unlike the others by their pixels or files, which need not be wrong. odd.csv has them '
             'all. Those that are turned are shown upright by a mark in their EXIF data, which training in fastai does '
-            'not follow; of deep ones it makes white all that is above 255.',
-            _shown(lambda o: _figure(folder, [o.item], (o.kind.replace('_', ' '), o.item)), found.odd)),
-        _section('Classes', 'How many images of each there are.', _as_table(counts.reset_index(names='class'))),
-        _section('What to do with it', 'In Python, in the folder of this page:',
-            f'<pre>{escape(_lines_to_use(found))}</pre>')]
-    head = ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f'<title>{escape(folder.name)}</title><style>{_style}</style>')
-    return head+''.join(parts)
+            'not follow; of deep ones it makes white all that is above 255.', _odd_shown(found)),
+        _section('Classes', 'How many images of each there are.', _counts_shown(found)),
+        _section('What to do with it', 'Save the answers. Where answers.csv is, the first line says what they change, '
+            'the second one makes a new folder, without images that are unsure or deleted:',
+            f'<pre>{_safe(command)}\n{_safe(command)} --to NEW</pre>',
+            'Or in Python, in the folder of this page:', f'<pre class="python">{_safe(_lines_to_use(found))}</pre>')]
+    classes = ''.join(f'<option value="{_safe(o)}">{_safe(o)}</option>' for o in images.counts().index)
+    return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<title>{name}</title><style>{_beside("page.css")}</style><body data-images="{images.fingerprint()}">'
+        f'{"".join(parts)}<template id="classes">{classes}</template><script>{_beside("page.js")}</script>')
 
 # %% ../../nbs/clean/11_doctor.ipynb #ddd5780c
 def write_page(
@@ -316,10 +342,14 @@ def doctor(
     seed:int=0, # Of the split, the folds and the training
     bs:int=64, # Images at a time
     out:str='doctor/doctor.html', # The page; suspects.csv, copies.csv, odd.csv and features.pt are written beside it
+    apply:str=None, # The answers.csv that the page saved: say what it changes, and look for nothing
+    to:str=None, # With --apply: a new folder to make, with the corrected labels
+    link:bool=False, # With --to: hard links in place of copies
 ):
     "Find wrong labels, copies and odd images of a folder: one page with pictures, and three lists"
     try:
         images = find_images(folder, valid, seed)
+        if apply or to or link: return apply_answers(images, apply, to, link)
         kept = _checked_place(out, images).with_name('features.pt')
         found = examine(images, arch, size, epochs, seed, bs, kept)
         write_page(found, out)
