@@ -59,3 +59,10 @@ def test_a_row_is_what_the_network_says_of_its_file(bs, tmp_path):
     upright = [i for i in range(10) if i!=3]
     assert not torch.allclose(rows.early[upright].float(), rows.mirrored[upright].float(), atol=1e-2)
     assert (rows.early[3]==0).all() and (rows.mirrored[3]==0).all()
+
+@pytest.mark.parametrize('arch,said', [('fcn_resnet50', 'a network of torchvision'),
+    ('vit_b_16', 'a network of convolutions')])
+def test_a_network_without_a_body_is_refused(arch, said, monkeypatch):
+    from torchvision.models import get_model
+    monkeypatch.setattr('selback.clean.reading.get_model', lambda arch, weights: get_model(arch, weights=None))
+    with pytest.raises(ValueError, match=f'arch: got .{arch}., wanted {said}'): pretrained_body(arch)

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np, pandas as pd, torch
+import numpy as np, pandas as pd, torch, torchvision
 from PIL import Image
 from fastai.torch_core import default_device
 from fastai.vision.augment import Resize
@@ -60,10 +60,14 @@ def pretrained_body(
     arch:str='resnet18', # A network of torchvision
 ): # A `Body`, or None; and in words why it is another one than `arch`, or none
     "A pretrained body, of torchvision or of the package index"
-    if arch not in list_models():
+    if arch not in list_models(module=torchvision.models):
         raise ValueError(error_text('arch', repr(arch), 'a network of torchvision, such as resnet18, resnet50'))
-    try: return Body(create_body(get_model(arch, weights=get_model_weights(arch).DEFAULT)), imagenet_stats, arch),''
+    try: model = get_model(arch, weights=get_model_weights(arch).DEFAULT)
     except OSError as e: missing = f"{arch}'s weights can't be had ({getattr(e, 'reason', e)})"
+    else:
+        try: return Body(create_body(model), imagenet_stats, arch),''
+        except StopIteration as e: # there is no pooling layer, at which it could be cut
+            raise ValueError(error_text('arch', repr(arch), 'a network of convolutions, such as resnet18')) from e
     try: return _lite0_body(),f'{missing}; EfficientNet-Lite0 takes its place.'
     except ImportError: return None,f'{missing}, and EfficientNet-Lite0 is not installed (selback[pretrained]).'
 
@@ -146,10 +150,10 @@ def read_images(
     "Read images, once each"
     named,keys = f'{body.told}, {size} pixels',[_key(file) for file in files]
     parts,known = _kept(kept, named)
-    at = {key: i for i,key in enumerate(known)}
+    before = {*known}
     todo = [i for i in torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
-        if keys[i] not in at]
-    if at: print(f'{len(files)-len(todo):,} of {len(files):,} images were read before.')
+        if keys[i] not in before]
+    if before: print(f'{len(files)-len(todo):,} of {len(files):,} images were read before.')
     known,start = [*known],time.perf_counter()
     batches = progress_bar(_batches([files[i] for i in todo], body, size, bs), total=-(-len(todo)//bs), leave=False)
     try:
