@@ -202,6 +202,7 @@ def own_items(
     "What a user gave to make items of; fastai puts tokens in the place of texts, but not where it reads targets"
     return ds.tls[-1].items if len(getattr(ds, 'tls', ())) else getattr(ds, 'items', None)
 
+# of the lists, where a key has another name
 listed_columns = 'part','label','mean_loss','loss','likelier','margin','probability','disagreed','looks'
 
 def _free(name, taken):

@@ -111,13 +111,15 @@ def plan_of(
     return Plan(images, answers, broken, labels, places)
 
 # %% ../../nbs/clean/10_answers.ipynb #ac464c03
-def _check_new(to, images):
-    "Raise a `ValueError` if a folder is there already, or lies in the data"
+def _new_place(to, images):
+    "A new folder's path; raises a `ValueError` if it is there already, or lies in the data"
+    to = Path(to).expanduser().resolve()
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ValueError(error_text('to', f'{to}, which is there', 'a new folder, or an empty one'))
     data = {images.folder.resolve(), *(f.parent.resolve() for f in images.files)}
     if any(to.is_relative_to(o) for o in data):
         raise ValueError(error_text('to', f'{to}, which lies in the data', 'a folder elsewhere'))
+    return to
 
 def write_folder(
     plan:Plan, # As `plan_of` returns it
@@ -125,8 +127,7 @@ def write_folder(
     link:bool=False, # Hard links in place of copies?
 ): # Raises a `ValueError` if there is something, an `OSError` if it can't be written
     "Make a new folder; the old one stays as it is"
-    to = Path(to).expanduser().resolve()
-    _check_new(to, plan.images)
+    to = _new_place(to, plan.images)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix='.new_') as beside: # all of it, or nothing
         new = Path(beside)/to.name
@@ -145,6 +146,7 @@ def apply_answers(
 ): # Raises a `ValueError` or an `OSError`
     "Say what answers change, and make the folder in which they are applied"
     if file is None: raise ValueError(error_text('apply', 'no answers', 'the answers.csv that the page saved'))
+    if to is not None: _new_place(to, images) # before all images are opened
     plan = plan_of(images, read_answers(file, images))
     if to is not None: write_folder(plan, to, link)
     print(plan.in_words())

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np, pandas as pd, torch
+import numpy as np, pandas as pd
 from fastai.callback.schedule import *
 from fastai.learner import Learner
 from fastai.metrics import error_rate
@@ -29,7 +29,7 @@ from ..callback.watching import *
 from .answers import apply_answers
 from .copies import *
 from .corrections import write_list
-from .features import n_confident, out_of_fold, suspects_by
+from .features import labels_in_folds
 from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
 from .odd import *
 from .reading import Body, pretrained_body, read_images
@@ -81,16 +81,12 @@ def _suspects_watched(learn, blank):
 
 def _suspects_in_folds(features, items, labels, pairs, seed):
     "Labels by features, how many may be wrong, and the error of the linear model; copies are in one fold"
-    names,numbers = np.unique(labels, return_inverse=True)
     groups = groups_of(pairs, len(items))
     known = np.flatnonzero(~items.is_blank)
-    numbers = numbers[known]
-    probs = out_of_fold(features[known], numbers, groups[known], seed=seed)
-    found = suspects_by(probs, numbers, names)
-    found.insert(0, 'part', items.part.to_numpy()[known[found.index]])
-    found.index = pd.Index(items['item'].to_numpy()[known[found.index]], name='file')
-    is_known = ~np.isnan(probs[np.arange(len(known)),numbers])
-    return found,n_confident(probs, numbers),float((probs.argmax(1)!=numbers)[is_known].mean())
+    found,n_wrong,error = labels_in_folds(features[known], [labels[i] for i in known], groups[known], 5, seed)
+    own = items.iloc[known[found.index]]
+    found.insert(0, 'part', own.part.to_numpy())
+    return found.set_index(pd.Index(own['item'], name='file')),n_wrong,error
 
 def _important_first(pairs):
     "Of pairs of copies those first that lie across the split, then those whose labels differ"
@@ -121,9 +117,9 @@ def examine(
     read,rows = read_images(images.files, body, size, bs, kept, seed)
     images = images.only({images.files[i] for i in read})
 
-    files = [file.relative_to(images.folder).as_posix() for file in images.files]
+    names = [file.relative_to(images.folder).as_posix() for file in images.files]
     part = np.repeat(['train','valid'], [len(images.train), len(images.valid)])
-    items = pd.DataFrame(dict(item=files, part=part))
+    items = pd.DataFrame(dict(item=names, part=part))
     odd = odd_among(items.join(rows.frame()))
     useless = {*odd['item'][odd.kind.isin(['corrupt','black','white','blank'])]} # nobody can tell their label
     items['is_blank'] = items['item'].isin(useless)
@@ -133,7 +129,7 @@ def examine(
     copies = _important_first(listed_pairs(pairs, items, labels.__getitem__))
     if learn is None:
         told = _suspects_in_folds(rows.last, items, labels, pairs[['row','other']], seed)
-        how = f'A linear model has learned labels from what {body.told} says of each of {len(files):,} images'
+        how = f'A linear model has learned labels from what {body.told} says of each of {len(names):,} images'
     else:
         told = _suspects_watched(learn, useless)
         how = f'A network was trained on {len(images.train):,} images (epochs: {len(learn.recorder.values)})'
