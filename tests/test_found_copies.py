@@ -347,7 +347,7 @@ def test_texts(monkeypatch):
     assert names(found[:2])=={frozenset([3,70]), frozenset([4,71])}
     assert found.similarity[0]==1 and .6<found.similarity[1]<1
     tables = []
-    monkeypatch.setattr('selback.clean.copies.show_table', tables.append)
+    monkeypatch.setattr('selback.clean.copies.display_rows', tables.append)
     learn.show_copies(n=2, found=found)
     for name in 'text','other_text':
         assert tables[0][name].str.contains(' '.join(texts[4].split()[:6])).tolist()==[False,True]

@@ -8,6 +8,7 @@ from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
 from helpers import *
 from selback.bench.datasets import get_dls, small_resnet
+from selback.views.pictures import display_rows
 from torch.nn import functional as F
 
 @pytest.fixture(autouse=True)
@@ -586,7 +587,7 @@ def test_tables_show(monkeypatch):
     items,drawn = learn.selection.items(),[]
     assert items.label.tolist()==['yes','no']*32
     hardest = hardest_of(items, 3)
-    monkeypatch.setattr('selback.views.pictures.show_table', drawn.append)
+    monkeypatch.setattr('selback.views.pictures.display_rows', drawn.append)
     learn.selection.show_hardest(3)
     facts, = drawn
     assert facts.age.round().tolist()==facts.item.tolist()==hardest.tolist()
@@ -596,7 +597,7 @@ def test_tables_show(monkeypatch):
     assert facts.remembered.astype(float).tolist()==pytest.approx(items.loss[hardest].tolist(), rel=.01)
 
 def test_a_table_is_text_outside_of_a_notebook(capsys):
-    show_table(pd.DataFrame(dict(label=['yes'])))
+    display_rows(pd.DataFrame(dict(label=['yes'])))
     assert 'yes' in capsys.readouterr().out
 
 def text_loaders():
@@ -620,7 +621,7 @@ def test_texts_show(monkeypatch):
     assert selection.items().label.tolist()==['a','b']*16
 
     drawn = []
-    monkeypatch.setattr('selback.views.pictures.show_table', drawn.append)
+    monkeypatch.setattr('selback.views.pictures.display_rows', drawn.append)
     selection.show_hardest(3)
     hardest,rows = hardest_of(selection.items(), 3),drawn[0]
     assert rows.label.tolist()==[['a','b'][i%2] for i in hardest]

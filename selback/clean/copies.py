@@ -24,7 +24,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import check_frame, keys_of, label_of, target_of
 from ..callback.loaders import check_loader, loader_of, unaugmented
 from ..callback.looking import bar
-from ..views.pictures import in_picture, shortened, show_table
+from ..views.pictures import in_picture, shortened, display_rows
 from .rows import ByLayer, kind_of
 from ..views.views import width
 
@@ -256,7 +256,7 @@ def show_copies(self:Learner,
     shown = [[shown_sample(self, place, 'show_copies') for place in pair] for pair in places]
     if not isinstance(shown[0][0], str): return _show_pictures(found, shown)
     text,other_text = ([shortened(o, 200) for o in texts] for texts in zip(*shown))
-    show_table(found.assign(text=text, other_text=other_text))
+    display_rows(found.assign(text=text, other_text=other_text))
 
 # %% ../../nbs/clean/05_copies.ipynb #025079ef
 def _with_items(dls, at):
