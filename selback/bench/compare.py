@@ -74,7 +74,7 @@ class CostLog(Callback):
     ):
         self.watch = watch or (lambda learn: {})
         self.method,self.seed = method,seed
-        self.known = _own_columns | set(about)
+        self.taken = {'is written anyway': _own_columns, 'about has, too': {*about}}
         self.compute = compute or Compute()
         self.rows = []
         self.seconds = 0. # of training
@@ -112,8 +112,9 @@ class CostLog(Callback):
             forwarded=self._trained+int(looks), backpropagated=self._trained, compute=self.spent['compute'])
         quality = dict(selected=self._selected, kept=kept, valid_loss=loss, error=error)
         more = self.watch(self.learn)
-        if clash := sorted(self.known & set(more)):
-            raise ValueError(error_text('watch', f"{', '.join(clash)}, which is written anyway", 'other columns'))
+        for said,names in self.taken.items():
+            if clash := sorted(names & set(more)):
+                raise ValueError(error_text('watch', f"{', '.join(clash)}, which {said}", 'other columns'))
         more = {name: o.item() if isinstance(o, torch.Tensor) else o for name,o in more.items()}
         self.rows.append(dict(epoch=self.epoch+1) | cost | quality | more)
 
