@@ -17,14 +17,14 @@ from ..core.first_batch import Looks
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
 from ..core.memory import fingerprints
+from ..core.ranks import Ranks
+from ..core.tracking import ItemTracker
 from ..core.untouched import unwrapped
 from .attach import Attached
 from .items import numbers_of_classes, rows_in_state, saved_keys
 from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of, predicts
 from .loaders import ChosenBefore, LoaderInPlace, Plan, check_loader, draw, is_distributed
 from .loaders import known_of, own_loader, place_of, valid_dataset
-from .ranks import Ranks
-from .tracking import ItemTracker
 
 # %% ../../nbs/callback/07_notes.ipynb #7a00e006
 _n_asked = 16 # items of which the loss function is asked again in each epoch; fewer if they have

@@ -18,6 +18,7 @@ from ..core.item_loss import ItemLosses
 from ..core.method import EpochMethod, Method, Now, check_method
 from ..core.outlook import outlook
 from ..core.policies import check_chosen
+from ..core.ranks import Ranks
 from ..core.schedules import Window
 from .attach import Attached
 from .first_batch import FirstBatch
@@ -25,9 +26,8 @@ from .learner import device_of, weighed_output
 from .loaders import ChosenBefore, Plan, check_independent, is_distributed, own_loader
 from .loaders import size_of_batch
 from .notes import ItemNotes
-from .ranks import Ranks
+from .plan import make_plan
 from .report import SelectionReport
-from .tracking import make_plan
 
 # %% ../../nbs/callback/09_selection.ipynb #9e51e003
 def _why_idle(window, also, n_epochs):
