@@ -36,7 +36,8 @@ from .views.pictures import *
 from .clean.early import *
 from .views.groups import *
 from .clean.suspects import *
-from .clean.corrections import read_list, write_list
+from .core.said import read_list, write_list
+from .clean.corrections import *
 from .clean.refit import *
 from .clean.copies import without_copies, without_leaks
 from .clean.features import out_of_fold

@@ -11,7 +11,7 @@ from helpers import *
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from selback.clean.doctor import *
-from selback.clean.corrections import read_list
+from selback.core.said import read_list
 from selback.clean.doctor import doctor
 from selback.clean.folders import Images, find_images
 from selback.clean.reading import Body

@@ -16,12 +16,13 @@ from ..core.checks import error_text
 from ..core.first_batch import Looks
 from ..core.item_loss import detached
 from ..core.labels import LabelReader
+from ..core.listing import numbers_of_classes
 from ..core.memory import fingerprints
 from ..core.ranks import Ranks
 from ..core.tracking import ItemTracker
 from ..core.untouched import unwrapped
 from .attach import Attached
-from .items import numbers_of_classes, rows_in_state, saved_keys
+from .items import rows_in_state, saved_keys
 from .learner import TrainingOnly, base_loss, callback_of, device_of, mixed_of, predicts
 from .loaders import ChosenBefore, LoaderInPlace, Plan, check_loader, draw, is_distributed
 from .loaders import known_of, own_loader, place_of, valid_dataset

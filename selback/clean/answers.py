@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..core.checks import error_text, one_of
 from .copies import broken_files
-from .corrections import read_texts
+from ..core.said import read_texts
 from .folders import Images
 
 # %% ../../nbs/clean/10_answers.ipynb #3523061a

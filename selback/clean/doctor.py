@@ -28,7 +28,7 @@ from ..core.neighbours import groups_of
 from ..callback.watching import *
 from .answers import apply_answers
 from .copies import *
-from .corrections import write_list
+from ..core.said import write_list
 from .features import labels_in_folds
 from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
 from .odd import *

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ..core.batches import as_tensors
 from ..core.checks import check_range, error_text
+from ..core.listing import beside
 from ..core.neighbours import groups_of
 from ..core.untouched import fixed_random
 from ..callback.items import check_frame, class_names, keys_of, labels_of
 from ..callback.looking import halved, look_at
-from ..views.pictures import beside, show_items
+from ..views.pictures import show_items
 from .copies import part_names, places_of
 from .rows import with_weights
 

@@ -7,7 +7,6 @@ __all__ = ['listed_suspects', 'suspects_of_folds']
 
 # %% ../../nbs/clean/00_suspects.ipynb #eda3d640
 import os
-from typing import NamedTuple
 
 import numpy as np, pandas as pd, torch
 from fastcore.all import listify, patch
@@ -15,14 +14,14 @@ from fastcore.all import listify, patch
 from ..core.batches import as_tensors
 from ..core.checks import check_range, error_text
 from ..core.item_loss import detached
-from ..core.labels import LabelMemory, LabelReader
+from ..core.labels import LabelReader
+from ..core.listing import ItemsTold, doubts, each_once, listed, rows_of_labels
 from ..core.untouched import fixed_random
-from ..callback.items import (ItemKeys, class_names, files_of, keys_of, labels_of, listed_columns,
-    numbers_of_classes, parent_of)
+from ..callback.items import class_names, files_of, keys_of, labels_of, parent_of
 from ..callback.learner import base_loss
 from ..callback.looking import look_at, losses_of
 from ..callback.attach import Attached
-from ..views.pictures import beside, check_remembered, in_picture, show_items
+from ..views.pictures import check_remembered, in_picture, show_items
 from ..views.views import tidy, width
 
 # %% ../../nbs/clean/00_suspects.ipynb #3bc30a0f
@@ -41,57 +40,13 @@ def _check_labels(selection, asked):
     raise ValueError(error_text(asked, got, 'logits or probabilities of labels', 'suspects() goes by losses'))
 
 # %% ../../nbs/clean/00_suspects.ipynb #a2e69336
-class _Watched(NamedTuple):
-    "What training has told of items"
-    keys:ItemKeys # Of the part that they are of
-    part:str # 'train' or 'valid'
-    index:pd.Index # The key of each
-    at:np.ndarray # The position of each in its part, int64
-    labels:list|None # As `labels_of` has them
-    names:list|None # Of classes
-    told:LabelMemory|None # Of their labels
-    losses:pd.DataFrame # `seen`, `total`, the last `loss`
-    columns:pd.DataFrame # Where they come from
-
 def _watched(tracker, keys, dl, part, told):
     "What a tracker was told of the items of a loader"
     labels,columns = labels_of(keys.ds),keys.columns()
     masks = files_of(keys.ds, keys.ds.n_inp) if labels is None and hasattr(keys.ds, 'n_inp') else None
     if masks: columns = columns.assign(mask=masks)
     losses = tracker.memory.frame()[['seen','total','loss']]
-    at = np.arange(len(keys))
-    return _Watched(keys, part, keys.index, at, labels, class_names(keys.ds, dl), told, losses, columns)
-
-def _renumbered(told, numbers):
-    "A copy in which classes have other numbers, if there are any"
-    copy = LabelMemory(len(told.looks)//told.n_labels, told.n_labels)
-    copy.load_state_dict(told.state_dict())
-    if numbers is not None: copy.renumber(numbers)
-    return copy
-
-def _joined(parts, rows, names):
-    "What several parts tell of items, each of which is there once; `rows` has the number of each part's items"
-    every = np.concatenate(rows)
-    first = np.unique(every, return_index=True)[1]
-    index = parts[0].index
-    for o in parts[1:]: index = index.append(o.index)
-
-    of_items = pd.concat([o.losses for o in parts]).groupby(every)
-    losses = of_items.mean() # of `likelier`, if there is one
-    losses[['seen','total']] = of_items[['seen','total']].sum()
-    losses['total'] = losses.total.mask(of_items.total.count()<of_items.size()) # NaN if that of any copy is
-    columns = pd.concat([o.columns for o in parts]).iloc[first].reset_index(drop=True)
-    labels = None
-    if all(o.labels is not None for o in parts):
-        of_all = [label for o in parts for label in o.labels]
-        labels = [of_all[i] for i in first]
-    told = None
-    if all(o.told is not None for o in parts):
-        told = LabelMemory(len(first), parts[0].told.n_labels)
-        for o,own in zip(parts, rows):
-            told.add(_renumbered(o.told, numbers_of_classes(names, o.names)), torch.from_numpy(own))
-    return parts[0]._replace(index=index[first], at=first, labels=labels, names=names, told=told,
-        losses=losses, columns=columns)
+    return ItemsTold(part, keys.index, np.arange(len(keys)), labels, class_names(keys.ds, dl), told, losses, columns)
 
 def _looked_at(selection, labels):
     "What is known of the training labels, with one look more by the network as it is now"
@@ -123,7 +78,7 @@ def _predicted(learn, dl, n):
     return found
 
 def _parts_of(selection, look=False):
-    "What is known of each part that was watched, item by item of its loader"
+    "The keys of each part that was watched, and what is known of its items, one by one of its loader"
     dls,keys,parts = selection.learn.dls,keys_of(selection.learn.dls),[]
     for i,(name,tracker) in enumerate(zip(('train','valid'), selection.notes.parts)):
         if tracker.memory is None: continue
@@ -136,87 +91,12 @@ def _parts_of(selection, look=False):
         part = _watched(tracker, keys[i], dls.loaders[i], name, told)
         if told is None and part.labels is not None: # they are numbers
             part.losses['likelier'] = _predicted(selection.learn, dls.loaders[i], n)
-        parts.append(part)
+        parts.append((keys[i], part))
     return parts
 
-def _items_of(part): return _joined([part], [part.keys.same], part.names)
-
-# %% ../../nbs/clean/00_suspects.ipynb #dd03c480
-def _name_of(i, names): return names[i] if names and i<len(names) else i
-
-def _one_each(items):
-    "A row for each item, with its `likelier` class and what training has told"
-    df = items.told.frame()
-    if items.labels is not None: df['label'] = items.labels
-    likelier = [None if i<0 else _name_of(i, items.names) for i in df.most_other]
-    return df.assign(likelier=pd.Series(likelier, dtype=object)) # of numbers, too
-
-def _several_each(items):
-    "A row for each label of each item, which it has or has not"
-    df,n = items.told.frame(),items.told.n_labels
-    idx,at = np.divmod(np.arange(len(df)), n)
-    names = [_name_of(i, items.names) for i in at]
-    if items.labels is not None: has = [name in items.labels[i] for i,name in zip(idx, names)]
-    else: has = [None if i<0 else i==0 for i in df.most_other] # what was predicted in its place is what it is not
-    def said(name, has_it): return None if has_it is None else name if has_it else f'no {name}'
-    df['label'] = [said(*o) for o in zip(names, has)]
-    return df.assign(likelier=[None if other<0 else said(name, not has_it)
-        for name,has_it,other in zip(names, has, df.most_other)])
-
-def _of_labels(items):
-    "A row for each label, in the order of the items; `at` is the item's number"
-    told = items.told
-    df = (_one_each if told.n_labels==1 else _several_each)(items)
-    return df.assign(is_estimated_error=told.is_estimated_error.cpu().numpy(), at=np.arange(len(df))//told.n_labels)
-
-def _goes_by_loss(items):
-    "Is there no label to be wrong as a whole, as in a mask or a number?"
-    return items.told is None or items.labels is None and items.told.n_labels==1
-
-def _by_loss(items):
-    "A row for each item that was seen, with its mean loss, those first of which nothing counts"
-    df = items.losses.assign(at=range(len(items.losses)), mean_loss=items.losses.total/items.losses.seen)
-    if items.labels is not None: df['label'] = items.labels
-    if items.told is not None: df = df.join(_one_each(items)[['likelier','margin','looks']])
-    df = df[(df.seen>0) & df.total.notna()].assign(is_estimated_error=False)
-    is_empty = (df.total==0) & (items.labels is None) # as of a mask that is `ignore_index` all over
-    return df.iloc[np.lexsort((-df.mean_loss, ~is_empty))]
+def _items_of(keys, part): return each_once([part], [keys.same], part.names)
 
 # %% ../../nbs/clean/00_suspects.ipynb #f999d196
-def _loss_of_a_guess(given):
-    "The loss of who knows but how often each class is given; None of labels that an item has or has not"
-    if given is None or given.ndim>1 or not given.sum(): return None
-    shares = given[given>0]/given.sum()
-    return float(-(shares*shares.log()).sum())
-
-def _worth(selection, rows):
-    "What to tell of a list that may say little; None of any other"
-    if not (rows.margin<0).any():
-        return ('no other class was likelier than a label on the average: the labels are right, or the network has '
-            'learned them by heart. Look at the validation error; augmentation and fewer epochs help.')
-    loss,guess = selection.valid_loss,_loss_of_a_guess(selection.labels.given)
-    if None in (loss,guess) or loss<=guess+.005: return None
-    if np.isnan(loss): return 'the last validation loss is NaN: the fit has diverged, and the list says little.'
-    return (f'the last validation loss, {loss:.2f}, is above that of a guess, {guess:.2f}: what the network has '
-        'learned does not hold for other items, and the list may say little. Augmentation, more data or another rate '
-        'help.')
-
-def _listed(items, has_parts):
-    "The labels of a part, those first that are most likely wrong; and of each its item and whether it is an error"
-    if _goes_by_loss(items): rows = _by_loss(items)
-    else: rows = _of_labels(items).iloc[items.told.suspects().cpu().numpy()]
-    rows = rows.assign(part=items.part, position=items.at[rows['at']])
-    names = [name for name in listed_columns if name in rows and (has_parts or name!='part')]
-    columns = items.columns.iloc[rows['at']].set_axis(rows.index)
-    shown = beside(rows[names], columns).set_index(items.index[rows['at']])
-    return shown,rows[['part','position','is_estimated_error']]
-
-def _as_one(lists):
-    "Lists put together by the rank that each row has in its own: what trains is predicted more surely"
-    ranks = np.concatenate([np.arange(1, len(shown)+1)/len(shown) for shown,_ in lists])
-    order = ranks.argsort(kind='stable')
-    return tuple(pd.concat(o).iloc[order] for o in zip(*lists))
-
 def listed_suspects(
     selection, # As `learn.selection`
     asked:str, # What the user called
@@ -225,17 +105,14 @@ def listed_suspects(
     "What `suspects` returns, and of each row `part`, `position` and `is_estimated_error`"
     _check_watched(selection, asked)
     if look: _check_labels(selection, asked)
-    parts = [_items_of(part) for part in _parts_of(selection, look)]
-    n_lost = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts if _goes_by_loss(o))
-    if n_lost: selection.tell_once('lost', f'the losses of {n_lost} items were NaN, and these are not listed.')
-    n_empty = sum(int(((o.losses.seen>0) & (o.losses.total==0)).sum()) for o in parts if o.labels is None)
-    if n_empty: selection.tell_once('empty', f'the loss of {n_empty} items was 0 whenever they trained, as of masks '
-        'of which nothing counts; they come first in the list.')
-    rows,hidden = _as_one([_listed(items, len(parts)>1) for items in parts])
-    if 'label' in rows and 'margin' in rows: # not of pixels
-        selection.tell_once('worth', _worth(selection, rows))
-        if not look and rows.looks.max()<=2:
-            selection.tell_once('look', 'labels were looked at twice at most; suspects(look=True) looks once more.')
+    parts = [_items_of(*o) for o in _parts_of(selection, look)]
+    rows,hidden = listed(parts)
+    given = None if selection.labels is None else selection.labels.given
+    said = doubts(parts, rows, given, selection.valid_loss)
+    if 'looks' in rows and not look and rows.looks.max()<=2:
+        said['look'] = 'labels were looked at twice at most; suspects(look=True) looks once more.'
+    for name,sentence in said.items():
+        if sentence: selection.tell_once(name, sentence)
     return rows,hidden
 
 @patch
@@ -246,9 +123,8 @@ def suspects(self:Attached,
     return listed_suspects(self, 'suspects', look)[0]
 
 # %% ../../nbs/clean/00_suspects.ipynb #5c71d724
-def _rows_of_folds(parts):
+def _rows_of_folds(keys, parts):
     "The number of each part's items among all; raises a `ValueError` if keys mean other items"
-    keys = [o.keys for o in parts]
     n_kinds,n_parents = len({tuple(o.index.names) for o in keys}),len({id(parent_of(o.ds)[0]) for o in keys})
     if n_kinds>1 or keys[0].by=='idx' and n_parents>1:
         raise ValueError(error_text('suspects_of_folds', 'items that are known by their positions in other datasets',
@@ -279,11 +155,12 @@ def suspects_of_folds(
     learners:list, # That have watched, each a part of the same items; or all of them
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered, or items can't be told
     "All labels that several trainings looked at, those first that are most likely wrong, as one list"
-    parts = []
+    found = []
     for learn in listify(learners):
         _check_watched(learn.selection, 'suspects_of_folds')
-        parts += _parts_of(learn.selection)
-    return _listed(_joined(parts, _rows_of_folds(parts), _all_names(parts)), False)[0]
+        found += _parts_of(learn.selection)
+    keys,parts = zip(*found)
+    return listed([each_once(parts, _rows_of_folds(keys, parts), _all_names(parts))])[0]
 
 # %% ../../nbs/clean/00_suspects.ipynb #42d188ee
 @patch
@@ -325,7 +202,7 @@ def plot_items(self:Attached,
     import matplotlib.pyplot as plt
     _check_watched(self, 'plot_items')
     _check_labels(self, 'plot_items')
-    rows = _of_labels(_items_of(_parts_of(self)[0]))
+    rows = rows_of_labels(_items_of(*_parts_of(self)[0]))
     rows = rows[rows.looks>0]
     if by_class and 'label' not in rows:
         raise ValueError(error_text('plot_items', 'labels of the parts of each item', 'one', 'leave by_class out'))

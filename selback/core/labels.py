@@ -322,6 +322,7 @@ class _Transitions:
 
 # %% ../../nbs/core/10_labels.ipynb #52f0e2ed
 _columns = dict(
+    label=torch.int32, # its class as it was given last; -1: not known, or none that counts
     looks=torch.int16, # how often it was predicted in training
     margins=torch.float32, # sum of its margins, each times what it weighs
     weights=torch.float32, # sum of what they weigh
@@ -342,7 +343,7 @@ class LabelMemory(ItemTable):
     counts = ('looks',)
     of_epoch = ('now','balanced_now','looks_now')
     sums = ('margins','weights','logit_margins','probabilities','squares','disagreed',*of_epoch)
-    lasts = ('last_other','most_other','votes')
+    lasts = ('label','last_other','most_other','votes')
 
     def __init__(self,
         n:int, # Items in the dataset
@@ -352,7 +353,7 @@ class LabelMemory(ItemTable):
         super().__init__(_columns, n*n_labels, device)
         self.n_labels = n_labels
         self.transitions = None # `_Transitions` of classes; None: nothing was noted
-        for none_yet in self.last_other,self.most_other: none_yet.fill_(-1)
+        for none_yet in self.label,self.last_other,self.most_other: none_yet.fill_(-1)
 
     @property
     def given(self)->Tensor|None: # None: not known
@@ -391,6 +392,7 @@ class LabelMemory(ItemTable):
             column.index_add_(0, rows, torch.where(counts, values, 0).to(column))
         self._vote(rows, other, 1)
         self.last_other[rows] = torch.where(counts, other.to(self.last_other), self.last_other[rows])
+        self.label[rows] = told.labels.flatten().to(self.label)
 
     def _vote(self, rows, other, times):
         "Boyer and Moore 1991: votes for a class that does not lead, -1 for none, take away from the lead"
@@ -483,8 +485,10 @@ class LabelMemory(ItemTable):
         for k in nth.unique():
             at = order[nth==k] # one row of each item
             self._vote(rows[at], other.most_other[at], other.votes[at])
-            last = torch.where(other.looks[at]>0, other.last_other[at], self.last_other[rows[at]])
-            self.last_other[rows[at]] = last
+            is_known = other.looks[at]>0
+            for name in 'label','last_other':
+                column = getattr(self, name)
+                column[rows[at]] = torch.where(is_known, getattr(other, name)[at], column[rows[at]])
 
     def renumber(self,
         numbers:Tensor, # The number that each class has from now on, int64, shape (classes,); -1: it is gone
@@ -494,7 +498,7 @@ class LabelMemory(ItemTable):
         self.end_epoch() # by the classes that it had
         of_class = torch.full((self.given.shape[-1]+1,), -1, dtype=torch.int32, device=self.looks.device)
         of_class[:len(numbers)] = numbers.to(of_class) # a model may have more outputs than there are classes
-        for others in self.last_other,self.most_other: others.copy_(of_class[others.long()])
+        for classes in self.label,self.last_other,self.most_other: classes.copy_(of_class[classes.long()])
         self.votes[self.most_other<0] = 0
         self.transitions = None
 
