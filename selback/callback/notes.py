@@ -224,11 +224,7 @@ class ItemNotes(TrainingOnly):
                 'of their labels.')
             return
         pred,yb = of_trained((detached(learn.pred), as_tensors(learn.yb)))
-        loss_func = base_loss(learn)
-        def losses(pred, *yb): return self.item_losses(loss_func, pred, yb)
-        given = None if tracker.labels is None else tracker.labels.given
-        told = self.reader.read(loss_func, pred, yb, losses, given)
-        if told is not None: tracker.note_labels(idx, told)
+        tracker.note_labels(idx, self.reader, base_loss(learn), pred, yb, self.item_losses)
 
     # Validation
     def before_validate(self):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .checks import error_text
-from .labels import LabelMemory, Told
+from .item_loss import ItemLosses
+from .labels import LabelMemory, LabelReader
 from .memory import EarlyLosses, ItemMemory
 from .ranks import Ranks
 
@@ -112,9 +113,16 @@ class ItemTracker:
 
     def note_labels(self,
         idxs:Tensor, # Dataset indices, int64, shape (n,)
-        told:Told, # Of their labels
+        reader:LabelReader, # Of the training that goes on
+        loss_func, # That trains
+        pred, # What it gets of the model for these items, without a graph
+        yb:tuple, # Their targets
+        losses:ItemLosses, # What tells the losses of items
     ):
-        "Remember what predictions say of the labels of some items"
+        "Remember what predictions say of the labels of some items, if their targets are labels"
+        def losses_of(pred, *yb): return losses(loss_func, pred, yb)
+        told = reader.read(loss_func, pred, yb, losses_of, None if self.labels is None else self.labels.given)
+        if told is None: return
         self.remember_labels(told.n_labels, told.given.shape)
         self.labels.note(idxs, told)
 
