@@ -17,7 +17,7 @@ from fastcore.all import defaults, patch
 
 from ..core.checks import check_range, error_text
 from ..core.listing import listed_columns
-from ..core.said import KnownLabels, check_same, items_named, table_of_answers, text_of
+from ..core.said import KnownLabels, check_same, text_of
 from ..callback.items import class_names, column_name, keys_of, labels_of
 from ..callback.attach import Attached
 from .suspects import listed_suspects
@@ -97,20 +97,16 @@ def corrected(self:Attached|Learner,
     labels = KnownLabels(dict(zip(numbers, now)), class_names(parts[0].ds, self.dls.train), new_classes)
 
     keys = _keys_of(parts) if key is None else rows[[key]]
-    answers = table_of_answers(_chosen(found) if hasattr(found, 'set_fns') else found, [*keys])
-    said = answers[answers.label.notna() & ((answers.label!='') | ('' in labels.known))]
-    items = items_named(said, keys, numbers)
+    said,answers = labels.read(_chosen(found) if hasattr(found, 'set_fns') else found, keys, numbers)
     firsts = dict(zip(numbers[::-1], range(len(numbers))[::-1]))
-    check_same(said, rows.iloc[[firsts[min(o)] for o in items]],
+    check_same(said, rows.iloc[[firsts[min(items)] for _,items,_ in answers]],
         [name for name in said if name in rows and name not in (*listed_columns,*columns)],
         "if the table was numbered anew, name a column that was not, as key='file'; else leave this column out")
-    new = labels.changed(zip(said[[*keys]].to_numpy().tolist(), items, said.label))
+    new = labels.changed(answers)
 
     for row,number in enumerate(numbers):
         if new.get(number) is not None: _write(rows, row, columns, delim, labels.names, new[number])
     is_out = np.array([new.get(number, '') is None for number in numbers])
-    n_out = sum(o is None for o in new.values())
-    print(f'corrected: of {len(answers)} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
     if table is None: return rows[~is_out].sort_index(kind='stable') if parts[0].by=='row' else rows[~is_out]
     table = table.copy()
     table.loc[rows.index,columns] = rows[columns]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['write_list', 'read_list', 'read_texts', 'table_of_answers', 'text_of', 'check_same', 'items_named', 'KnownLabels']
 
-# %% ../../nbs/core/22_said.ipynb #e8930347
+# %% ../../nbs/core/22_said.ipynb #30607cfe
 import io, re, unicodedata
 from itertools import chain, product
 from numbers import Number
@@ -15,7 +15,7 @@ import numpy as np, pandas as pd
 
 from .checks import error_text, one_of
 
-# %% ../../nbs/core/22_said.ipynb #4a6fc279
+# %% ../../nbs/core/22_said.ipynb #1c8fcc4d
 _begins_formula = tuple('=+-@\t\r') # in a spreadsheet, which runs it
 
 def _quoted(o):
@@ -73,7 +73,7 @@ def table_of_answers(
     raise ValueError(error_text('corrected', f'columns {[*found]}', ' and '.join(map(repr, (*names,'label'))),
         'save the list with its index, or rename columns; key= names another one that tells items apart'))
 
-# %% ../../nbs/core/22_said.ipynb #f147bc1c
+# %% ../../nbs/core/22_said.ipynb #444caf06
 def text_of(
     o, # A cell
 )->str:
@@ -109,7 +109,7 @@ def check_same(
         for key,x,y in zip(got.index[~is_same], said[~is_same], known[~is_same]):
             raise ValueError(error_text('corrected', f'{name} {x!r} in row {key!r}', f'{y!r}, which trained', remedy))
 
-# %% ../../nbs/core/22_said.ipynb #f79881f4
+# %% ../../nbs/core/22_said.ipynb #c4288a9b
 def items_named(
     found:pd.DataFrame, # With the columns of `keys`
     keys:pd.DataFrame, # Of all rows of a dataset
@@ -127,7 +127,7 @@ def items_named(
     raise ValueError(error_text('corrected', f'{len(missing)} keys that no item has, such as {got!r}',
         f"{', '.join(keys)} such as {wanted!r}", 'leave these rows out, or name the column of keys: key='))
 
-# %% ../../nbs/core/22_said.ipynb #bc883c34
+# %% ../../nbs/core/22_said.ipynb #81828b20
 def _number(text, now):
     "A text as a number of the same type as another label, if that is one"
     if not isinstance(now, Number): return text
@@ -173,10 +173,20 @@ class KnownLabels:
         raise ValueError(error_text('corrected', f'a label {text!r}', one_of(text, self.names),
             'new_classes=True takes it as a new one'))
 
+    def read(self,
+        found, # The list, its CSV file, `{key: label}` or a Series
+        keys:pd.DataFrame, # Of all rows of a dataset
+        numbers, # Of the item that each of these is
+    )->tuple: # Rows that say something, and of each the key, the numbers of its items, and the cell
+        "Read what a person says; raises a `ValueError` or a `TypeError` for what is no answer, or of no item"
+        answers = table_of_answers(found, [*keys])
+        said = answers[answers.label.notna() & ((answers.label!='') | ('' in self.known))]
+        return said,[*zip(said[[*keys]].to_numpy().tolist(), items_named(said, keys, numbers), said.label)]
+
     def changed(self,
-        answers, # Of each the key, the numbers of its items, and a cell
-    )->dict:
-        "The labels that become others, by item; raises a `ValueError` if two answers disagree"
+        answers:list, # As `read` returns them
+    )->dict: # None: the item is left out; raises a `ValueError` if two answers disagree
+        "The labels that become others, by item; it says how many"
         by_item = {}
         for key,items,cell in answers:
             for item,(name,value) in product(items, self.said(cell).items()):
@@ -186,4 +196,7 @@ class KnownLabels:
 
         def label(now, has): return [o for o in dict.fromkeys([*now,*has]) if has.get(o, o in now)]
         new = {item: has[''] if '' in has else label(self.now[item], has) for item,has in by_item.items()}
-        return {item: o for item,o in new.items() if o!=self.now[item]}
+        new = {item: o for item,o in new.items() if o!=self.now[item]}
+        n_out = sum(o is None for o in new.values())
+        print(f'corrected: of {len(answers)} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
+        return new

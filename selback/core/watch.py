@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Watch']
 
-# %% ../../nbs/core/23_watch.ipynb #3edba3fa
+# %% ../../nbs/core/23_watch.ipynb #688b764d
 import os
 from collections import deque
 from copy import copy
@@ -22,10 +22,10 @@ from .labels import LabelReader
 from .listing import ItemsTold, doubts, each_once, free_name, listed, listed_columns
 from .memory import fingerprints
 from .ranks import Ranks
-from .said import KnownLabels, items_named, table_of_answers
+from .said import KnownLabels
 from .tracking import ItemTracker
 
-# %% ../../nbs/core/23_watch.ipynb #3e8e810d
+# %% ../../nbs/core/23_watch.ipynb #b0bc8814
 class _Drawn:
     "What draws the items of a loader, and notes them"
     def __init__(self, sampler):
@@ -62,7 +62,48 @@ def _noting(loader):
     vars(new).update({name: drawn, '_iterator': None}) # which persistent workers have
     return new,drawn,loader.dataset
 
-# %% ../../nbs/core/23_watch.ipynb #40ce2871
+# %% ../../nbs/core/23_watch.ipynb #075c7dde
+_remedy = 'have the dataset return the index of each item, and pass note(pred, yb, idx)'
+
+class _Handed:
+    "Hands out a loader's batches, and knows the items of the last one"
+    def __init__(self, loader):
+        found = _noting(loader)
+        if found is None:
+            raise TypeError(error_text('loader', f'a {type(loader).__name__}, of which no DataLoader with a dataset '
+                'draws the items in order', 'one that does', f'else {_remedy} of Watch(len(dataset))'))
+        self.reader,self.sampler,self.dataset = found
+        self.idx = self.batch = None # the last one, and dataset indices of its items, int64, until they are noted
+        self.n_new = 0 # batches since one was noted
+
+    def __iter__(self):
+        drawn = None
+        for batch in self.reader:
+            if drawn is None: drawn = self.sampler.drawn # of the epoch that has begun
+            if not drawn:
+                raise TypeError(error_text('loader', f'a {type(self.reader).__name__} whose batches another process '
+                    'draws', 'one that draws them itself', f'else {_remedy} of Watch(len(dataset))'))
+            self.idx,self.batch = torch.as_tensor(drawn.popleft()).reshape(-1),batch
+            self.n_new += 1
+            yield batch
+
+    def noted(self, y):
+        "Dataset indices of a batch that is noted; raises a `ValueError` where it may be another one"
+        idx,batch = self.idx,self.batch
+        is_last = batch is not None and (self.n_new==1 or _has_part(batch, y))
+        self.idx = self.batch = None
+        self.n_new = 0
+        if is_last: return idx
+        got = 'targets of another batch than the last one' if idx is not None else 'no batch that was not noted yet'
+        raise ValueError(error_text('Watch.note', got, 'a note of each batch before the next one comes',
+            f'where batches are read ahead, {_remedy}'))
+
+def _has_part(batch, y):
+    "Is a tensor one of those of a batch?"
+    parts = [t for t in tensors_in(batch) if t.shape==y.shape]
+    return any(torch.equal(t.cpu(), y.cpu()) for t in parts)
+
+# %% ../../nbs/core/23_watch.ipynb #c52a9433
 def _usual_loss(pred, yb):
     "The loss of labels, by their shape, and the targets as it takes them; raises a `ValueError` for other targets"
     is_one = isinstance(pred, Tensor) and len(yb)==1 and isinstance(yb[0], Tensor)
@@ -76,15 +117,32 @@ def _usual_loss(pred, yb):
         'logits (n, classes) and class numbers (n,), or as many logits as zeros and ones',
         'pass Watch(..., loss_func=) for anything else'))
 
-def _check_kind(loss_func, pred, kind):
-    "Raise a `ValueError` if predictions and targets are not the labels that their shapes promise"
-    are_chances = loss_func is F.binary_cross_entropy_with_logits and bool(((0<=pred) & (pred<=1)).all())
-    if kind is not None and not are_chances: return
-    got = 'predictions that are all from 0 to 1' if are_chances else 'targets that are no labels'
-    raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones',
-        'pass the loss that trains: Watch(..., loss_func=F.binary_cross_entropy), for example'))
+def _check_usual(loss_func, pred, yb, kind):
+    "Raise a `ValueError` if the first predictions and targets are not what their shapes promise"
+    y, = yb
+    got = 'targets that are no labels' if kind is None else None
+    if loss_func is F.binary_cross_entropy_with_logits:
+        if ((0<=pred) & (pred<=1)).all(): got = 'predictions that are all from 0 to 1'
+        if ((y!=0) & (y!=1)).any(): got = 'targets that are not 0 or 1'
+        elif y.ndim>1 and y.shape[1]>1 and (y.sum(1)==1).all(): got = 'zeros and ones of which each item has one'
+    if got is None: return
+    raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', 'pass the loss that '
+        'trains, such as Watch(..., loss_func=F.binary_cross_entropy)'))
 
-# %% ../../nbs/core/23_watch.ipynb #1de5c83b
+# %% ../../nbs/core/23_watch.ipynb #71d0b608
+def _label(classes, names):
+    "What an item is labelled: a number or a name, or a list of the names that it has; None: it is not known"
+    if len(classes)>1: return [name for name,has_it in zip(names, classes) if has_it>0]
+    i, = classes
+    if i<0: return None
+    return names[i] if names and i<len(names) else i
+
+def _ranks():
+    "The processes that train together"
+    if not (dist.is_available() and dist.is_initialized()): return Ranks()
+    return Ranks(dist.get_world_size(), 'cuda' if dist.get_backend()=='nccl' else 'cpu')
+
+# %% ../../nbs/core/23_watch.ipynb #99b6e97f
 class Watch:
     "Hands out a loader's batches, and remembers what was predicted of each of their items"
     def __init__(self,
@@ -94,24 +152,13 @@ class Watch:
         loss_func=None, # The loss that trains; None: that of class numbers, or of zeros and ones
     ): # Raises a `TypeError` for a loader that can't tell which items a batch is of
         self.loader = loader
-        self.drawn = None # what notes which items are drawn; None: indices come with the batches
-        n = loader
-        if not isinstance(loader, int):
-            found = _noting(loader)
-            if found is None:
-                raise TypeError(error_text('loader', f'a {type(loader).__name__}, of which no DataLoader with a '
-                    'dataset draws the items in order', 'one that does', 'else have the dataset return the index of '
-                    'each item, and take Watch(len(dataset)) with note(pred, yb, idx)'))
-            self._reader,self.drawn,dataset = found
-            n = len(dataset)
-        self.n = check_range('loader', n, 1, whole=True)
+        self._handed = None if isinstance(loader, int) else _Handed(loader) # None: indices come with the batches
+        self.n = check_range('loader', loader if self._handed is None else len(self._handed.dataset), 1, whole=True)
         self.index = self._index(keys)
         self.classes = None if classes is None else [*classes]
         self.loss_func = loss_func
-        self.losses,self.reader,self.tracker = ItemLosses(),LabelReader(),ItemTracker()
-        self.idx = None # dataset indices of the batch that was handed out last, int64
-        self._batch = None # that batch, until it is noted
-        self._n_handed = 0 # batches since one was noted
+        self._usual = None # the loss of labels that is taken where none was passed
+        self._losses,self._reader,self._tracker = ItemLosses(),LabelReader(),ItemTracker()
         self._is_noting = False # has this epoch noted anything?
 
     def _index(self, keys):
@@ -124,136 +171,113 @@ class Watch:
             raise ValueError(error_text('keys', f'{len(index)}', f'{self.n}, one for each item of the dataset'))
         return index.set_names([free_name(name or 'key', listed_columns) for name in index.names])
 
-    # The loader
-    def __getattr__(self, name): # as others ask a loader for its sampler
-        if name[:1]=='_' or name=='loader': raise AttributeError(name)
-        return getattr(self.loader, name)
-
     def __len__(self)->int:
         "Batches of the loader"
         return len(self.loader)
 
     def __iter__(self):
-        "The loader's batches; what was not ended before is an epoch of its own"
-        if self.drawn is None:
-            raise TypeError(error_text('Watch', 'the number of items', 'a loader', 'or go over your own loader, and '
-                'pass note(pred, yb, idx)'))
-        if self._is_noting: self.end_epoch()
-        drawn = None
-        for batch in self._reader:
-            if drawn is None: drawn = self.drawn.drawn # of the epoch that has begun
-            if not drawn:
-                raise TypeError(error_text('loader', f'a {type(self.loader).__name__} whose batches are not drawn by '
-                    'its own sampler', 'one that draws them', 'else take Watch(len(dataset)) with note(pred, yb, idx)'))
-            self.idx = torch.as_tensor(drawn.popleft()).reshape(-1)
-            self._batch = batch
-            self._n_handed += 1
-            yield batch
+        "The loader's batches; an epoch that was not ended ends before them"
+        if self._handed is None:
+            raise TypeError(error_text('Watch', 'a number of items', 'a loader', f'or go over your own, and {_remedy}'))
+        if self._has_noted: self.end_epoch()
+        yield from self._handed
 
     # A step
     def note(self,
         pred, # What the model predicts for a batch, as the loss function gets it
         yb, # Its targets, a tensor or a tuple
         idx:Tensor|None=None, # Dataset indices of its items, int64, shape (n,); None: those of the last batch
-    ):
+    ): # Raises a `ValueError` for items, predictions or targets that don't go together
         "Note what is predicted of a batch, once, before the next one comes"
         pred,yb = detached(pred),as_tensors(yb if isinstance(yb, tuple) else (yb,))
         n = n_items(pred)
-        if n!=n_items(yb): raise ValueError(error_text('Watch.note', f'{n} predictions of {n_items(yb)} targets', 'as many'))
-        idx = self._checked(self._handed(yb) if idx is None else torch.as_tensor(idx), n)
+        if n!=n_items(yb):
+            raise ValueError(error_text('Watch.note', f'{n} predictions of {n_items(yb)} targets', 'as many'))
+        idx = self._items(idx, n, yb)
         loss_func,targets = (self.loss_func,yb) if self.loss_func else _usual_loss(pred, yb)
-        losses = self.losses.of_mixed(loss_func, pred, targets, None)
+        if self.loss_func is None: self._check(loss_func, pred, targets)
+        losses = self._losses.of_mixed(loss_func, pred, targets, None)
         if not self._is_noting: self._begin(losses.device)
         idx = idx.to(losses.device)
-        if self.loss_func is None and self.reader.loss_func is None: self._ask(loss_func, pred, targets)
-        self.tracker.note(idx, losses, picked=True, targets=fingerprints(yb))
-        self.tracker.note_labels(idx, self.reader, loss_func, pred, targets, self.losses)
-        self._batch = None
-        self._n_handed = 0
+        self._tracker.note(idx, losses, picked=True, targets=fingerprints(yb))
+        self._tracker.note_labels(idx, self._reader, loss_func, pred, targets, self._losses)
 
-    def _ask(self, loss_func, pred, targets):
-        def losses_of(pred, *yb): return self.losses(loss_func, pred, yb)
-        self.reader.read(loss_func, pred, targets, losses_of)
-        _check_kind(loss_func, pred, self.reader.kind)
-
-    def _handed(self, yb):
-        "The items of the batch that was handed out last; raises a `ValueError` if another one may be noted"
-        is_there = self._batch is not None
-        own = [t for t in tensors_in(self._batch) if t.shape==yb[0].shape] if is_there else []
-        y = yb[0].detach().cpu()
-        if is_there and (self._n_handed==1 or any(torch.equal(t.cpu(), y) for t in own)): return self.idx
-        got = 'targets of another batch than the one that was handed out last' if is_there else 'no batch to note'
-        raise ValueError(error_text('Watch.note', got, 'for each batch of the watch one note, before the next batch',
-            'where batches are read ahead, have the dataset return the index of each item, and pass '
-            'note(pred, yb, idx)'))
-
-    def _checked(self, idx, n):
-        "Dataset indices; raises a `ValueError` or a `TypeError` for what is none"
+    def _items(self, idx, n, yb):
+        "Dataset indices of a batch; raises a `ValueError` for what is none"
+        if idx is None and self._handed is None: raise ValueError(error_text('idx', None, 'dataset indices', _remedy))
+        idx = self._handed.noted(yb[0]) if idx is None else torch.as_tensor(idx)
         is_whole = not (idx.is_floating_point() or idx.dtype==torch.bool)
         if idx.ndim==1 and is_whole and len(idx)==n and 0<=int(idx.min()) and int(idx.max())<self.n: return idx.long()
         got = f'{idx.dtype} {tuple(idx.shape)}'
         if is_whole and idx.numel(): got += f', from {int(idx.min())} to {int(idx.max())}'
-        raise ValueError(error_text('idx', got, f'{n} whole numbers, from 0 to {self.n-1}', 'where a batch has other '
-            'items than were drawn, have the dataset return the index of each'))
+        raise ValueError(error_text('idx', got, f'{n} whole numbers, from 0 to {self.n-1}',
+            f'where a batch has other items than were drawn, {_remedy}'))
+
+    def _check(self, loss_func, pred, targets):
+        "Raise a `ValueError` for labels of another kind than shapes promise, or than in the first step"
+        if self._usual is None:
+            def losses_of(pred, *yb): return self._losses(loss_func, pred, yb)
+            self._reader.read(loss_func, pred, targets, losses_of)
+            _check_usual(loss_func, pred, targets, self._reader.kind)
+            self._usual = loss_func
+        if loss_func is self._usual: return
+        raise ValueError(error_text('Watch.note', 'targets of another kind than before', 'labels of one kind',
+            'leave out batches that are mixed'))
 
     # An epoch
-    @property
-    def _ranks(self):
-        if not (dist.is_available() and dist.is_initialized()): return Ranks()
-        memory = self.tracker.memory
-        return Ranks(dist.get_world_size(), 'cpu' if memory is None else memory.loss.device)
-
     def _begin(self, device):
-        self.tracker.remember_dataset(self.n, 0, device)
-        self.tracker.begin_epoch()
+        self._tracker.remember_dataset(self.n, 0, device)
+        self._tracker.begin_epoch()
         self._is_noting = True
+
+    @property
+    def _has_noted(self):
+        "Has any process noted something in this epoch?"
+        return bool(_ranks().highest(int(self._is_noting)))
 
     def end_epoch(self,
         accuracy=None, # The share of validation's labels that are predicted rightly, 0 to 1; None: it is not known
-    ): # Raises a `ValueError` for an epoch of which nothing was noted
+    ): # Raises a `ValueError` for an epoch of which nothing was noted, or of other items
         "An epoch is over: its looks weigh as much as they tell. Each of several processes must call it"
         if accuracy is not None: accuracy = torch.tensor(check_range('accuracy', float(accuracy), 0, 1))
-        ranks = self._ranks
-        if not ranks.highest(int(self._is_noting)):
+        if not self._has_noted:
             raise ValueError(error_text('end_epoch', 'an epoch of which nothing was noted', 'note(pred, yb) in each '
                 'step', 'end an epoch once'))
-        if not self._is_noting: self._begin(ranks.device)
-        self.tracker.ranks = ranks
+        tracker,tracker.ranks = self._tracker,_ranks()
+        if not self._is_noting: self._begin(tracker.ranks.device)
         self._is_noting = False
-        self.reader.begin_epoch()
-        self.tracker.end_epoch()
-        self.tracker.weigh_epoch(accuracy)
-        if not self.tracker.are_drawn: return
+        self._reader.begin_epoch()
+        tracker.end_epoch()
+        tracker.weigh_epoch(accuracy)
+        if not tracker.are_drawn: return
         raise ValueError(error_text('Watch', 'other labels of most items than in the epoch before', 'the same items '
-            'in each epoch', 'if the dataset draws or shuffles its items anew, have it return the index of each, and '
-            'pass note(pred, yb, idx)'))
+            'in each epoch', f'if the dataset draws or shuffles its items anew, {_remedy}'))
 
     # What it tells
     @property
     def labels(self):
         "What is remembered of labels, a `LabelMemory`; None: nothing was noted, or targets are no labels"
-        return self.tracker.labels
+        return self._tracker.labels
 
     def _told(self, asked):
         "What is known of items; raises a `ValueError` if nothing is"
-        if self.tracker.memory is None:
+        if self._tracker.memory is None:
             raise ValueError(f'{asked}: nothing was noted yet; call note(pred, yb) in each step.')
         told,given = self.labels,None
-        if told is not None and told.n_labels==1: given = [self._name(i) for i in told.label.tolist()]
-        items = ItemsTold('train', self.index, np.arange(self.n), given, self.classes, told,
-            self.tracker.memory.frame()[['seen','total','loss']], pd.DataFrame(index=range(self.n)))
-        return each_once([items], [pd.factorize(self.index)[0]], self.classes)
-
-    def _name(self, i):
-        if i<0: return None
-        return self.classes[i] if self.classes and i<len(self.classes) else i
+        names = self.classes
+        if told is not None:
+            if told.n_labels>1 and names is None: names = [str(i) for i in range(told.n_labels)]
+            given = [_label(row, names) for row in told.label.view(self.n, -1).tolist()]
+        losses = self._tracker.memory.frame()[['seen','total','loss']]
+        items = ItemsTold('train', self.index, np.arange(self.n), given, names, told, losses,
+            pd.DataFrame(index=range(self.n)))
+        return each_once([items], [pd.factorize(self.index)[0]], names)
 
     def suspects(self)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing was noted
-        "All labels that were looked at, those first that are most likely wrong; masks and numbers are by their mean loss"
+        "All labels that were looked at, first those that are likeliest wrong; masks and numbers are by their mean loss"
         items = self._told('suspects')
         rows,_ = listed([items])
-        said = doubts([items], rows, None if self.labels is None else self.labels.given)
-        for sentence in said.values():
+        for sentence in doubts([items], rows, None if self.labels is None else self.labels.given).values():
             if sentence: print(f'Watch: {sentence}')
         return rows
 
@@ -261,7 +285,7 @@ class Watch:
         "How many labels are wrong, by an estimate: those in whose place one class was predicted in most of the looks"
         told = self._told('estimated_errors').told
         if told is not None: return int(told.is_estimated_error.sum())
-        raise ValueError(error_text('estimated_errors', 'targets that are no labels', 'labels', 'suspects() goes by losses'))
+        raise ValueError(error_text('estimated_errors', 'targets that are no labels', 'labels'))
 
     def corrected(self,
         found, # The list of `suspects()`, its CSV file, or `{key: label}`
@@ -269,23 +293,18 @@ class Watch:
     )->pd.Series: # Raises a `ValueError` for items and labels that there are not
         "The label of each item to train on, by its key; `unsure` is left out"
         items = self._told('corrected')
-        if items.labels is None:
-            raise ValueError(error_text('corrected', 'targets that are no classes, one of each item', 'classes'))
+        if items.labels is None: raise ValueError(error_text('corrected', 'targets that are no labels', 'labels'))
         keys = items.index.to_frame(index=False)
-        labels = KnownLabels(dict(enumerate(items.labels)), self.classes, new_classes)
-        answers = table_of_answers(found, [*keys])
-        said = answers[answers.label.notna() & (answers.label!='')]
-        numbers = items_named(said, keys, range(len(keys)))
-        new = labels.changed(zip(said[[*keys]].to_numpy().tolist(), numbers, said.label))
-        n_out = sum(o is None for o in new.values())
-        print(f'corrected: of {len(answers)} rows {len(new)-n_out} give an item another label, {n_out} leave one out.')
+        labels = KnownLabels(dict(enumerate(items.labels)), items.names, new_classes)
+        _,answers = labels.read(found, keys, range(len(keys)))
+        new = labels.changed(answers)
         series = pd.Series([new.get(i, o) for i,o in enumerate(items.labels)], items.index, name='label')
         return series[[new.get(i, '') is not None for i in range(len(series))]]
 
     # Is saved
     def state_dict(self)->dict:
         "What to save, between two epochs"
-        return self.tracker.state_dict()
+        return self._tracker.state_dict()
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
@@ -293,6 +312,7 @@ class Watch:
         "Go on with what was saved"
         memory = state['memory']
         if memory is not None and len(memory['loss'])!=self.n:
-            raise ValueError(error_text('load_state_dict', f"{len(memory['loss'])} items", f'{self.n}, as in the dataset'))
-        self.tracker.load_state_dict(state)
+            got = f"a state of {len(memory['loss'])} items"
+            raise ValueError(error_text('load_state_dict', got, f'{self.n}, as in the dataset'))
+        self._tracker.load_state_dict(state)
         self._is_noting = False
