@@ -7,8 +7,6 @@ from torch import distributed as dist
 from fastai.callback.core import Callback, CancelEpochException
 from fastai.distributed import DistributedDL
 from fastai.data.core import DataLoaders, TfmdDL
-from fastai.learner import Learner
-from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import patch
 from helpers import *
 
@@ -151,7 +149,7 @@ def train(name):
     if name.startswith('cancelled'): cbs.append(CancelEpoch())
 
     torch.manual_seed(1)
-    learn = Learner(dls, Numbered(), loss_func=CrossEntropyLossFlat(), lr=.05, cbs=cbs)
+    learn = learner_on(dls, Numbered(), lr=.05, cbs=cbs)
     torch.manual_seed(dist.get_rank())
     with learn.no_bar(),learn.no_logging(),learn.distrib_ctx(sync_bn=False):
         learn.fit(3)

@@ -200,14 +200,27 @@ def in_notebook(o):
     "The HTML that a notebook shows of it"
     return HTMLFormatter()(o)
 
-def mlp(n_out=3, n_in=4):
-    return nn.Sequential(nn.Linear(n_in, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(.3), nn.Linear(8, n_out))
+def mlp(n_out=3, dropout=.3):
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, n_out))
 
-def table_learner(seed=0, cbs=None, bs=16, drop_last=False, loss_func=None, n=132, n_valid=32, **kwargs):
+def linear():
+    "The same weights in whatever order tests run"
+    set_seed(0)
+    return nn.Linear(4, 3)
+
+def cnn(n_out=3):
+    conv = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
+    return nn.Sequential(*conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, n_out))
+
+def learner_on(dls, net=None, loss_func=None, **kwargs):
+    "The small learner that all others are"
+    return Learner(dls, net or mlp(), loss_func=loss_func or CrossEntropyLossFlat(), **kwargs)
+
+def table_learner(seed=0, bs=16, drop_last=False, n=132, n_valid=32, **kwargs):
     "BatchNorm, dropout, and (without `drop_last`) a last batch of 4 items"
     set_seed(seed)
     dls = dls_of(*class_data(n), bs=bs, drop_last=drop_last, n_valid=n_valid)
-    return Learner(dls, mlp(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+    return learner_on(dls, lr=1e-2, **kwargs)
 
 def short_learner(seed=0, **kwargs):
     "An epoch of four batches, the last of 4 items, and one batch of validation"
@@ -227,7 +240,11 @@ def numbered_learner(seed=0, n=132, bs=16, cbs=None, net=None, **kwargs):
     x,y = class_data(n)
     number = torch.arange(n)-32.
     dls = dls_of(torch.cat([x, number[:,None]], 1), y, bs=bs, **kwargs)
-    return Learner(dls, Numbered(net), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
+    return learner_on(dls, Numbered(net), cbs=cbs, lr=1e-2)
+
+def with_diary(cb, net=None, bs=32, **kwargs):
+    "A hundred items, of which four are in the last batch"
+    return numbered_learner(cbs=[cb, Diary()], net=net, bs=bs, **kwargs)
 
 def numbers(x): return x[:,-1].long().tolist()
 
@@ -297,17 +314,14 @@ class Spy(Callback):
     def after_loss(self): self.batches.append(numbers(self.x))
 
 # Other learners
-def image_learner(seed=0, cbs=None, n=52, **kwargs):
+def image_learner(seed=0, n=52, **kwargs):
     "`TensorImage` and fastai augmentation"
     set_seed(seed)
     x,y = torch.rand(n, 3, 12, 12),torch.randint(0, 3, (n,))
     train,valid = TensorItems(x[16:], y[16:], 0),TensorItems(x[:16], y[:16], 1)
     augment = aug_transforms(max_rotate=5.)
     dls = DataLoaders.from_dsets(train, valid, bs=8, num_workers=0, after_batch=augment, drop_last=False)
-
-    conv = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
-    return Learner(dls, nn.Sequential(*conv, *head), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2, **kwargs)
+    return learner_on(dls, cnn(), lr=1e-2, **kwargs)
 
 def regression_learner(seed=0):
     from fastai.test_utils import synth_learner

@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders, TfmdDL
-from fastai.learner import Learner
-from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import OptimWrapper
-from helpers import Numbered, class_data, numbers, quiet_fit
+from helpers import Numbered, class_data, learner_on, mlp, numbers, trained_only
 from selback.all import *
 from selback import functional as plain
 from torch import nn
@@ -26,7 +24,7 @@ def dataset(n=N):
 
 def network():
     torch.manual_seed(1)
-    return Numbered(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    return Numbered(mlp(dropout=0.))
 
 def loader(): return DataLoader(dataset(), BS)
 
@@ -72,10 +70,8 @@ def by_callback(case, n_epoch=2, warmup=0):
     of_train = TfmdDL(dataset(), bs=BS, num_workers=0)
     dls = DataLoaders(of_train, TfmdDL(dataset(32), bs=BS, num_workers=0))
     sgd = partial(OptimWrapper, opt=torch.optim.SGD)
-    learn = Learner(dls, network(), loss_func=CrossEntropyLossFlat(), opt_func=sgd, cbs=[cb, noted], lr=LR)
-    learn._do_epoch_validate = lambda *args: None
-    quiet_fit(learn, n_epoch)
-    return noted.steps,learn.model
+    learn = learner_on(dls, network(), opt_func=sgd, cbs=[cb, noted], lr=LR)
+    return noted.steps,trained_only(learn, n_epoch).model
 
 def train_step(net, opt, x, y, weight=None):
     pred = net.train()(x)

@@ -108,7 +108,7 @@ def build(item, model, loss_func, **kwargs):
     "A learner of generated items; the model and the items are the same at each call"
     set_seed(0)
     dls = loaders_of(Generated(item, N, 0), Generated(item, BS, N), bs=BS)
-    return Learner(dls, model(), loss_func=loss_func, splitter=splitter, lr=.02, **kwargs)
+    return learner_on(dls, model(), loss_func, splitter=splitter, lr=.02, **kwargs)
 
 source = torch.Generator().manual_seed(0)
 X = torch.randn(N+BS, 4, generator=source)
@@ -121,10 +121,6 @@ MASKS = torch.randint(0, CLASSES, (N+BS, 6, 6), generator=source)
 MASKS[::5,:2],MASKS[3] = 255,255
 LENGTHS = torch.randint(3, 14, (N+BS,), generator=source).tolist()
 TEXTS = [torch.randint(2, 20, (length,), generator=source) for length in LENGTHS]
-
-def cnn():
-    conv = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
-    return nn.Sequential(*conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES))
 
 def dense():
     conv = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
@@ -180,7 +176,7 @@ def text(**kwargs):
     config = dict(awd_lstm_clas_config, emb_sz=6, n_hid=8, n_layers=2)
     model = get_text_classifier(AWD_LSTM, 20, CLASSES, seq_len=5, config=config, max_len=15)
     cbs = [*L(kwargs.pop('cbs', None)), ModelResetter(), RNNCallback(), RNNRegularizer(alpha=2., beta=1.)]
-    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), splitter=splitter, lr=.02, cbs=cbs, **kwargs)
+    return learner_on(dls, model, splitter=splitter, lr=.02, cbs=cbs, **kwargs)
 
 # How a task's learner is made, and its loss by hand
 TASKS = dict(

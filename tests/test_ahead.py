@@ -112,7 +112,7 @@ def test_a_batch_is_scored_by_the_copy_of_when_it_was_read(n, every):
     batches = [(x[i:i+16],y[i:i+16]) for i in range(0, 160, 16)]
     def net():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        return mlp(dropout=0.)
 
     seen = []
     class Seen(Callback):
@@ -122,7 +122,7 @@ def test_a_batch_is_scored_by_the_copy_of_when_it_was_read(n, every):
     dls = DataLoaders(train, TfmdDL(TensorDataset(x[:16], y[:16]), bs=16, num_workers=0))
     cbs = [Seen(), TopLossCallback(.25, warmup=0, scorer=Ahead(n, every))]
     def sgd(params, lr): return OptimWrapper(params, torch.optim.SGD, lr=lr)
-    learn = Learner(dls, net(), loss_func=CrossEntropyLossFlat(), opt_func=sgd, cbs=cbs, lr=.5)
+    learn = learner_on(dls, net(), opt_func=sgd, cbs=cbs, lr=.5)
     quiet_fit(learn, 1)
     wanted = ByHand(net(), F.cross_entropy, .5, n, every, .25).epoch(batches)
     assert len(seen)==len(wanted)

@@ -106,7 +106,7 @@ def test_batches_of_one(cls):
     x,y = class_data(40)
     loaders = [TfmdDL(TensorDataset(x[:n], y[:n]), bs=1, shuffle=True, num_workers=0) for n in (40,2)]
     cb = cls(warmup=0, seed=0)
-    learn = quiet_fit(Learner(DataLoaders(*loaders), nn.Linear(4, 3), loss_func=CrossEntropyLossFlat(), cbs=cb), 3)
+    learn = quiet_fit(learner_on(DataLoaders(*loaders), nn.Linear(4, 3), cbs=cb), 3)
 
     stats = steps_of(learn)
     assert (stats.trained<=1).all()
@@ -121,7 +121,7 @@ def test_no_training_set_is_as_in_fastai(cls):
     x,y = class_data(32)
     dls = DataLoaders(TfmdDL([], bs=8, num_workers=0), TfmdDL(TensorDataset(x, y), bs=8, num_workers=0))
     dls.train._n_inp,dls.train._types = 1,None
-    def learner(cbs=None): return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), cbs=cbs)
+    def learner(cbs=None): return learner_on(dls, cbs=cbs)
 
     options = dict(before_loading=True) if cls is RandomSubsetCallback else {}
     learn = learner(cls(**options))
@@ -412,7 +412,7 @@ def test_language_models_are_refused_before_training(cls):
     from fastai.text.data import LMDataLoader
     texts = [torch.randint(0, 9, (40,)) for _ in range(8)]
     dls = DataLoaders(*[LMDataLoader(texts, bs=4, seq_len=5) for _ in range(2)])
-    learn = Learner(dls, nn.Embedding(9, 9), loss_func=CrossEntropyLossFlat(), cbs=cls())
+    learn = learner_on(dls, nn.Embedding(9, 9), cbs=cls())
     check_refused(TypeError, 'LMDataLoader, whose batches continue each other', learn)
 
 def test_padded_sequences_do_not_wait_for_each_other(capsys):
@@ -444,7 +444,7 @@ def tabular_learner(cb, bs=16, epochs=8, lr=.02, seed=0):
     def block(n_in): return [nn.Linear(n_in, 32), nn.BatchNorm1d(32), nn.ReLU()]
     net = nn.Sequential(*block(10), *block(32), nn.Linear(32, 3))
     dls = dls_of(x, y, bs=bs, n_valid=100)
-    return quiet_fit(Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=lr), epochs)
+    return quiet_fit(learner_on(dls, net, cbs=cb, lr=lr), epochs)
 
 def ruined_learner():
     "Which seeds ruin it depends on how a processor rounds: the first of five, and what was told"

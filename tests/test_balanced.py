@@ -84,11 +84,6 @@ def learner(*args, labels=UNEVEN, net=None, bs=25, cbs=(), **kwargs):
     learn.dls.train.dataset.tensors = x,labels
     return learn
 
-def linear():
-    "The same weights in whatever order tests run"
-    set_seed(0)
-    return nn.Linear(4, 3)
-
 def drawn(epochs): return counts_of(torch.tensor(sum(map(items_of, epochs), [])), 100)
 
 @pytest.mark.parametrize('power', [1., .5, 0.])

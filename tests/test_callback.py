@@ -52,7 +52,7 @@ def test_a_new_method_trains_and_reports():
 @pytest.mark.parametrize('method', ['favor_hard','top_loss','watch_items'])
 def test_a_fit_without_a_batch_says_so(method, capsys):
     "It is no warm-up"
-    learn = Learner(dls_of(*class_data(40), bs=64, drop_last=True), mlp(), CrossEntropyLossFlat())
+    learn = learner_on(dls_of(*class_data(40), bs=64, drop_last=True))
     quiet_fit(getattr(learn, method)(), 2)
     said = capsys.readouterr().out
     assert said.count('the training loader gave no batch, so that nothing was trained.')==1
@@ -249,7 +249,7 @@ def test_scores_have_the_precision_of_training():
             self.seen.append((self.training, out.dtype))
             return out
 
-    learn = Learner(dls_of(*class_data()), Spy(), loss_func=CrossEntropyLossFlat(), cbs=CPUMixedPrecision())
+    learn = learner_on(dls_of(*class_data()), Spy(), cbs=CPUMixedPrecision())
     quiet_fit(learn.top_loss(warmup=0), 1)
     assert set(learn.model.seen.seen)=={(False, torch.bfloat16), (True, torch.bfloat16)}
 
@@ -284,7 +284,7 @@ def test_scale_factor(dense):
 
 def flat_images_learner():
     dls = dls_of(torch.randn(64,3,8,8), torch.randint(0,3,(64,)))
-    return Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(192,3)), loss_func=CrossEntropyLossFlat())
+    return learner_on(dls, nn.Sequential(nn.Flatten(), nn.Linear(192,3)))
 
 UNSCALABLE = [(table_learner, '3 to 5 dimensions'), (flat_images_learner, 'lower resolution')]
 
@@ -323,7 +323,7 @@ def test_batches_without_targets_train_in_full():
     set_seed(0)
     x = torch.randn(64, 4)
     dls = DataLoaders(*[TfmdDL(TensorDataset(x), bs=16, num_workers=0) for _ in range(2)])
-    learn = Learner(dls, mlp(), loss_func=CrossEntropyLossFlat()).top_loss(warmup=0)
+    learn = learner_on(dls).top_loss(warmup=0)
     learn.dls.n_inp = 1
     quiet_fit(learn, 1)
     assert (learn.selection.stats.kept==16).all()
@@ -465,7 +465,7 @@ def saved_learner(path, cb):
     set_seed(0)
     items = Datasets(list(range(64)), [[to_input], [to_label]], splits=[range(48), range(48, 64)])
     dls = items.dataloaders(bs=16, num_workers=0)
-    return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=path, cbs=cb)
+    return learner_on(dls, path=path, cbs=cb)
 
 @pytest.mark.parametrize('cls', by_path(methods()), ids=one_liner)
 def test_pickle_and_export(cls, tmp_path):
@@ -504,7 +504,7 @@ def test_an_exported_learner_needs_no_selback(tmp_path):
     names,wanted = [],[]
     for cls in methods():
         name = one_liner(cls)
-        learn = Learner(items.dataloaders(bs=16, num_workers=0), mlp(), CrossEntropyLossFlat(), path=tmp_path)
+        learn = learner_on(items.dataloaders(bs=16, num_workers=0), path=tmp_path)
         quiet_fit(learn.add_cbs([cls(**full_epochs(cls, 0)), ScaleLR()]), 2)
         before = learn.add_cb(SaveSelection()).selection
         learn.export(f'{name}.pkl')

@@ -18,12 +18,8 @@ pytestmark = pytest.mark.slow # workbench
 # what runs cost
 def error(pred, y): return (pred.argmax(1)!=y).float().mean()
 
-def learner_on(dls, metrics=error, **kwargs):
-    return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=metrics, **kwargs)
-
-def learner_of(n=132, bs=32, **kwargs): return learner_on(dls_of(*class_data(n), bs=bs, drop_last=True), **kwargs)
-
-def learner_with(metrics): return learner_on(learner_of().dls, metrics)
+def learner_of(n=132, bs=32, metrics=error, **kwargs):
+    return learner_on(dls_of(*class_data(n), bs=bs, drop_last=True), metrics=metrics, **kwargs)
 
 def never(*args, **kwargs): raise AssertionError('a run was started')
 
@@ -49,7 +45,7 @@ def test_runs_count_their_cost():
 @pytest.mark.parametrize('passes,forwarded', [(2,150), (1,100)])
 def test_with_one_pass_an_item_is_forwarded_once(passes, forwarded):
     "And backwards as often, since those that are not chosen only weigh nothing; else all 100 in a pass of its own"
-    def get_learner(): return learner_on(dls_of(*class_data(132), bs=20))
+    def get_learner(): return learner_on(dls_of(*class_data(132), bs=20), metrics=error)
     runs = compare(get_learner, [f'top_loss(keep=.5,warmup=0,passes={passes})'], 2, 1, plot=False)
     trained = 100/passes
     assert runs.backpropagated.tolist()==[trained,2*trained]
@@ -274,10 +270,11 @@ BAD_STUDIES = [
     (TypeError, 'get_learner', dict(get_learner=partial(table_learner)())),
     (TypeError, 'wanted a Learner', dict(get_learner=mlp)),
     (ValueError, 'with TopLossCallback', dict(get_learner=lambda: learner_of().top_loss())),
-    (ValueError, '2 metrics', dict(get_learner=lambda: learner_with([error, error]))),
+    (ValueError, '2 metrics', dict(get_learner=lambda: learner_of(metrics=[error, error]))),
     (ValueError, 'without a batch', dict(get_learner=lambda: learner_of(n=40))),
-    (ValueError, 'no validation set', dict(get_learner=lambda: learner_on(DataLoaders(learner_of().dls.train)))),
-    *[(ValueError, 'more is better', dict(get_learner=partial(learner_with, metric)))
+    (ValueError, 'no validation set', dict(
+        get_learner=lambda: learner_on(DataLoaders(learner_of().dls.train), metrics=error))),
+    *[(ValueError, 'more is better', dict(get_learner=partial(learner_of, metrics=metric)))
         for metric in (accuracy, partial(top_k_accuracy, k=2), R2Score())],
     (ValueError, 'methods: got none', dict(methods=[])),
     (TypeError, 'wanted a name', dict(methods={'a': 3})),
@@ -313,7 +310,7 @@ def test_weights_that_train_in_two_runs_are_refused(is_frozen):
     "A body that stays as it is may be shared"
     body = nn.Linear(4, 4).requires_grad_(not is_frozen)
     def get_learner():
-        return Learner(learner_of().dls, nn.Sequential(body, mlp()), CrossEntropyLossFlat(), metrics=error)
+        return learner_on(learner_of().dls, nn.Sequential(body, mlp()), metrics=error)
     def run(): return compare(get_learner, {'none': 'none', 'same': 'none'}, 1, 1, plot=False)
     if is_frozen: assert run().valid_loss.nunique()==1
     else:
@@ -338,7 +335,7 @@ def shares_loaders():
     "A function that makes learners on the same loaders each time"
     set_seed(0)
     dls = dls_of(*class_data())
-    return lambda: learner_on(dls)
+    return lambda: learner_on(dls, metrics=error)
 
 def test_methods_on_the_same_loaders_see_the_same_batches(tmp_path):
     "And so do runs that are added later"
@@ -389,7 +386,7 @@ def learner_of_targets(y, n_out, loss_func, metric):
     "A network on noise; the first half of the items is for validation"
     x = torch.randn(len(y), 4)
     def get_learner():
-        return Learner(dls_of(x, y, n_valid=len(y)//2), mlp(n_out), loss_func, metrics=metric)
+        return learner_on(dls_of(x, y, n_valid=len(y)//2), mlp(n_out), loss_func, metrics=metric)
     return get_learner
 
 def test_a_constant_prediction_has_the_loss_and_error_of_the_shares():

@@ -124,7 +124,7 @@ class Words(nn.Module):
 def test_a_look_is_a_third_however_long_a_text_is():
     texts = [(torch.randn(n, 2), i%3) for i,n in enumerate([3]*16+[9]*16+[5]*8)]
     dl = TfmdDL(texts, bs=8, num_workers=0)
-    compute,spy = counted_fit(Learner(DataLoaders(dl, dl), Words(), loss_func=CrossEntropyLossFlat(), cbs=top()))
+    compute,spy = counted_fit(learner_on(DataLoaders(dl, dl), Words(), cbs=top()))
     assert spy.looked==80+5*8
     assert compute.items==looks(spy)
 
@@ -257,7 +257,7 @@ def error(pred, y): return (pred.argmax(1)!=y).float().mean()
 def learner_with(model, **kwargs):
     "Epochs of 6 batches"
     dls = dls_of(*class_data(), drop_last=True)
-    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=error, **kwargs)
+    return learner_on(dls, model, metrics=error, **kwargs)
 
 def learner_of(**kwargs): return learner_with(mlp(), **kwargs)
 def study(methods, **kwargs): return compare(learner_of, methods, **{'seeds':1, 'plot':False} | kwargs)

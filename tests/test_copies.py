@@ -97,7 +97,7 @@ def test_a_selection_of_a_copy_goes_on_when_it_is_attached_again():
 def test_an_exported_learner_holds_no_memory(tmp_path):
     "Of 100,000 items"
     dls = Datasets([*range(132)], [[float_of], [label_of]], splits=[range(100), range(100, 132)]).dataloaders(bs=16)
-    learn = Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), path=tmp_path, model_dir='.')
+    learn = learner_on(dls, path=tmp_path, model_dir='.')
     quiet_fit(learn.early_loss_sampling(track_items=True), 2)
     selection = learn.selection
     selection.notes.train.remember_dataset(100_000, id(dls.train_ds))

@@ -18,7 +18,7 @@ ENCODINGS = 'utf-8','utf-8-sig'
 
 def watched(dls, n_out):
     "A learner that has looked once at each item"
-    learn = Learner(dls, nn.Linear(1, n_out), loss_func=CrossEntropyLossFlat(), lr=.01).watch_items(valid=True)
+    learn = learner_on(dls, nn.Linear(1, n_out), lr=.01).watch_items(valid=True)
     return quiet_fit(learn, 1)
 
 def others_than(label, classes): return [o for o in classes if str(o)!=str(label)]

@@ -7,15 +7,6 @@ from fastai.callback.data import WeightedDL
 from helpers import *
 from torch.nn import functional as F
 
-def learner(cb=None, net=None, bs=32, **kwargs): # a hundred items, four of them in the last batch
-    cbs = [cb, Diary()] if cb else []
-    return numbered_learner(cbs=cbs, net=net, bs=bs, **kwargs)
-
-def linear():
-    "The same weights in whatever order tests run"
-    set_seed(0)
-    return nn.Linear(4, 3)
-
 def losses_in(epoch, n=100):
     "Of each item as it trained, NaN for those that did not"
     losses = torch.full((n,), math.nan)
@@ -34,7 +25,7 @@ def kept(learn): return learn.selection.early.loss
 # which losses are kept
 @pytest.mark.parametrize('after', [1, 2, 3])
 def test_the_losses_of_the_epoch_after_are_kept_and_no_later_epoch_changes_them(after):
-    learn = learner(EarlyLossSamplingCallback(after))
+    learn = with_diary(EarlyLossSamplingCallback(after))
     epochs = trained_only(learn, 5).diary.epochs
     torch.testing.assert_close(kept(learn), losses_in(epochs[after-1]))
     before = kept(learn).clone()
@@ -43,12 +34,12 @@ def test_the_losses_of_the_epoch_after_are_kept_and_no_later_epoch_changes_them(
 
 @pytest.mark.parametrize('after,n_epoch,epoch', [(.1,10,1), (.25,10,3), (.3,10,3), (.31,10,4), (.5,3,2), (.99,2,2)])
 def test_a_share_of_the_fit_is_rounded_up_to_an_epochs_end(after, n_epoch, epoch):
-    learn = learner(EarlyLossSamplingCallback(after))
+    learn = with_diary(EarlyLossSamplingCallback(after))
     epochs = trained_only(learn, n_epoch).diary.epochs
     torch.testing.assert_close(kept(learn), losses_in(epochs[epoch-1]))
 
 def test_epochs_count_over_fits():
-    learn = learner(EarlyLossSamplingCallback(3))
+    learn = with_diary(EarlyLossSamplingCallback(3))
     trained_only(learn, 2)
     assert kept(learn) is None
     epochs = trained_only(learn, 2).diary.epochs
@@ -56,7 +47,7 @@ def test_epochs_count_over_fits():
 
 def test_an_item_that_did_not_train_counts_as_the_mean():
     "100 items in batches of 32 without the last four"
-    learn = learner(EarlyLossSamplingCallback(1), linear(), drop_last=True)
+    learn = with_diary(EarlyLossSamplingCallback(1), linear(), drop_last=True)
     losses = losses_in(trained_only(learn, 1).diary.epochs[0])
     missing = losses.isnan()
     assert missing.sum()==4
@@ -71,7 +62,7 @@ class Stop(Callback):
         if self.training and self.epoch==self.at and self.iter==2: raise CancelFitException
 
 def test_an_interrupted_epoch_does_not_count():
-    learn = learner(EarlyLossSamplingCallback(2))
+    learn = with_diary(EarlyLossSamplingCallback(2))
     trained_only(learn, 3, cbs=Stop(1))
     assert kept(learn) is None
     epochs = trained_only(learn, 2).diary.epochs
@@ -93,17 +84,17 @@ class Cancel(Callback):
     ('after_pred', 0, CancelBatchException),
     ('before_batch', 0, CancelBatchException)])
 def test_an_epoch_that_another_callback_cancels_does_not_count(event, batch, exception):
-    learn = learner(EarlyLossSamplingCallback(1))
+    learn = with_diary(EarlyLossSamplingCallback(1))
     epochs = trained_only(learn, 2, cbs=Cancel(event, batch, exception)).diary.epochs
     torch.testing.assert_close(kept(learn), losses_in(epochs[1]))
 
 def test_an_epoch_without_a_batch_does_not_count():
-    learn = learner(EarlyLossSamplingCallback(1), bs=200, drop_last=True)
+    learn = with_diary(EarlyLossSamplingCallback(1), bs=200, drop_last=True)
     trained_only(learn, 1)
     assert kept(learn) is None
 
 def test_an_epoch_without_a_finite_loss_does_not_count():
-    learn = learner(EarlyLossSamplingCallback(1))
+    learn = with_diary(EarlyLossSamplingCallback(1))
     class Broken(Callback):
         order = -60
         def before_batch(self):
@@ -113,7 +104,7 @@ def test_an_epoch_without_a_finite_loss_does_not_count():
     assert kept(learn) is None
 
 def test_epochs_on_another_training_set_do_not_count():
-    learn = learner(EarlyLossSamplingCallback(2))
+    learn = with_diary(EarlyLossSamplingCallback(2))
     trained_only(learn, 1)
     learn.dls = numbered_learner(n=112).dls
     trained_only(learn, 1)
@@ -121,7 +112,7 @@ def test_epochs_on_another_training_set_do_not_count():
 
 def test_a_loss_that_mixes_items_is_refused_before_it_is_needed():
     def mixing(pred, y): return F.cross_entropy(pred-pred.mean(0), y)
-    learn = learner(EarlyLossSamplingCallback(1), net=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    learn = with_diary(EarlyLossSamplingCallback(1), net=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
     learn.splitter = lambda model: [list(model.net[0].parameters()),list(model.net[1].parameters())]
     learn.freeze()
     learn.loss_func = mixing
@@ -130,7 +121,7 @@ def test_a_loss_that_mixes_items_is_refused_before_it_is_needed():
 
 def test_frozen_epochs_do_not_count():
     def parts(model): return [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
-    learn = learner(EarlyLossSamplingCallback(1))
+    learn = with_diary(EarlyLossSamplingCallback(1))
     learn.splitter = parts
     learn._do_epoch_validate = lambda *args: None
     quiet_fit(learn, 2, fit='fine_tune', freeze_epochs=3)
@@ -138,14 +129,14 @@ def test_frozen_epochs_do_not_count():
     assert learn.selection.early.epochs==1
 
 def test_where_layers_were_frozen_throughout_that_is_said():
-    learn = learner(WatchItemsCallback())
+    learn = with_diary(WatchItemsCallback())
     learn.splitter = lambda model: [list(model.net[:1].parameters()),list(model.net[1:].parameters())]
     learn.freeze()
     quiet_fit(learn, 3)
     with pytest.raises(ValueError, match=r'learn.unfreeze\(\) where layers are frozen'): learn.refit_head()
 
 def test_a_training_set_of_another_length_is_remembered_anew():
-    learn = learner(EarlyLossSamplingCallback(1))
+    learn = with_diary(EarlyLossSamplingCallback(1))
     trained_only(learn, 2)
     other = numbered_learner(n=112)
     learn.dls = other.dls
@@ -157,7 +148,7 @@ def test_a_training_set_of_another_length_is_remembered_anew():
 @pytest.mark.parametrize('after,n_epoch', [(2,2), (3,2), (.6,1)])
 def test_until_losses_are_kept_training_is_bit_equal_to_plain(after, n_epoch):
     def trained(cb):
-        learn = trained_only(learner(cb), n_epoch)
+        learn = trained_only(numbered_learner(bs=32, cbs=cb), n_epoch)
         return weights(learn),[float(loss) for loss in learn.recorder.losses]
     (plain,plain_losses),(ours,losses) = trained(None),trained(EarlyLossSamplingCallback(after))
     assert same(plain, ours)
@@ -166,7 +157,7 @@ def test_until_losses_are_kept_training_is_bit_equal_to_plain(after, n_epoch):
 @pytest.mark.parametrize('alpha', [0., .5, 1., 2.])
 def test_items_come_as_often_as_their_early_loss_says(alpha):
     "Whatever is learned later"
-    learn = learner(EarlyLossSamplingCallback(1, alpha, seed=0), linear(), bs=50)
+    learn = with_diary(EarlyLossSamplingCallback(1, alpha, seed=0), linear(), bs=50)
     first,*later = trained_only(learn, 61, lr=.05).diary.epochs
     power = losses_in(first)**alpha
     assert all(len(items_of(epoch))==100 for epoch in later)
@@ -174,7 +165,7 @@ def test_items_come_as_often_as_their_early_loss_says(alpha):
 
 @pytest.mark.parametrize('uniform', [.25, 1.])
 def test_a_share_keeps_the_epochs_own_order(uniform):
-    learn = learner(EarlyLossSamplingCallback(1, uniform=uniform, seed=0), linear(), bs=100)
+    learn = with_diary(EarlyLossSamplingCallback(1, uniform=uniform, seed=0), linear(), bs=100)
     first,*later = trained_only(learn, 41).diary.epochs
     p = losses_in(first)/losses_in(first).sum()
     n_own = round(100*uniform)
@@ -183,7 +174,7 @@ def test_a_share_keeps_the_epochs_own_order(uniform):
     else: assert is_near(counts_in(later), uniform/100+(1-uniform)*p)
 
 def test_weights_of_the_loader_and_early_losses_multiply():
-    learn = learner(EarlyLossSamplingCallback(1, seed=0), linear())
+    learn = with_diary(EarlyLossSamplingCallback(1, seed=0), linear())
     plain = learn.dls.train
     wgts = torch.arange(100.)+1
     learn.dls.loaders[0] = WeightedDL(plain.dataset, bs=100, wgts=wgts.numpy(), shuffle=True, num_workers=0)
@@ -195,7 +186,7 @@ def test_weights_of_the_loader_and_early_losses_multiply():
     assert torch.corrcoef(torch.stack([counts, p]))[0,1]>.97
 
 def test_nothing_is_scored():
-    learn = learner(EarlyLossSamplingCallback(1))
+    learn = with_diary(EarlyLossSamplingCallback(1))
     read,runs,epochs = reads_and_runs(learn, 3)
     assert runs==sum(map(len, epochs))
     assert sum(read.values())==300
@@ -203,19 +194,19 @@ def test_nothing_is_scored():
 @pytest.mark.parametrize('workers', [0, slow(2)])
 @pytest.mark.parametrize('bs,drop_last,sizes', [(16,False,[16]*6+[4]), (16,True,[16]*6), (25,False,[25]*4)])
 def test_batches_are_as_many_as_ever(bs, drop_last, sizes, workers):
-    learn = learner(EarlyLossSamplingCallback(1), bs=bs, drop_last=drop_last, num_workers=workers)
+    learn = with_diary(EarlyLossSamplingCallback(1), bs=bs, drop_last=drop_last, num_workers=workers)
     epochs = trained_only(learn, 3).diary.epochs
     assert [[len(items) for items,*_ in epoch] for epoch in epochs]==[sizes]*3
 
 def test_interrupted_epochs_and_those_after_the_end_are_plain_and_renew_nothing():
-    learn = learner(EarlyLossSamplingCallback(1, interrupt=3, end=.8))
+    learn = with_diary(EarlyLossSamplingCallback(1, interrupt=3, end=.8))
     epochs = trained_only(learn, 10).diary.epochs
     is_plain = [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]
     assert is_plain==[True,False,True,False,False,True,False,False,True,True]
     torch.testing.assert_close(kept(learn), losses_in(epochs[0]))
 
 def test_options_may_follow_a_schedule():
-    learn = learner(EarlyLossSamplingCallback(1, uniform=lambda pct: float(pct>=.5)))
+    learn = with_diary(EarlyLossSamplingCallback(1, uniform=lambda pct: float(pct>=.5)))
     epochs = trained_only(learn, 4).diary.epochs
     assert [sorted(items_of(epoch))==[*range(100)] for epoch in epochs]==[True,False,True,True]
 
@@ -223,7 +214,7 @@ def test_options_may_follow_a_schedule():
 @pytest.mark.parametrize('n_before', [1, 2, 3])
 def test_a_resumed_training_goes_on_as_an_uninterrupted_one(n_before):
     "Saved before losses are kept, or after"
-    def new(): return learner(EarlyLossSamplingCallback(2, seed=3), linear())
+    def new(): return with_diary(EarlyLossSamplingCallback(2, seed=3), linear())
     whole,first,second = new(),new(),new()
     for learn in (whole,first): trained_only(learn, n_before)
     second.model.load_state_dict(first.model.state_dict())
@@ -237,7 +228,7 @@ def test_a_resumed_training_goes_on_as_an_uninterrupted_one(n_before):
     assert kept(whole).equal(kept(second))
 
 def test_state_of_other_items_is_refused():
-    learn,other = learner(EarlyLossSamplingCallback(1)),numbered_learner(n=112, cbs=[EarlyLossSamplingCallback(1)])
+    learn,other = with_diary(EarlyLossSamplingCallback(1)),numbered_learner(n=112, cbs=[EarlyLossSamplingCallback(1)])
     trained_only(learn, 1)
     state = learn.selection.state_dict()
     refused = 'a state in which none of the 80 training items was found, wanted one of these'
@@ -246,7 +237,7 @@ def test_state_of_other_items_is_refused():
 # what is remembered besides
 def test_last_losses_are_remembered_where_they_are_asked_for():
     options = {},dict(track_items=True)
-    without,having = (trained_only(learner(EarlyLossSamplingCallback(1, **kwargs)), 3) for kwargs in options)
+    without,having = (trained_only(with_diary(EarlyLossSamplingCallback(1, **kwargs)), 3) for kwargs in options)
     with pytest.raises(ValueError, match='pass track_items=True'): without.selection.items()
     last = losses_in(having.diary.epochs[-1])
     trained = ~last.isnan()
@@ -255,7 +246,7 @@ def test_last_losses_are_remembered_where_they_are_asked_for():
     assert same(*map(weights, (without,having)))
 
 def test_the_report_tells_of_the_losses_that_were_chosen_by():
-    learn = learner(EarlyLossSamplingCallback(1), linear())
+    learn = with_diary(EarlyLossSamplingCallback(1), linear())
     trained_only(learn, 3)
     row = learn.selection.stats.query('step<0').iloc[-1]
     assert row.full_loss==pytest.approx(kept(learn).mean().item(), rel=1e-4)
@@ -277,7 +268,7 @@ def test_options_that_make_no_sense_are_refused(kwargs, error, said):
 @pytest.mark.parametrize('after,bs,says', [(1,16,'after=6'), (2,16,'after=6'), (1,2,None), (6,16,None), (8,20,None)])
 def test_losses_of_the_first_steps_are_told_of(after, bs, says, capsys):
     "Of a hundred items: 40 steps are six epochs in batches of 16, and less than one in batches of 2"
-    trained_only(learner(EarlyLossSamplingCallback(after), linear(), bs=bs), 8)
+    trained_only(with_diary(EarlyLossSamplingCallback(after), linear(), bs=bs), 8)
     said = capsys.readouterr().out
     if says is None: assert 'are kept, by the end of which' not in said
     else: assert f'the losses of epoch {after} are kept, by the end of which {7*after} steps were made' in said
@@ -285,7 +276,7 @@ def test_losses_of_the_first_steps_are_told_of(after, bs, says, capsys):
 
 # what can be seen
 def test_early_items_come_by_their_early_loss():
-    learn = learner(EarlyLossSamplingCallback(1), drop_last=True)
+    learn = with_diary(EarlyLossSamplingCallback(1), drop_last=True)
     with pytest.raises(ValueError, match='early_items: nothing is remembered'): learn.selection.early_items()
     losses = losses_in(trained_only(learn, 3).diary.epochs[0])
     idxs = learn.selection.early_items()
@@ -297,7 +288,7 @@ def test_early_items_come_by_their_early_loss():
     (132, 'got a training set of 100 items, of which nothing is remembered')])
 def test_items_of_another_training_set_or_without_a_learner_are_refused(n, said):
     "Also of one of the same length"
-    learn = trained_only(learner(EarlyLossSamplingCallback(1)), 1)
+    learn = trained_only(with_diary(EarlyLossSamplingCallback(1)), 1)
     selection = learn.selection
     learn.dls = numbered_learner(n=n).dls
     with pytest.raises(ValueError, match=said): selection.early_items()
@@ -321,6 +312,6 @@ def test_the_hardest_of_each_class_are_shown_class_by_class():
             learn.selection.show_early(2, classes)
 
 def test_a_fit_that_ends_too_early_says_so(capsys):
-    trained_only(learner(EarlyLossSamplingCallback(3)), 2)
+    trained_only(with_diary(EarlyLossSamplingCallback(3)), 2)
     said = 'It selects at the earliest from 0% to 100% of a fit, once losses are kept, after=3'
     assert f'this fit trained on all items. {said}' in capsys.readouterr().out

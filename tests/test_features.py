@@ -78,7 +78,7 @@ def test_the_estimate_is_that_of_confident_learning():
 
 def learner_of(x, y, model=None, n_valid=60):
     dls = dls_of(torch.tensor(x), torch.tensor(y), n_valid=n_valid)
-    return Learner(dls, model or nn.Linear(x.shape[1], 3), loss_func=CrossEntropyLossFlat())
+    return learner_on(dls, model or nn.Linear(x.shape[1], 3))
 
 def test_a_learner_stays_as_it_is_and_both_parts_are_listed(capsys):
     x,y,_ = points()

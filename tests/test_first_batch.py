@@ -32,7 +32,7 @@ def learner(cb, *cbs, model=None, loss_func=None, data=None, change=None):
     x,y = data or class_data(N)
     dls = dls_of(x, y, n_valid=16, after_batch=[ItemTransform(change)] if change else None)
     model = model or nn.Sequential(nn.Linear(x.shape[-1], 8), nn.ReLU(), nn.Linear(8, 3))
-    return Learner(dls, model, loss_func=loss_func or CrossEntropyLossFlat(), cbs=[cb,*cbs], lr=0.)
+    return learner_on(dls, model, loss_func=loss_func, cbs=[cb,*cbs], lr=0.)
 
 def refused(learn, said, n_steps=1):
     "Before the second step, with the true cause and what to do instead"
@@ -204,7 +204,7 @@ def packing(*cbs):
     dls = DataLoaders(*[TfmdDL([*zip(x, lengths, (x[:,0,0]>0).long())], bs=16, num_workers=0,
         after_batch=[LongestFirst()]) for _ in range(2)])
     for dl in dls.loaders: dl._n_inp = 2
-    return Learner(dls, Packs(), loss_func=CrossEntropyLossFlat(), cbs=cbs)
+    return learner_on(dls, Packs(), cbs=cbs)
 
 # Predictions of other kinds
 class Characters(nn.Conv1d):

@@ -7,7 +7,6 @@ from fastai.vision.core import PILImage
 from helpers import *
 from PIL import Image
 from selback.clean.folders import NamedImage, UnreadableImage, find_images
-from torch import nn
 
 def fill(root, *names, n=5):
     "Images of their own, so many in each of some folders"
@@ -17,10 +16,6 @@ def fill(root, *names, n=5):
     return root
 
 def folders_of(files, root): return sorted({f.parent.relative_to(root).as_posix() for f in files})
-
-def cnn(n_out):
-    "A small one"
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, n_out))
 
 # Parts
 @pytest.mark.parametrize('train,valid,test', [('train','valid','test'), ('train','val','testing'),
@@ -156,7 +151,7 @@ def test_dollars_are_shown_as_they_are(tmp_path):
         file.parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(file)
     dls = find_images(tmp_path).dls(8, 16)
-    learn = Learner(dls, cnn(2), loss_func=CrossEntropyLossFlat()).watch_items()
+    learn = learner_on(dls, cnn(2)).watch_items()
     quiet_fit(learn, 1)
     selection = learn.selection
     pair = dict(item='b/$1^$.png', part='train', other='b/$3^$.png', other_part='train', similarity=1.)

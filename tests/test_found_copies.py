@@ -6,7 +6,7 @@ from fastai.callback.core import Callback
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.transforms import get_image_files, parent_label
-from fastai.learner import Learner, load_learner
+from fastai.learner import load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
@@ -27,7 +27,7 @@ def of_images(train, valid, **kwargs):
     "A learner of images in memory, untrained"
     set_seed(0)
     dls = tensor_dls((train, labels_of(len(train))), (valid, labels_of(len(valid))), 32, n_classes=3)
-    return Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat(), lr=1e-2, **kwargs)
+    return learner_on(dls, small_convnet(3, .25), lr=1e-2, **kwargs)
 
 def copies(learn, **kwargs):
     with learn.no_bar(): return learn.find_copies(**kwargs)
@@ -102,7 +102,7 @@ def test_the_layer_that_is_chosen_has_maps_of_eight_pixels_or_else_of_four(side,
     model = nn.Sequential(nn.Identity(), halve(3, 8), nn.Conv2d(8, 8, 3, padding=1) if side>8 else halve(8, 8), *alike,
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
     dls = dls_of(torch.rand(60, 3, side, side), torch.arange(60)%3, n_valid=12)
-    copies(Learner(dls, model, loss_func=CrossEntropyLossFlat()))
+    copies(learner_on(dls, model))
     assert f"60 items, compared by the output of '{wanted}'" in capsys.readouterr().out
 
 def test_a_layer_that_is_used_for_each_of_two_images_is_taken(capsys):
@@ -119,7 +119,7 @@ def test_a_layer_that_is_used_for_each_of_two_images_is_taken(capsys):
     items = [*zip(a, b, labels_of(60))]
     dls = DataLoaders.from_dsets(items[:48], items[48:], bs=16, n_inp=2, num_workers=0)
     dls.n_inp = 2
-    found = copies(Learner(dls, Pair(), loss_func=CrossEntropyLossFlat()))
+    found = copies(learner_on(dls, Pair()))
     assert "compared by the output of 'body'" in capsys.readouterr().out
     assert names(found[:1])=={frozenset([7,40])}
     assert found.similarity[0]==1>found.similarity[1:].max()
@@ -141,7 +141,7 @@ def test_half_precision():
 def test_of_few_items_only_equal_ones_are_called_copies():
     x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     x[7] = x[3]
-    learn = Learner(dls_of(x, torch.arange(12)%2, bs=4, n_valid=2), small_convnet(2, .5), CrossEntropyLossFlat())
+    learn = learner_on(dls_of(x, torch.arange(12)%2, bs=4, n_valid=2), small_convnet(2, .5))
     found = copies(learn)
     assert found.group.notna().tolist()==(found.similarity==1).tolist()==[True]+4*[False]
 
@@ -161,8 +161,7 @@ def of_folder(folder, **kwargs):
     set_seed(0)
     block = DataBlock((ImageBlock,CategoryBlock), get_items=get_image_files, get_y=parent_label, item_tfms=Resize(32),
         **kwargs)
-    return Learner(block.dataloaders(folder, path=folder, bs=16, num_workers=0), small_convnet(3, .25),
-        loss_func=CrossEntropyLossFlat())
+    return learner_on(block.dataloaders(folder, path=folder, bs=16, num_workers=0), small_convnet(3, .25))
 
 again = {frozenset([f'{c}/0{i}.png', f'{c}/0{i}_again.png']) for i,c in enumerate('ab')}
 
@@ -179,7 +178,7 @@ def test_a_table_of_files_is_told_by_its_own_index(folder):
     files = [o.relative_to(folder).as_posix() for o in sorted(get_image_files(folder))]
     df = pd.DataFrame(dict(file=files, label=[o[0] for o in files]), index=[f'row {i}' for i in range(len(files))])
     dls = ImageDataLoaders.from_df(df, folder, bs=16, item_tfms=Resize(32), num_workers=0, seed=0)
-    found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()))[:2]
+    found = copies(learner_on(dls, small_convnet(3, .25)))[:2]
     assert {frozenset(df.file[[*pair]]) for pair in names(found)}==again
     for seed in range(9):
         _,valid = without_copies(found, .5, seed)(df)
@@ -191,7 +190,7 @@ def test_a_subset_is_told_by_its_places_in_the_whole():
     whole = TensorItems(images, labels_of(120), 1)
     parts = Subset(whole, [*range(100)][::-1]),Subset(whole, [*range(100, 120)])
     dls = DataLoaders(*(TfmdDL(o, bs=16, num_workers=0) for o in parts))
-    found = copies(Learner(dls, small_convnet(3, .25), loss_func=CrossEntropyLossFlat()), n=1)
+    found = copies(learner_on(dls, small_convnet(3, .25)), n=1)
     assert places(found)=={frozenset([('train',5),('valid',110)])}
 
 # What is done about it
@@ -299,14 +298,14 @@ def test_rows_of_categories_alone_are_copies_where_equal_ones_are_no_chance(n_va
     dls = TabularDataLoaders.from_df(df, procs=[Categorify], bs=16, **columns)
     class Net(nn.Linear):
         def forward(self, codes, numbers): return super().forward(codes.float())
-    found = copies(Learner(dls, Net(3, 2), loss_func=CrossEntropyLossFlat()), n=4)
+    found = copies(learner_on(dls, Net(3, 2)), n=4)
     likely = found[found.group.notna()]
     assert len(likely)==n_copies
     if n_copies: assert names(likely)=={frozenset([70,100]), frozenset([71,101])}
 
 def of_columns(x):
     dls = dls_of(x, torch.arange(len(x))%2, n_valid=60)
-    return Learner(dls, nn.Linear(x.shape[1], 2), loss_func=CrossEntropyLossFlat())
+    return learner_on(dls, nn.Linear(x.shape[1], 2))
 
 def test_a_number_for_unknown_makes_no_rows_equal():
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ from fastai.callback.hook import ActivationStats
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import *
 from fastai.learner import Learner
-from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
+from fastai.losses import BCEWithLogitsLossFlat, MSELossFlat
 from fastai.text.all import AWD_LSTM, TextDataLoaders, awd_lstm_clas_config, text_classifier_learner
 from helpers import *
 from torch.nn import functional as F
@@ -33,7 +33,7 @@ def _misled(share, wrong, epochs, in_bf16):
     test = marked(2000, .5, g)
     dls = dls_of(x, y, bs=16, n_valid=320)
     cbs = [CPUMixedPrecision(),ActivationStats()] if in_bf16 else []
-    learn = Learner(dls, two_layers(), loss_func=CrossEntropyLossFlat(), lr=1e-2, cbs=cbs).watch_items(valid=True)
+    learn = learner_on(dls, two_layers(), lr=1e-2, cbs=cbs).watch_items(valid=True)
     return quiet_fit(learn, epochs),test
 
 def misled(share=.98, wrong=0., epochs=5, in_bf16=False):
@@ -278,8 +278,7 @@ class Deep(nn.Module):
         return self.out(h)
 
 def test_the_layer_is_found_where_it_runs():
-    learn = Learner(dls_of(*marked(160, .9, torch.Generator().manual_seed(0))[:2]), Deep(),
-        loss_func=CrossEntropyLossFlat()).watch_items()
+    learn = learner_on(dls_of(*marked(160, .9, torch.Generator().manual_seed(0))[:2]), Deep()).watch_items()
     quiet_fit(learn, 1)
     assert features_of(learn, learn.dls.valid).head is learn.model.out
 
@@ -344,9 +343,7 @@ def test_a_layer_that_was_changed_since_is_neither_put_back_nor_begun_with(chang
 # What is refused
 def plain(model=None, y=None, loss_func=None, cbs=None, **kwargs):
     x,own,_ = marked(160, .9, torch.Generator().manual_seed(0))
-    learn = Learner(dls_of(x, own if y is None else y, **kwargs), model or two_layers(),
-        loss_func=loss_func or CrossEntropyLossFlat(), cbs=cbs)
-    return learn
+    return learner_on(dls_of(x, own if y is None else y, **kwargs), model or two_layers(), loss_func, cbs=cbs)
 
 def watched_learner(*args, **kwargs):
     learn = quiet_fit(plain(*args, **kwargs).watch_items(), 1)

@@ -89,17 +89,9 @@ METHODS = dict(
     drop_easy=(partial(DropEasyCallback, quantile=.6, drop=.7), partial(by_step, quantile=.6, drop=.7)),
     info_batch=(partial(InfoBatchCallback, prune=.7, delta=1.), partial(by_mean, prune=.7)))
 
-def learner(cb, net=None, bs=32, **kwargs): # a hundred items, four of them in the last batch
-    return numbered_learner(cbs=[cb, Diary()], net=net, bs=bs, **kwargs)
-
 def epochs_of(cb, n_epoch, bs=32, net=None, drop_last=False, num_workers=0, **kwargs):
-    learn = learner(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers)
+    learn = with_diary(cb, net, bs=bs, drop_last=drop_last, num_workers=num_workers)
     return trained_only(learn, n_epoch, **kwargs).diary.epochs
-
-def linear():
-    "The same weights in whatever order tests run"
-    set_seed(0)
-    return nn.Linear(4, 3)
 
 def longer_rest(rested, trained): return [0 if i in trained else r+1 for i,r in enumerate(rested)]
 
@@ -184,7 +176,7 @@ def test_numbers_follow_schedules(make, share):
 
 def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     "Items are read once for each time that they train; the model runs once a step"
-    read,runs,epochs = reads_and_runs(learner(FavorHardCallback(beta=3, seed=0)), 6)
+    read,runs,epochs = reads_and_runs(with_diary(FavorHardCallback(beta=3, seed=0)), 6)
     n_steps = sum(map(len, epochs))
     assert read==Counter(sum(map(items_of, epochs), []))
     assert 100<read.total()<6*50
@@ -195,7 +187,7 @@ def test_what_is_left_out_is_not_loaded_and_nothing_is_looked_at():
     (partial(PrioritizedSamplingCallback, 2., uniform=.2, warmup=1), .9)], ids=[*METHODS,'prioritized'])
 def test_training_and_memory_are_those_of_a_loop_by_hand(make, ema):
     "Also of items that come several times within a batch"
-    learn = learner(make(seed=0, correct=1.), linear())
+    learn = with_diary(make(seed=0, correct=1.), linear())
     learn.opt_func = SGD
     net,(x,y) = copy.deepcopy(learn.model),learn.dls.train.dataset.tensors
     epochs = trained_only(learn, 6, lr=.05).diary.epochs

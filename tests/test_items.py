@@ -23,7 +23,7 @@ def folder_of(path, n=20):
 
 def learner_of(dls, n_out=3, loss_func=None, **kwargs):
     set_seed(0)
-    learn = Learner(dls, nn.Linear(1, n_out), loss_func=loss_func or CrossEntropyLossFlat(), lr=.01)
+    learn = learner_on(dls, nn.Linear(1, n_out), loss_func=loss_func, lr=.01)
     return learn.watch_items(**kwargs)
 
 def from_folder(root, seed=0, **kwargs):

@@ -18,7 +18,7 @@ def item_learner(cbs, drop_last=True, **kwargs):
     x,y = torch.arange(50.)[:,None].repeat(1, 4),torch.arange(50)%3
     dls = dls_of(torch.cat([x[:16], x]), torch.cat([y[:16], y]), bs=8, n_valid=16, drop_last=drop_last)
     model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
-    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=.05, **kwargs)
+    return learner_on(dls, model, cbs=cbs, lr=.05, **kwargs)
 
 # importance sampling
 class Loads(Callback):
@@ -216,7 +216,7 @@ def test_holdout_sets_that_overlap_are_refused():
     def learner(items):
         ds = Subset(base, items)
         dls = DataLoaders(TfmdDL(ds, bs=10, shuffle=True, num_workers=0), TfmdDL(ds, bs=10, num_workers=0))
-        return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat())
+        return learner_on(dls)
     a,b,c = map(learner, (range(30), range(30, 60), range(20, 50)))
     with a.no_bar(),a.no_logging(): score = reducible_loss(a, b.dls, n_epoch=1)
     x,y = base[30:60]

@@ -24,8 +24,7 @@ class EachEpoch(Callback):
 def learner(cb, change=None, model=None, lr=0., loss_func=None, cbs=()):
     set_seed(0)
     dls = DataLoaders(TfmdDL(Rows(change), bs=8, num_workers=0, shuffle=True), TfmdDL(Rows(), bs=8, num_workers=0))
-    return Learner(dls, model or nn.Linear(4, 3), loss_func=loss_func or CrossEntropyLossFlat(),
-        cbs=[cb, EachEpoch(), *cbs], lr=lr)
+    return learner_on(dls, model or nn.Linear(4, 3), loss_func=loss_func, cbs=[cb, EachEpoch(), *cbs], lr=lr)
 
 def probabilities(model, ds):
     with torch.no_grad(): return model(ds.x).softmax(1).gather(1, ds.y[:,None])[:,0]

@@ -69,14 +69,6 @@ def test_any_batch_is_mixed_alike(u, bs):
     assert set(counts.tolist())<={math.floor(exact*bs),math.ceil(exact*bs)}
     assert own.sum()==math.floor(exact*200)
 
-def learner(cb, net=None, bs=32, **kwargs): # a hundred items, four of them in the last batch
-    return numbered_learner(cbs=[cb, Diary()], net=net, bs=bs, **kwargs)
-
-def linear():
-    "The same weights in whatever order tests run"
-    set_seed(0)
-    return nn.Linear(4, 3)
-
 def losses_of(learn):
     "Of all items, by hand"
     x,y = learn.dls.train.dataset.tensors
@@ -98,7 +90,7 @@ def followed(learn, n_epoch, **kwargs):
 @pytest.mark.parametrize('u', [0., .3, .7])
 def test_batches_are_as_many_as_ever_and_keep_their_own_items_where_they_were(u, bs, drop_last):
     selection = PrioritizedSamplingCallback(uniform=u, warmup=1)
-    epochs,orders = followed(learner(selection, bs=bs, drop_last=drop_last), 4)
+    epochs,orders = followed(with_diary(selection, bs=bs, drop_last=drop_last), 4)
     sizes = [bs]*(100//bs)+[100%bs]*(not drop_last and 100%bs>0)
     exact = Fraction(str(u))
     for e,(epoch,order) in enumerate(zip(epochs, orders, strict=True)):
@@ -114,7 +106,7 @@ def test_batches_are_as_many_as_ever_and_keep_their_own_items_where_they_were(u,
 # how often
 def test_what_the_loader_draws_more_often_is_drawn_more_often_here():
     "In an epoch of a `WeightedDL` an item stands several times, or never; of weight 0 it never comes"
-    learn = learner(PrioritizedSamplingCallback(1., uniform=.2, seed=0, warmup=0), linear(), bs=100)
+    learn = with_diary(PrioritizedSamplingCallback(1., uniform=.2, seed=0, warmup=0), linear(), bs=100)
     loss,wgts = losses_of(learn),torch.tensor([0.,1.,1.,4.]*25)
     ds = learn.dls.train.dataset
     learn.dls.loaders[0] = WeightedDL(ds, bs=100, wgts=wgts.numpy(), shuffle=True, num_workers=0)
@@ -160,7 +152,7 @@ def test_weights_are_powers_of_how_often_an_item_comes_of_mean_1(u, alpha, corre
     lambda: InfoBatchCallback(prune=.5, delta=1., seed=0, warmup=1)], ids=['drawn','pruned'])
 def test_corrected_gradients_are_unbiased(make):
     "On average over the draws an epoch's gradient is that of all items"
-    learn,sums = learner(make(), linear(), bs=50),[]
+    learn,sums = with_diary(make(), linear(), bs=50),[]
     class Sum(Callback):
         order,run_valid = 60,False
         def before_train(self): self.total = 0.
@@ -175,7 +167,7 @@ def test_corrected_gradients_are_unbiased(make):
     assert ((draws.mean(0)-full).abs()<4*draws.std(0)/60**.5).all()
 
 def test_in_training_weights_go_with_their_items():
-    learn = learner(PrioritizedSamplingCallback(.5, uniform=.4, correct=1., warmup=1), linear())
+    learn = with_diary(PrioritizedSamplingCallback(.5, uniform=.4, correct=1., warmup=1), linear())
     q = .004+.6*torch.tensor(shares(losses_of(learn).tolist(), .5))
     for epoch in trained_only(learn, 4, lr=0.).diary.epochs[1:]:
         for batch,weight,_ in epoch: assert weight==pytest.approx((1/(100*q[batch])).tolist(), rel=1e-4)
@@ -183,7 +175,7 @@ def test_in_training_weights_go_with_their_items():
 # when, and with what
 def test_nothing_is_looked_at_and_repeats_are_loaded_for_themselves():
     "Items are read once for each time that they train; the model runs once a step"
-    read,runs,epochs = reads_and_runs(learner(PrioritizedSamplingCallback(seed=0, warmup=1)), 4)
+    read,runs,epochs = reads_and_runs(with_diary(PrioritizedSamplingCallback(seed=0, warmup=1)), 4)
     assert read==Counter(sum(map(items_of, epochs), []))
     assert read.total()==400
     assert max(read.values())>4

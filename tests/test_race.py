@@ -175,7 +175,7 @@ def test_the_field_races_where_nobody_is_named(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', noted)
     def get_learner():
         dls = dls_of(torch.rand(112, 4), torch.arange(112)%16//15)
-        return Learner(dls, mlp(), loss_func=CrossEntropyLossFlat(), metrics=error_rate)
+        return learner_on(dls, metrics=error_rate)
     for methods in (None, ['favor_hard']):
         with pytest.raises(KeyboardInterrupt): race(get_learner, methods, compute=2000)
     assert asked==[[*field,'balanced_sampling'],['none','favor_hard']]

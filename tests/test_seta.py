@@ -60,8 +60,7 @@ def test_what_never_trained_is_as_hard_as_the_hardest():
     assert len(seta(torch.zeros(0)).rows)==0
 
 # the callback
-def learner(cb, **kwargs): return numbered_learner(cbs=[cb, Diary()], bs=16, **kwargs) # a hundred items
-def later_epochs(cb, n_epoch): return trained_only(learner(cb), n_epoch).diary.epochs
+def later_epochs(cb, n_epoch): return trained_only(with_diary(cb, bs=16), n_epoch).diary.epochs
 
 def test_each_epoch_loads_the_window_of_the_last_losses():
     "Where one would be left over for a batch of its own, another comes along; the last two of 16 epochs have no window"

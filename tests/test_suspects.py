@@ -68,7 +68,7 @@ SOURCES = dict(from_folder=from_folder, from_df=from_df, from_block=from_block)
 def learner_of(dls, n_out=3, loss_func=None):
     set_seed(0)
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, n_out))
-    return Learner(dls, net, loss_func=loss_func or CrossEntropyLossFlat(), lr=.1)
+    return learner_on(dls, net, loss_func=loss_func, lr=.1)
 
 @pytest.fixture(scope='module')
 def learners(folder):
@@ -139,7 +139,7 @@ def learner_of_table(**kwargs):
     y = torch.arange(76)%2
     y[[20,41]] = 1-y[[20,41]] # the first 16 are for validation
     x = torch.cat([2*(torch.arange(76)%2*2-1)[:,None]+.3*torch.randn(76, 1), torch.zeros(76, 3)], 1)
-    return Learner(dls_of(x, y, n_valid=16, **kwargs), nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1)
+    return learner_on(dls_of(x, y, n_valid=16, **kwargs), nn.Linear(4, 2), lr=.1)
 
 def test_tensors_are_listed_by_their_numbers():
     found = quiet_fit(learner_of_table().watch_items(), 6).selection.suspects()
@@ -334,7 +334,7 @@ def test_a_training_that_suspects_nothing_says_so(learn, capsys):
     assert 'no other class was likelier' not in capsys.readouterr().out
     y = torch.arange(76)%2
     dls = dls_of(4*y[:,None]-2.+torch.zeros(76, 4), y)
-    learn = Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items()
+    learn = learner_on(dls, nn.Linear(4, 2), lr=.1).watch_items()
     learned = quiet_fit(learn, 6).selection
     learned.suspects()
     learned.suspects()
@@ -363,7 +363,7 @@ def test_a_network_that_validates_worse_than_a_guess_says_so(wrong, capsys):
     y[76-wrong:] = 1-y[76-wrong:]
     dls = dls_of(x, y, n_valid=32)
     dls.c = 2
-    learn = quiet_fit(Learner(dls, nn.Linear(4, 2), loss_func=CrossEntropyLossFlat(), lr=.1).watch_items(), 6)
+    learn = quiet_fit(learner_on(dls, nn.Linear(4, 2), lr=.1).watch_items(), 6)
     loss = learn.recorder.values[-1][1]
     learn.selection.suspects()
     said = f'the last validation loss, {loss:.2f}, is above that of a guess, 0.69: '
@@ -374,7 +374,7 @@ def test_a_network_that_validates_worse_than_a_guess_says_so(wrong, capsys):
 def test_a_guess_knows_how_often_each_class_is_given(n_rare, capsys):
     "Of two classes as .9 and .1 it has a loss of .33, of two alike one of .69"
     y = (torch.arange(96)%80<n_rare).long()
-    learn = Learner(dls_of(torch.zeros(96, 4), y, n_valid=16, drop_last=False), nn.Linear(4, 2), CrossEntropyLossFlat())
+    learn = learner_on(dls_of(torch.zeros(96, 4), y, n_valid=16, drop_last=False), nn.Linear(4, 2))
     with torch.no_grad(): learn.model.bias[:] = 0.
     quiet_fit(learn.watch_items(), 1, lr=0.)
     learn.selection.labels.margins -= 1. # or nothing is suspected at all

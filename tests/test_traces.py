@@ -176,7 +176,7 @@ def learner(make, *cbs):
     set_seed(0)
     x,y = class_data(80)
     dls = DataLoaders(*[TfmdDL([*zip(x, y)], bs=16, num_workers=0) for _ in range(2)])
-    return Learner(dls, make(), loss_func=CrossEntropyLossFlat(), cbs=cbs, lr=1e-2)
+    return learner_on(dls, make(), cbs=cbs, lr=1e-2)
 
 def with_extra(make, *cbs): return learner(make, *cbs, ExtraLoss())
 

@@ -365,12 +365,12 @@ SPLITS = [range(48), range(48, 64)]
 def datasets_learner(y_tfms, loss_func=None, n_out=2, **kwargs):
     set_seed(0)
     dls = Datasets(list(range(64)), [[to_x], y_tfms], splits=SPLITS).dataloaders(bs=16, num_workers=0)
-    learn = Learner(dls, mlp(n_out), loss_func=loss_func or CrossEntropyLossFlat())
+    learn = learner_on(dls, mlp(n_out), loss_func=loss_func)
     return quiet_fit(learn.top_loss(track_items=True, **kwargs), 3)
 
 def test_items_that_are_the_data_themselves_are_no_column():
     "A path or a row says where an item comes from; a tensor in a table says nothing"
-    learn = Learner(get_dls('digits', 32, 64, 32), small_resnet(10, .125), CrossEntropyLossFlat())
+    learn = learner_on(get_dls('digits', 32, 64, 32), small_resnet(10, .125))
     quiet_fit(learn.top_loss(track_items=True), 1)
     assert list(learn.selection.items())==['loss','total','ewma','age','rested','seen','picked','label']
 
@@ -525,7 +525,7 @@ def test_datasets_show_their_items_without_augmentation():
     dsets = Datasets(list(range(64)), [[to_grey], [to_name, Categorize()]], splits=SPLITS)
     dls = dsets.dataloaders(bs=16, num_workers=0, after_batch=Blacken())
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
-    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat()).top_loss(track_items=True)
+    learn = learner_on(dls, model).top_loss(track_items=True)
     images = shown(quiet_fit(learn, 2))
     for image,title,i in zip(images, titles(), hardest_of(learn.selection.items(), 4), strict=True):
         assert np.allclose(image, i/64)
@@ -616,7 +616,7 @@ def text_loaders():
 def test_texts_show(monkeypatch):
     set_seed(0)
     dls = text_loaders()
-    learn = Learner(dls, nn.EmbeddingBag(len(dls.vocab[0]), 2), loss_func=CrossEntropyLossFlat())
+    learn = learner_on(dls, nn.EmbeddingBag(len(dls.vocab[0]), 2))
     selection = quiet_fit(learn.top_loss(track_items=True), 2).selection
     assert selection.items().label.tolist()==['a','b']*16
 

@@ -605,7 +605,7 @@ def test_a_rare_label_does_not_fill_the_first_rows(n_with):
 def found_of(x, y, right, n_valid=100):
     "The share of wrong labels among as many suspects, and among as many of the lowest probabilities"
     set_seed(0)
-    learn = Learner(dls_of(x, y, n_valid=n_valid, bs=32), mlp(4), CrossEntropyLossFlat(), lr=.02)
+    learn = learner_on(dls_of(x, y, n_valid=n_valid, bs=32), mlp(4), lr=.02)
     labels,is_wrong = quiet_fit(learn.watch_items(), 8).selection.labels,(right!=y)[n_valid:]
     k = int(is_wrong.sum())
     def share(rows): return is_wrong[torch.as_tensor(rows[:k])].float().mean()
