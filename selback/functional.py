@@ -21,6 +21,7 @@ from .core.scoring import ScoringPass, batch_scores
 from .core.method import BatchMethod, EpochMethod, Inclusion, Method, Now, PolicyMethod
 from .core.ahead import Ahead
 from .core.loop import MemorySampler, chosen, inputs_and_targets
+from .core.watch import Watch
 from .methods.balanced_sampling import BalancedSampling
 from .methods.batch_loss_filter import BatchLossFilter
 from .methods.drop_easy import DropEasy

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Watch']
 
-# %% ../../nbs/core/23_watch.ipynb #688b764d
+# %% ../../nbs/core/23_watch.ipynb #60177306
 import os
 from collections import deque
 from copy import copy
@@ -25,7 +25,7 @@ from .ranks import Ranks
 from .said import KnownLabels
 from .tracking import ItemTracker
 
-# %% ../../nbs/core/23_watch.ipynb #b0bc8814
+# %% ../../nbs/core/23_watch.ipynb #26b8e8c6
 class _Drawn:
     "What draws the items of a loader, and notes them"
     def __init__(self, sampler):
@@ -62,7 +62,7 @@ def _noting(loader):
     vars(new).update({name: drawn, '_iterator': None}) # which persistent workers have
     return new,drawn,loader.dataset
 
-# %% ../../nbs/core/23_watch.ipynb #075c7dde
+# %% ../../nbs/core/23_watch.ipynb #7cf827db
 _remedy = 'have the dataset return the index of each item, and pass note(pred, yb, idx)'
 
 class _Handed:
@@ -103,7 +103,7 @@ def _has_part(batch, y):
     parts = [t for t in tensors_in(batch) if t.shape==y.shape]
     return any(torch.equal(t.cpu(), y.cpu()) for t in parts)
 
-# %% ../../nbs/core/23_watch.ipynb #c52a9433
+# %% ../../nbs/core/23_watch.ipynb #f8e15b1c
 def _usual_loss(pred, yb):
     "The loss of labels, by their shape, and the targets as it takes them; raises a `ValueError` for other targets"
     is_one = isinstance(pred, Tensor) and len(yb)==1 and isinstance(yb[0], Tensor)
@@ -129,7 +129,7 @@ def _check_usual(loss_func, pred, yb, kind):
     raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', 'pass the loss that '
         'trains, such as Watch(..., loss_func=F.binary_cross_entropy)'))
 
-# %% ../../nbs/core/23_watch.ipynb #71d0b608
+# %% ../../nbs/core/23_watch.ipynb #6dc07706
 def _label(classes, names):
     "What an item is labelled: a number or a name, or a list of the names that it has; None: it is not known"
     if len(classes)>1: return [name for name,has_it in zip(names, classes) if has_it>0]
@@ -142,7 +142,7 @@ def _ranks():
     if not (dist.is_available() and dist.is_initialized()): return Ranks()
     return Ranks(dist.get_world_size(), 'cuda' if dist.get_backend()=='nccl' else 'cpu')
 
-# %% ../../nbs/core/23_watch.ipynb #99b6e97f
+# %% ../../nbs/core/23_watch.ipynb #0a326168
 class Watch:
     "Hands out a loader's batches, and remembers what was predicted of each of their items"
     def __init__(self,
@@ -243,8 +243,9 @@ class Watch:
         if not self._has_noted:
             raise ValueError(error_text('end_epoch', 'an epoch of which nothing was noted', 'note(pred, yb) in each '
                 'step', 'end an epoch once'))
-        tracker,tracker.ranks = self._tracker,_ranks()
-        if not self._is_noting: self._begin(tracker.ranks.device)
+        tracker,ranks = self._tracker,_ranks()
+        if not self._is_noting: self._begin(ranks.device)
+        tracker.ranks = ranks
         self._is_noting = False
         self._reader.begin_epoch()
         tracker.end_epoch()
