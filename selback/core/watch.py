@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['Watch']
 
-# %% ../../nbs/core/23_watch.ipynb #60177306
+# %% ../../nbs/core/23_watch.ipynb #7d0628d7
 import os
 from collections import deque
-from copy import copy
 
 import numpy as np, pandas as pd, torch
 from torch import Tensor, distributed as dist
@@ -25,7 +24,7 @@ from .ranks import Ranks
 from .said import KnownLabels
 from .tracking import ItemTracker
 
-# %% ../../nbs/core/23_watch.ipynb #26b8e8c6
+# %% ../../nbs/core/23_watch.ipynb #3639e5fc
 class _Drawn:
     "What draws the items of a loader, and notes them"
     def __init__(self, sampler):
@@ -45,24 +44,19 @@ class _Drawn:
             yield idx
 
 def _noting(loader):
-    "A copy of a loader that notes what it draws, what notes it, and the dataset; None for a loader that can't tell"
-    within = [(name, o) for name,o in getattr(loader, '__dict__', {}).items() if isinstance(o, DataLoader)]
-    new = copy(loader)
-    if within:
-        [(name,o),*_] = within
-        found = _noting(o)
-        if found is None: return None
-        vars(new)[name],*found = found
-        return new,*found
-
+    "What draws the items of a loader, which notes them from now on, and the dataset; None where it can't tell them"
+    within = [o for o in getattr(loader, '__dict__', {}).values() if isinstance(o, DataLoader)]
+    if within: return _noting(within[0])
     is_known = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     if not is_known or not getattr(loader, 'in_order', True): return None
     name = 'sampler' if loader.batch_sampler is None else 'batch_sampler'
-    drawn = _Drawn(getattr(loader, name))
-    vars(new).update({name: drawn, '_iterator': None}) # which persistent workers have
-    return new,drawn,loader.dataset
+    drawn = getattr(loader, name)
+    if not isinstance(drawn, _Drawn): # no other watch was here
+        drawn = _Drawn(drawn)
+        vars(loader).update({name: drawn, '_iterator': None}) # persistent workers begin anew
+    return drawn,loader.dataset
 
-# %% ../../nbs/core/23_watch.ipynb #7cf827db
+# %% ../../nbs/core/23_watch.ipynb #f1efc08c
 _remedy = 'have the dataset return the index of each item, and pass note(pred, yb, idx)'
 
 class _Handed:
@@ -72,16 +66,17 @@ class _Handed:
         if found is None:
             raise TypeError(error_text('loader', f'a {type(loader).__name__}, of which no DataLoader with a dataset '
                 'draws the items in order', 'one that does', f'else {_remedy} of Watch(len(dataset))'))
-        self.reader,self.sampler,self.dataset = found
+        self.loader = loader
+        self.sampler,self.dataset = found
         self.idx = self.batch = None # the last one, and dataset indices of its items, int64, until they are noted
         self.n_new = 0 # batches since one was noted
 
     def __iter__(self):
         drawn = None
-        for batch in self.reader:
+        for batch in self.loader:
             if drawn is None: drawn = self.sampler.drawn # of the epoch that has begun
             if not drawn:
-                raise TypeError(error_text('loader', f'a {type(self.reader).__name__} whose batches another process '
+                raise TypeError(error_text('loader', f'a {type(self.loader).__name__} whose batches another process '
                     'draws', 'one that draws them itself', f'else {_remedy} of Watch(len(dataset))'))
             self.idx,self.batch = torch.as_tensor(drawn.popleft()).reshape(-1),batch
             self.n_new += 1
@@ -103,7 +98,7 @@ def _has_part(batch, y):
     parts = [t for t in tensors_in(batch) if t.shape==y.shape]
     return any(torch.equal(t.cpu(), y.cpu()) for t in parts)
 
-# %% ../../nbs/core/23_watch.ipynb #f8e15b1c
+# %% ../../nbs/core/23_watch.ipynb #cb2b3a31
 def _usual_loss(pred, yb):
     "The loss of labels, by their shape, and the targets as it takes them; raises a `ValueError` for other targets"
     is_one = isinstance(pred, Tensor) and len(yb)==1 and isinstance(yb[0], Tensor)
@@ -129,7 +124,7 @@ def _check_usual(loss_func, pred, yb, kind):
     raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', 'pass the loss that '
         'trains, such as Watch(..., loss_func=F.binary_cross_entropy)'))
 
-# %% ../../nbs/core/23_watch.ipynb #6dc07706
+# %% ../../nbs/core/23_watch.ipynb #a1134f9c
 def _label(classes, names):
     "What an item is labelled: a number or a name, or a list of the names that it has; None: it is not known"
     if len(classes)>1: return [name for name,has_it in zip(names, classes) if has_it>0]
@@ -142,7 +137,7 @@ def _ranks():
     if not (dist.is_available() and dist.is_initialized()): return Ranks()
     return Ranks(dist.get_world_size(), 'cuda' if dist.get_backend()=='nccl' else 'cpu')
 
-# %% ../../nbs/core/23_watch.ipynb #0a326168
+# %% ../../nbs/core/23_watch.ipynb #b68dd566
 class Watch:
     "Hands out a loader's batches, and remembers what was predicted of each of their items"
     def __init__(self,
@@ -170,6 +165,10 @@ class Watch:
         if len(index)!=self.n:
             raise ValueError(error_text('keys', f'{len(index)}', f'{self.n}, one for each item of the dataset'))
         return index.set_names([free_name(name or 'key', listed_columns) for name in index.names])
+
+    def __getattr__(self, name): # a trainer asks a loader for its sampler, or tells it the epoch
+        if name[:1]=='_' or name=='loader': raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def __len__(self)->int:
         "Batches of the loader"
