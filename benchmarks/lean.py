@@ -14,9 +14,9 @@ from against import BS, watched
 from common import *
 from fastai.optimizer import Adam
 from selback.core.scoring import ScoringPass, batch_scores
-from selback.functional import ItemMemory, fixed_random, include, loss_share, mean_inclusion, top_k, untouched
+from selback.functional import ItemMemory, Watch, fixed_random, include, loss_share, mean_inclusion, top_k, untouched
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 CALLS = 100 # of each, in each repeat
 
@@ -148,6 +148,32 @@ def watching(repeats):
     what = f'{BS} images of 32 pixels forward and backward through ResNet-18'
     yield dict(what=what, microseconds=step, calls=repeats)
 
+def looped(loader, repeats=20):
+    "Microseconds of a step of a bare loop, which notes what it predicts if the loader is a watch"
+    model,note = nn.Linear(32, 10),getattr(loader, 'note', lambda pred, yb: None)
+    opt,n = torch.optim.SGD(model.parameters(), 1e-3),0
+    start = process_time()
+    for _ in range(repeats):
+        for xb,yb in loader:
+            pred = model(xb)
+            note(pred, yb)
+            F.cross_entropy(pred, yb).backward()
+            opt.step()
+            opt.zero_grad()
+            n += 1
+    return 1e6*(process_time()-start)/n
+
+def watching_a_loop(repeats):
+    "What `Watch` adds to a step of a bare loop"
+    def loader(): return DataLoader(TensorDataset(torch.randn(20*BS, 32), torch.randint(0, 10, (20*BS,))), BS)
+    rows = []
+    for repeat in range(-2, repeats):
+        row = looped(loader()),looped(Watch(loader()))
+        if repeat>=0: rows.append(row)
+    plain,watched = np.median(rows, 0)
+    yield dict(what='a bare loop, beside the next', microseconds=plain, calls=repeats)
+    yield dict(what='Watch', microseconds=watched, added=watched-plain, calls=repeats)
+
 def pruned(scores, prune):
     "As in the paper's code: the items of an epoch, and all items' weights"
     easy = scores<scores.mean()
@@ -229,6 +255,7 @@ def main():
     rows = [row for group in GROUPS for row in measure(list(group()), args.repeats)]
     rows += steps(args.repeats, {row['what']: row['microseconds'] for row in rows})
     rows += watching(args.repeats)
+    rows += watching_a_loop(args.repeats)
     rows += info_batch(args.repeats)
     df = save(rows, 'lean', args)
     print('Freed memory is kept, so that no call waits for the system.')

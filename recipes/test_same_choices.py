@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import lightning, pytest, transformers
 from fastcore.nbio import read_nb
 from loops import *
-from selback.functional import FavorHard, InfoBatch, PrioritizedSampling
+from pandas.testing import assert_frame_equal
+from selback.functional import FavorHard, InfoBatch, PrioritizedSampling, Watch
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 transformers.logging.set_verbosity_error()
 for name in ('pytorch','fabric'): logging.getLogger(f'lightning.{name}').setLevel(logging.ERROR)
@@ -22,8 +24,8 @@ def classes_of(page, *names, **others):
     return SimpleNamespace(**{name: others[name] for name in names})
 
 # Lightning
-of_lightning = classes_of('lightning', 'ChosenLoader', 'ChoosingModule', 'RememberingModule', network=network,
-    numbered=dataset())
+of_lightning = classes_of('lightning', 'SelbackWatch', 'ChosenLoader', 'ChoosingModule', 'RememberingModule',
+    network=network, numbered=dataset())
 
 class Choosing(of_lightning.ChoosingModule):
     def __init__(self, *args, **kwargs):
@@ -65,13 +67,17 @@ class Remembering(of_lightning.RememberingModule):
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), LR)
 
 def by_lightning(module, **kwargs):
-    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
-    trainer = lightning.Trainer(max_epochs=N_EPOCH, accelerator='cpu', num_sanity_val_steps=0, **quiet, **kwargs)
-    trainer.fit(module)
+    fitted_by_lightning(module, **kwargs)
     return module.steps,module.net
 
+def fitted_by_lightning(module, loader=None, **kwargs):
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+    trainer = lightning.Trainer(max_epochs=N_EPOCH, accelerator='cpu', num_sanity_val_steps=0, **quiet, **kwargs)
+    trainer.fit(module, loader)
+
 # Trainer
-of_trainer = classes_of('hugging_face', 'Logits', 'EachEpoch', 'ChoosingTrainer', 'Remember', 'RememberingTrainer')
+of_trainer = classes_of('hugging_face', 'WatchingTrainer', 'EndEpoch', 'Logits', 'EachEpoch', 'ChoosingTrainer',
+    'Remember', 'RememberingTrainer')
 
 class AsTransformer(nn.Module):
     "Takes and returns what a transformer does"
@@ -79,7 +85,10 @@ class AsTransformer(nn.Module):
         super().__init__()
         self.net = network()
 
-    def forward(self, input_ids): return SimpleNamespace(logits=self.net(input_ids))
+    def forward(self, input_ids, labels=None, idx=None):
+        logits = self.net(input_ids)
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
 
 class NotingTrainer:
     "Notes what trains"
@@ -104,7 +113,23 @@ def by_trainer(cls, folder, n_steps, **kwargs):
     trainer = cls(model, args, train_dataset=items, optimizers=(sgd, constant), **kwargs)
     trainer.steps = []
     trainer.train()
-    return trainer.steps,model.net
+    return trainer
+
+def steps_by_trainer(*args, **kwargs):
+    trainer = by_trainer(*args, **kwargs)
+    return trainer.steps,trainer.model.net
+
+# Watching
+class Predicts(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def training_step(self, batch, batch_idx):
+        pred = self.net(batch[0])
+        return dict(loss=F.cross_entropy(pred, batch[1]), pred=pred)
+
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), LR)
 
 # The same
 @pytest.mark.parametrize('name', ['selective','top','share','random','importance','ahead'])
@@ -115,7 +140,7 @@ def test_all_train_on_the_same_items_with_the_same_weights(name, tmp_path):
 
     choose = dict(score=score_of(case), **case.of_pass)
     options = dict(method=case.method(**case.options), choose=choose)
-    assert_same(by_trainer(ChoosingTrainer, tmp_path, len(wanted[0]), **options), wanted)
+    assert_same(steps_by_trainer(ChoosingTrainer, tmp_path, len(wanted[0]), **options), wanted)
 
     method = case.method(**case.options)
     if method.gather: wanted = by_loop(case, N_EPOCH, warmup=1, fetch=fetched_early) # to know which step is the last
@@ -130,7 +155,7 @@ POLICIES = dict(
 def test_all_load_the_same_items_with_the_same_weights(name, tmp_path):
     wanted = by_memory(POLICIES[name](), N_EPOCH)
     assert len({len(step.items) for step in wanted[0]})>1
-    assert_same(by_trainer(RememberingTrainer, tmp_path, len(wanted[0]), method=POLICIES[name]()), wanted)
+    assert_same(steps_by_trainer(RememberingTrainer, tmp_path, len(wanted[0]), method=POLICIES[name]()), wanted)
     module = Remembering(POLICIES[name]())
     assert_same(by_lightning(module, reload_dataloaders_every_n_epochs=1), wanted)
     assert module.validated==N_EPOCH
@@ -140,3 +165,36 @@ def test_without_asking_again_lightning_does_not_validate():
     module = Remembering(FavorHard())
     by_lightning(module)
     assert module.validated==1
+
+def watched_by_loop():
+    watch,net = Watch(loader()),network()
+    opt = torch.optim.SGD(net.parameters(), LR)
+    for _ in range(N_EPOCH):
+        for x,y in watch:
+            pred = net.train()(x)
+            watch.note(pred, y)
+            F.cross_entropy(pred, y).backward()
+            opt.step()
+            opt.zero_grad()
+        watch.end_epoch()
+    return watch
+
+def watched_by_lightning():
+    watching = of_lightning.SelbackWatch(loader())
+    fitted_by_lightning(Predicts(), watching.watch, callbacks=[watching])
+    return watching.watch
+
+def watched_by_learner():
+    dl = TfmdDL(dataset(), bs=BS, num_workers=0)
+    sgd = partial(OptimWrapper, opt=torch.optim.SGD)
+    learn = learner_on(DataLoaders(dl, dl), network(), opt_func=sgd, lr=LR).watch_items()
+    return trained_only(learn, N_EPOCH).selection
+
+def test_all_who_watch_list_the_same(tmp_path):
+    wanted = watched_by_learner().suspects()
+    assert len(wanted)==N
+    assert_frame_equal(watched_by_loop().suspects(), wanted)
+    assert_frame_equal(watched_by_lightning().suspects(), wanted)
+    n_steps = N_EPOCH*-(-N//BS)
+    trainer = by_trainer(of_trainer.WatchingTrainer, tmp_path, n_steps, callbacks=[of_trainer.EndEpoch()])
+    assert_frame_equal(trainer.watch.suspects(), wanted)

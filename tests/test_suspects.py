@@ -241,7 +241,8 @@ def test_numbers_whose_losses_are_lost_are_not_listed(capsys):
     found = learn.selection.suspects()
     assert not {*lost.tolist()} & {*found.index} and len(found)==n-len(lost)
     assert found.mean_loss.gt(0).all()
-    assert f'the losses of {len(lost)} items were NaN, and these are not listed.' in capsys.readouterr().out
+    said = f'the losses of {len(lost)} items were NaN, in a step or more, which does not count.'
+    assert said in capsys.readouterr().out
 
 # Pictures
 def titles(): return [ax.get_title() for ax in plt.gcf().axes]
