@@ -173,11 +173,11 @@ def doubts(
     valid_loss:float|None=None, # The last one; None: the same
 )->dict: # A sentence by what it is about; None: there is none
     "What to tell of a list"
-    n_lost = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts if _goes_by_loss(o))
+    n_nan = sum(int(((o.losses.seen>0) & o.losses.total.isna()).sum()) for o in parts)
     n_empty = sum(int(((o.losses.seen>0) & (o.losses.total==0)).sum()) for o in parts if o.labels is None)
     has_labels = 'label' in rows and 'margin' in rows # not those of pixels
     return dict(
-        lost=f'the losses of {n_lost} items were NaN, and these are not listed.' if n_lost else None,
+        lost=f'the losses of {n_nan} items were NaN, in a step or more, which does not count.' if n_nan else None,
         empty=f'the loss of {n_empty} items was 0 whenever they trained, as of masks of which nothing counts; they '
             'come first in the list.' if n_empty else None,
         worth=_worth(rows, given, valid_loss) if has_labels else None)
