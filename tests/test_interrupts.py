@@ -99,3 +99,10 @@ def test_an_interrupt_never_breaks_the_next_fit(kind):
             check_nothing_open(learn, found[-1])
             check_one_mode(learn, found[-1])
     assert sum(where is not None for where in found)>n_interrupts//2
+
+@pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback, WatchItemsCallback], ids=one_liner)
+def test_gradients_that_an_interrupt_left_off_are_on_in_the_next_fit(cls):
+    learn = learner().add_cb(cls())
+    with torch.no_grad():
+        quiet_fit(learn, 1)
+        assert torch.is_grad_enabled()

@@ -11,6 +11,7 @@ from copy import deepcopy
 from operator import attrgetter
 from types import FunctionType
 
+import torch
 from fastai.callback.core import TrainEvalCallback
 from fastai.learner import Learner, Recorder
 from fastcore.basics import camel2snake, patch, patch_to
@@ -108,7 +109,9 @@ class Attached(TrainingOnly):
         self.is_fitting = True
 
     def before_train(self):
-        if self.run_train: self.refitted = None
+        if not self.run_train: return
+        torch.set_grad_enabled(True) # an interrupt may have left them off
+        self.refitted = None
 
     def after_fit(self):
         if not self.learn.lock.locked(): self.say()
