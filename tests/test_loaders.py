@@ -9,6 +9,7 @@ from fastai.distributed import DistributedDL
 from fastai.tabular.core import Categorify, TabDataLoader, TabularPandas, TabWeightedDL
 from fastai.text.data import LMDataLoader, SortedDL
 from fastcore.basics import chunked
+from fasttransform import Pipeline
 from helpers import *
 from selback.bench.datasets import TensorDL
 from selback.callback.loaders import ChosenBefore, Plan, check_loader, draw, own_loader, unwrapped_loader
@@ -161,12 +162,14 @@ def refuse_thirteen(o):
 
 @pytest.mark.skipif(sys.version_info<(3,11), reason='errors have no notes')
 @pytest.mark.parametrize('num_workers', [0, slow(2)])
-def test_an_item_that_cannot_be_read_is_named(num_workers):
-    ds = OwnNumbers()
+@pytest.mark.parametrize('cls', [FavorHardCallback, TopLossCallback, WatchItemsCallback])
+def test_an_item_that_cannot_be_read_is_named(cls, num_workers):
+    learn,ds = numbered_learner(cls(), num_workers)
     ds.items = [f'{i}.jpg' for i in range(50)]
-    dl = chosen_before(TfmdDL(ds, bs=8, after_item=refuse_thirteen, num_workers=num_workers))
-    with pytest.raises(OSError, match='cut off') as raised: list(dl)
+    learn.dls.train.after_item = Pipeline([refuse_thirteen])
+    with pytest.raises(OSError, match='cut off') as raised: quiet_fit(learn)
     assert 'item 13 could not be read, 13.jpg' in ''.join(traceback.format_exception(raised.value))
+    assert 'do_item' not in vars(learn.dls.train)
     traceback.clear_frames(raised.tb)
 
 @pytest.mark.parametrize('make,match', [
@@ -575,7 +578,7 @@ def numbered_learner(cb, num_workers=0, drop_last=True, **kwargs):
     train = TfmdDL(ds, bs=8, shuffle=True, drop_last=drop_last, num_workers=num_workers)
     dls = DataLoaders(train, TfmdDL(OwnNumbers(16), bs=8, num_workers=0))
     model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
-    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cb, lr=.05, **kwargs),ds
+    return learner_on(dls, model, cbs=cb, lr=.05, **kwargs),ds
 
 @pytest.mark.law(8)
 @pytest.mark.parametrize('make,num_workers', [*((make, 0) for make in OWN), *(slow(make, 0) for make in OTHERS),

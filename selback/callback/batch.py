@@ -23,7 +23,7 @@ from ..core.scoring import Scorer, ScoringPass
 from ..core.steps import steps
 from .learner import autocast_of, base_loss, callback_of, mixed_of, predicts, split_batch
 from .learner import true_output
-from .loaders import ChosenWithin, check_loader, check_size, pads, place_of
+from .loaders import ChosenWithin, batches_of, check_loader, check_size, pads, place_of
 from .selection import Selection
 
 # %% ../../nbs/callback/10_batch.ipynb #99f75e54
@@ -132,7 +132,7 @@ class BatchSelection(Selection):
     def reads(self, dl): # `Batch`es
         "Each batch of the loader, as inputs and targets, where the model is"
         learn,place = self.learn,place_of(dl)
-        for i,raw in enumerate(dl):
+        for i,raw in enumerate(batches_of(dl)):
             known = Batch(()) if place is None else place.current
             xb,yb = split_batch(learn, learn._set_device(raw))
             yield Batch(xb, yb, known.idx, known.weight, i, form=list if isinstance(raw, list) else tuple)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_size', 'LoaderInPlace', 'place_of', 'unwrapped_loader', 'size_of_batch', 'is_distributed', 'own_loader',
-           'valid_dataset', 'pads', 'check_independent', 'check_loader', 'longest_first', 'draw', 'Plan',
+           'valid_dataset', 'pads', 'check_independent', 'check_loader', 'batches_of', 'longest_first', 'draw', 'Plan',
            'ChosenBefore', 'known_of', 'ChosenWithin', 'loader_of', 'unaugmented']
 
 # %% ../../nbs/callback/00_loaders.ipynb #29db016a
@@ -201,10 +201,14 @@ def _noted(e, dl, i):
     if hasattr(e, 'add_note'): e.add_note(f'{type(dl).__name__}: item {i} could not be read{said}')
     return e
 
+def _named_item(do_item, dl, i):
+    "An item; an error says which"
+    try: return do_item(i)
+    except Exception as e: raise _noted(e, dl, i)
+
 def _strict_item(do_item, read, dl, i):
     "An item, which must be there; its number is noted"
-    try: item = do_item(i)
-    except Exception as e: raise _noted(e, dl, i)
+    item = _named_item(do_item, dl, i)
     read.append(i)
     if item is not None: return item
     raise ValueError(f'Item {i} was skipped (SkipItemException), so that the items of a batch are unknown; '
@@ -223,6 +227,24 @@ def _replaced(o, **attributes):
     finally:
         for name,value in before.items(): setattr(o, name, value)
         for name in attributes.keys()-before.keys(): vars(o).pop(name, None)
+
+def _begun(dl, of_loader, of_own): # `of_own` is for the loader over the whole dataset
+    "The batches of a loader that has other attributes as it begins, when fastai looks them up"
+    with _replaced(own_loader(dl), **of_own),_replaced(dl, **of_loader):
+        running = iter(dl)
+        batch = next(running, None)
+    while batch is not None:
+        yield batch
+        batch = None # it may be large
+        batch = next(running, None)
+
+def batches_of(
+    dl, # A training loader, fastai's or PyTorch's
+): # Batches
+    "What a loader hands out; an error says which item could not be read"
+    own = own_loader(dl)
+    is_known = place_of(dl) is None and isinstance(own, DataLoader) and own.indexed
+    return _begun(dl, {}, dict(do_item=partial(_named_item, own.do_item, own))) if is_known else iter(dl)
 
 # %% ../../nbs/callback/00_loaders.ipynb #97720051
 def longest_first(
@@ -304,16 +326,11 @@ class ChosenBefore(LoaderInPlace):
         self.__dict__['_order'] = self.idxs.tolist()
         do_item = partial(_strict_item, inner.do_item, self._read, inner)
         drawn = dict(get_idxs=partial(_same, self._order), randomize=_nothing, before_iter=_nothing)
-        # fastai looks these up as its iterator begins, and not again
-        with _replaced(inner, do_item=do_item, drop_last=self._drops_last),_replaced(self.dl, **drawn):
-            running = iter(self.dl)
-            batch = next(running, None)
-        while batch is not None:
+        for batch in _begun(self.dl, drawn, dict(do_item=do_item, drop_last=self._drops_last)):
             current = self._known()
             self.__dict__['n_read'] += 1
             yield batch,current
             batch = None # it may be large
-            batch = next(running, None)
         self.__dict__['_n_all'] = self.n_read
 
     def _known(self): # Raises a `ValueError` if other items were read than those that were drawn
