@@ -161,7 +161,7 @@ def limits_in_words(
     so = 'there the label may be right'
     if found.error>_much:
         so = 'therefore many labels in the list are right. More images, another network or a larger size help'
-    return (f'{found.how}. Minutes: {found.seconds/60:.0f}. Of images that were not learned from it takes '
+    return (f'{found.how}. Minutes: {found.seconds/60:.1f}. Of images that were not learned from it takes '
         f'{found.error:.0%} for another class; {so}. '
         'A share of what is listed is right, and what is wrong may be missing: look at each before you change it. '
         'Nothing in the folder was changed.')
@@ -221,7 +221,8 @@ from selback.clean.folders import find_images
 folder = Path({folder!r})
 images = find_images(folder).readable()
 learn = Learner(images.dls({bs}, {size}), nn.Identity(), CrossEntropyLossFlat()).watch_items()
-# The answers of this page; or suspects.csv, with the right labels in its column `label`, `unsure` to leave an image out
+# The answers of this page; or suspects.csv, with the right labels in its column `label`,
+# and `unsure` to leave an image out
 answers = 'answers.csv' if Path('answers.csv').exists() else 'suspects.csv'
 df = learn.selection.corrected(answers).set_index('file', drop=False)
 
@@ -264,7 +265,8 @@ def _odd_shown(found):
     def figure(o):
         asked = {} if o.kind=='corrupt' else dict(kind='odd') # what can't be opened is left out anyway
         return _figure(found.images.folder, [o.item], (o.kind.replace('_', ' '), o.item), **asked)
-    return _shown(figure, found.odd)
+    kinds = found.odd.groupby(['item','part'], sort=False).kind.agg(', '.join) # an image may be odd in several ways
+    return _shown(figure, kinds.reset_index())
 
 def _counts_shown(found):
     "A table of classes; it has no number that is refused elsewhere"
