@@ -39,7 +39,7 @@ def folder(tmp_path):
     ('a/2.png,c,change', "line 3: the label 'c' for a/2.png, whose answer is change, wanted one of a, b"),
     ('a/2.png,b,right', "line 3: the label 'b' for a/2.png, whose answer is right, wanted 'a', its class"),
     ('a/2.png,a,delete', "line 3: the label 'a' for a/2.png, whose answer is delete, wanted 'unsure'"),
-    ('a/1.png,b,change', "line 3: 'change b' for a/1.png, of which line 2 said 'right a', wanted one answer")])
+    ('a/2.png,b,change\na/2.png,a,change', "line 4: 'change a' for a/2.png, of which line 3 said 'change b'")])
 def test_an_answer_that_makes_no_sense_is_refused_by_its_line(row, said, folder, tmp_path):
     file = write(tmp_path/'mine.csv', 'a/1.png,a,right', row)
     said = re.escape(f'error: apply: got {file}, {said}')

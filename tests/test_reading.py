@@ -43,7 +43,7 @@ def test_a_row_is_what_the_network_says_of_its_file(bs, tmp_path):
     files = [tmp_path/f'{i}.png' for i in range(10)]
     for file in files: Image.fromarray(g.integers(0, 255, (32,32,3), dtype=np.uint8)).save(file)
     files[3].write_bytes(b'')
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 6, 3, 2))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, 2))
     stats = [.4,.5,.6],[.2,.3,.4]
     numbers,rows = read_images(files, Body(model, stats, 'mine'), 32, bs)
     assert numbers==[*range(10)]
