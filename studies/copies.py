@@ -1,6 +1,6 @@
 """Copies across a split, planted and real ones, and who finds them: `python -m studies.copies DATA` runs what is not
-stored yet: results/copies.csv"""
-import io, re
+stored yet: results/copies.csv, copies_called.csv"""
+import io, re, time
 from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from studies import pretrained
 from studies.experiments import once, results_folder, scale
 from studies.regimes import SmallUNet, camvid_parts, cifar_parts, frames_of, mask_dls, mean_iou_error
 
-path = results_folder/'copies.csv'
+path,called_path = results_folder/'copies.csv',results_folder/'copies_called.csv'
 
 # What becomes of an image
 
@@ -194,12 +194,14 @@ def by_pixels(data):
     "Images at 8x8, by cosine"
     return _listed(*_centred(*(F.adaptive_avg_pool2d(o.float(), 8).flatten(1) for o,_ in (data.train,data.valid))))
 
-def by_hash(data, name):
-    "`imagehash`'s bits, by how many of them differ"
+def _bits(images, name): # 64 of each, as 1 and -1
     import imagehash
     function = dict(average=imagehash.average_hash, perception=imagehash.phash)[name]
-    def bits(images): return torch.tensor(np.array([function(_picture(o)).hash.flatten() for o in images])).float()*2-1
-    return _listed(bits(data.train[0]), bits(data.valid[0]))
+    return torch.tensor(np.array([function(_picture(o)).hash.flatten() for o in images])).float()*2-1
+
+def by_hash(data, name):
+    "`imagehash`'s bits, by how many of them differ"
+    return _listed(_bits(data.train[0], name), _bits(data.valid[0], name))
 
 # What is found
 
@@ -230,6 +232,37 @@ def run(data, who, seed):
     if name!='frames': rows.append(told('last layer', by_last_layer(learn), None, data))
     return pd.concat(rows).assign(**_errors(learn) if name=='planted' and who!='pretrained' else {})
 
+# What is called a copy
+
+def by_distance(data, most):
+    "All pairs whose perception hashes differ in so many bits at most"
+    train,valid = (_bits(images, 'perception') for images,_ in (data.train,data.valid))
+    return [*map(tuple, (valid@train.T>=64-2*most).nonzero().tolist())]
+
+def by_guess(data, net, seed):
+    "The pairs that `find_copies` holds to be copies"
+    learn = _fitted(data, net, seed)
+    start = time.process_time()
+    with learn.no_bar(): found = learn.find_copies(within='across', flips=True)
+    found = found[found.group.notna()]
+    return [*zip(found['item'], found['other'])],time.process_time()-start
+
+def called(pairs, data):
+    "A row for each kind: how many are found, and how many pairs in all are false"
+    true = {pair for own in data.copies.values() for pair in own}
+    false = len({*pairs}-true)
+    return pd.DataFrame([dict(kind=kind, found=len({*own} & {*pairs}), of=len(own), false=false)
+        for kind,own in data.copies.items()])
+
+distances = {f'phash, {most} bits': most for most in (0,4,8)}
+
+def run_called(way, seed):
+    "The rows of a way that tells copies from others by itself, on the planted ones"
+    data,start = planted(seed),time.process_time()
+    if way in distances: pairs,seconds = by_distance(data, distances[way]),time.process_time()-start
+    else: pairs,seconds = by_guess(data, way, seed)
+    return called(pairs, data).assign(seconds=seconds)
+
 datasets = dict(planted=planted, cifar10=of_cifar10, frames=frames)
 parts = [(data, who) for data,networks in dict(planted=('small','resnet18','pretrained'), cifar10=('small','resnet18'),
     frames=('small',)).items() for who in (*rivals, *networks)]
@@ -247,3 +280,7 @@ def main(
             keys = dict(data=data, who=who, seed=seed)
             rows = once(path, keys, lambda: run(**keys).assign(**keys))
             print(data, who, seed, rows[['way','kind','once','twice']].round(2).to_string(), flush=True)
+        if name!='planted': continue
+        for way in (*distances, 'small', 'pretrained'):
+            keys = dict(way=way, seed=seed)
+            print(way, seed, once(called_path, keys, lambda: run_called(**keys).assign(**keys)).to_string(), flush=True)

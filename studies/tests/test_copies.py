@@ -41,6 +41,17 @@ def test_shares_by_hand():
     assert late.once.tolist()==[0.]*len(kinds) and late.twice.tolist()==[1.]*len(kinds)
     assert (late.false==len(pairs)).all()
 
+def test_what_is_called_a_copy_by_hand():
+    data = planted(0)
+    first,*others = [pair for own in data.copies.values() for pair in own]
+    rows = called([first, first, (0,1)], data)
+    assert rows.found.tolist()==[1]+[0]*(len(kinds)-1) and (rows.of==4).all() and (rows.false==1).all()
+
+def test_hashes_at_a_larger_distance_call_more():
+    same = run_called('phash, 0 bits', 0)
+    assert same.found[0]==4 and same.false[0]==0 # noise has hashes of its own
+    assert (run_called('phash, 8 bits', 0).found>=same.found).all()
+
 @pytest.mark.parametrize('who', ['small','pixels'])
 @pytest.mark.parametrize('data', ['planted','frames'])
 def test_a_part_tells_of_each_kind(data, who):
