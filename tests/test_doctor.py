@@ -186,11 +186,6 @@ def test_a_link_to_nothing_cannot_be_opened(tmp_path):
     odd = learn.find_odd()
     assert odd[odd.kind=='corrupt']['item'].tolist()==['3/gone.png']
 
-def test_lists_that_are_there_are_kept(folder, place):
-    before = (place.parent/'suspects.csv').read_bytes()
-    with pytest.raises(SystemExit, match='there is suspects.csv already'): doctor(str(folder), out=str(place))
-    assert (place.parent/'suspects.csv').read_bytes()==before
-
 def test_folders_of_both_parts_are_known(tmp_path):
     for part,n in (('train',6),('valid',4),('test',3)):
         for i in range(n): save(Image.new('RGB', (32,32)), tmp_path/part/'ab'[i%2]/f'{i}.png')
@@ -301,6 +296,23 @@ def test_a_stop_leaves_a_page_of_what_was_read(stand_in, tmp_path, capsys):
     model = stand_in()
     examine(find_images(folder), size=32, bs=32, kept=out.with_name('features.pt'))
     assert model.n==3 # the rest
+
+def test_a_second_run_keeps_what_was_corrected(stand_in, tmp_path, capsys):
+    "Lists that stay the same are not doubled; of those that don't, each run's have a number"
+    folder = draw(tmp_path/'digits', 60, n_copies=2)
+    out = tmp_path/'out/page.html'
+    def run():
+        stand_in()
+        doctor(str(folder), size=32, out=str(out))
+        return {o.name: o.read_bytes() for o in out.parent.glob('*.csv')}
+    lists,page = run(),out.read_text()
+    for i in (1,2):
+        for name in ('suspects.csv','odd.csv'): (out.parent/name).write_text(f'mine {i}')
+        out.write_text(page.replace('digits', 'an older one'))
+        kept = {f'{name}.{j}.csv': f'mine {j}'.encode() for name in ('suspects','odd') for j in range(1, i+1)}
+        assert run()==lists|kept
+        assert f'kept as suspects.{i}.csv, odd.{i}.csv.' in capsys.readouterr().out
+    assert out.read_text()==page
 
 @pytest.mark.parametrize('made', [b'', b'no features'])
 def test_features_that_cannot_be_read_are_named(made, stand_in, tmp_path):

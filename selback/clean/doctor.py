@@ -6,7 +6,7 @@
 __all__ = ['Examined', 'epochs_for', 'examine', 'found_in_words', 'limits_in_words', 'page_of', 'write_page', 'doctor']
 
 # %% ../../nbs/clean/11_doctor.ipynb #2fab4362
-import base64, io, shlex, sys, tempfile
+import base64, io, itertools, shlex, sys, tempfile
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -208,6 +208,8 @@ def _shown(figures, rows, css='', most=_most_shown):
 
 def _section(title, said, *shown): return f'<h2>{title}</h2><p>{said}</p>{"".join(shown)}'
 
+_mark = '<meta name="generator" content="selback-doctor">' # by which an own page is known
+
 _bar = """<p><small>Answer by a click; a second one takes it back. Keys: ← → or j, k move; r right, c change, u unsure,
 d delete; of copies l, r, b keep left, right, both; r keeps an odd image. Answers stay in this browser.</small></p>
 <div id="bar" hidden><b id="count"></b><button id="save">save answers.csv</button>
@@ -300,34 +302,47 @@ def page_of(
             'Or in Python, in the folder of this page:', f'<pre class="python">{_safe(_lines_to_use(found))}</pre>')]
     classes = ''.join(f'<option value="{_safe(o)}">{_safe(o)}</option>' for o in images.counts().index)
     return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f'<title>{name}</title><style>{_beside("page.css")}</style><body data-images="{images.fingerprint()}">'
+        f'{_mark}<title>{name}</title><style>{_beside("page.css")}</style><body data-images="{images.fingerprint()}">'
         f'{"".join(parts)}<template id="classes">{classes}</template><script>{_beside("page.js")}</script>')
 
 # %% ../../nbs/clean/11_doctor.ipynb #ddd5780c
 def write_page(
     found:Examined, # As `examine` returns it
     out, # The page; the lists are written beside it
-): # Raises a `ValueError` if lists are there, which someone may have corrected
-    "Write the page, suspects.csv, copies.csv and odd.csv"
+): # Raises a `ValueError` if there is a page or a list that is none of an earlier run's
+    "Write the page, suspects.csv, copies.csv and odd.csv; earlier lists get other names"
     out = _checked_place(out, found.images)
     lists = dict(suspects=found.suspects.reset_index(), copies=found.copies, odd=found.odd)
     with tempfile.TemporaryDirectory(dir=out.parent) as new: # all of them, or nothing
         new = Path(new)
         for name,rows in lists.items(): write_list(rows, new/f'{name}.csv')
         (new/out.name).write_text(page_of(found), encoding='utf-8')
-        for file in new.iterdir(): file.rename(out.parent/file.name)
+        _set_aside([out.parent/f'{name}.csv' for name in lists], new)
+        for file in new.iterdir(): file.replace(out.parent/file.name)
+
+def _set_aside(lists, new):
+    "Give lists of an earlier run another name, but for those that stay the same"
+    others = [o for o in lists if o.exists() and o.read_bytes()!=(new/o.name).read_bytes()]
+    if not others: return
+    number = next(i for i in itertools.count(1) if not any(lists[0].parent.glob(f'*.{i}.csv')))
+    named = [o.rename(o.with_suffix(f'.{number}.csv')).name for o in others]
+    print(f"Lists of an earlier run, which may have been corrected, are kept as {', '.join(named)}.")
 
 def _checked_place(out, images):
-    "A page's path, whose folder is made; raises a `ValueError` for what is there, which someone may have corrected"
+    "A page's path, whose folder is made; raises a `ValueError` if something else than an earlier run's is there"
     out = Path(out).expanduser()
     if out.suffix!='.html' or out.is_dir():
-        raise ValueError(error_text('out', repr(str(out)), 'a page to write', f'{out.with_suffix("")}/doctor.html'))
-    for name in ('suspects.csv','copies.csv','odd.csv',out.name):
-        if not (out.parent/name).exists(): continue
-        got = f'{str(out)!r}, in whose folder there is {name} already'
-        raise ValueError(error_text('out', got, 'a folder without', 'name another, or move them away'))
+        raise ValueError(error_text('out', repr(str(out)), 'a page to write', f'{out.with_suffix("")}/index.html'))
+    there = [name for name in (out.name,'suspects.csv','copies.csv','odd.csv') if (out.parent/name).exists()]
+    if there and not _is_own(out):
+        got = f'{str(out)!r}, in whose folder there is {there[0]} already, of something else'
+        raise ValueError(error_text('out', got, 'a folder without', 'name another, or move it away'))
     make_writable(out.parent, images)
     return out
+
+def _is_own(out):
+    "Is this a page that the doctor wrote?"
+    return out.exists() and _mark.encode() in out.read_bytes()[:1000]
 
 # %% ../../nbs/clean/11_doctor.ipynb #f6e8b76d
 @call_parse
@@ -339,7 +354,7 @@ def doctor(
     valid:float=.2, # Share that is drawn to validate, where there is no folder for it
     seed:int=0, # Of the split, the folds and the training
     bs:int=64, # Images at a time
-    out:str='doctor/doctor.html', # The page; suspects.csv, copies.csv, odd.csv and features.pt are written beside it
+    out:str='doctor/index.html', # The page; suspects.csv, copies.csv, odd.csv and features.pt are written beside it
     apply:str=None, # The answers.csv that the page saved: say what it changes, and look for nothing
     to:str=None, # With --apply: a new folder to make, with the corrected labels
     link:bool=False, # With --to: hard links in place of copies
