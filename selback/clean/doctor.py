@@ -6,7 +6,7 @@
 __all__ = ['Examined', 'epochs_for', 'examine', 'found_in_words', 'limits_in_words', 'page_of', 'write_page', 'doctor']
 
 # %% ../../nbs/clean/11_doctor.ipynb #2fab4362
-import base64, io, itertools, shlex, sys, tempfile
+import base64, io, itertools, json, shlex, sys, tempfile
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -300,10 +300,12 @@ def page_of(
             'the second one makes a new folder, without images that are unsure or deleted:',
             f'<pre>{_safe(command)}\n{_safe(command)} --to NEW</pre>',
             'Or in Python, in the folder of this page:', f'<pre class="python">{_safe(_lines_to_use(found))}</pre>')]
+    names = json.dumps([f.relative_to(images.folder).as_posix() for f in images.files]).replace('<', r'\u003c')
     classes = ''.join(f'<option value="{_safe(o)}">{_safe(o)}</option>' for o in images.counts().index)
     return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f'{_mark}<title>{name}</title><style>{_beside("page.css")}</style><body data-images="{images.fingerprint()}">'
-        f'{"".join(parts)}<template id="classes">{classes}</template><script>{_beside("page.js")}</script>')
+        f'{_mark}<title>{name}</title><style>{_beside("page.css")}</style><body data-folder="{_safe(images.folder)}">'
+        f'{"".join(parts)}<template id="classes">{classes}</template>'
+        f'<script type="application/json" id="files">{names}</script><script>{_beside("page.js")}</script>')
 
 # %% ../../nbs/clean/11_doctor.ipynb #ddd5780c
 def write_page(

@@ -1,12 +1,13 @@
 // Answers to what the page shows: kept in the browser, saved as answers.csv
-const place = 'selback ' + document.body.dataset.images
+const place = 'selback ' + document.body.dataset.folder
+const inFolder = new Set(JSON.parse(document.getElementById('files').textContent))
 const figures = [...document.querySelectorAll('figure[data-kind]')]
 const choices = { // of each kind of figure: what its buttons say, with their keys
   suspect: [['right', 'r'], ['unsure', 'u'], ['delete', 'd'], ['change', 'c']],
   pair: [['keep left', 'l'], ['keep right', 'r'], ['keep both', 'b']],
   odd: [['keep', 'r'], ['delete', 'd']],
 }
-let answers = {} // by figure: the answer, and the label of a change
+let answers = {} // by figure: the answer, and of a suspect its label; those on earlier pages of the folder, too
 let current = -1
 
 const pictures = figure => [...figure.querySelectorAll('[data-file]')]
@@ -22,15 +23,16 @@ function keep() {
   catch { document.getElementById('lost').hidden = false }
 }
 
+const isHere = name => JSON.parse(name).slice(1).every(file => inFolder.has(file))
+
 // Files, labels, answers: an image that is deleted somewhere is deleted, whatever is said of its label
 function rows() {
   const found = new Map()
   const add = (file, label, said) => { if (found.get(file)?.[2] !== 'delete') found.set(file, [file, label, said]) }
-  for (const figure of figures) {
-    const [said, label] = answers[nameOf(figure)] || []
-    const [first, other] = files(figure)
-    if (said === 'right') add(first, figure.dataset.label, said)
-    if (said === 'change') add(first, label, said)
+  for (const name of Object.keys(answers).filter(isHere)) {
+    const [said, label] = answers[name]
+    const [, first, other] = JSON.parse(name)
+    if (said === 'right' || said === 'change') add(first, label, said)
     if (said === 'unsure' || said === 'delete') add(first, 'unsure', said)
     if (said === 'keep left') add(other, 'unsure', 'delete')
     if (said === 'keep right') add(first, 'unsure', 'delete')
@@ -64,8 +66,10 @@ function show() {
     for (const picture of pictures(figure)) picture.classList.toggle('out', out.has(picture.dataset.file))
   }
   const n = figures.filter(figure => nameOf(figure) in answers).length
+  const earlier = Object.keys(answers).filter(isHere).length - n
   document.getElementById('count').textContent = `${n} of ${figures.length} answered`
-  document.getElementById('save').disabled = !n
+    + (earlier ? `, ${earlier} on an earlier page` : '')
+  document.getElementById('save').disabled = !(n + earlier)
 }
 
 // A second time takes it back; tells whether there is an answer now
@@ -81,7 +85,7 @@ function answer(figure, said, label) {
 
 function press(figure, said) {
   current = figures.indexOf(figure)
-  return answer(figure, said, said === 'change' ? figure.querySelector('select').value : undefined)
+  return answer(figure, said, said === 'change' ? figure.querySelector('select').value : figure.dataset.label)
 }
 
 function move(by) {
