@@ -30,6 +30,7 @@ from .rows import with_weights
 
 # %% ../../nbs/clean/08_features.ipynb #41a55dfc
 strengths = .3,1,3,10,30 # of scikit-learn's `LogisticRegression(C=...)`
+_few = 2000 # of more items one fold tells the strength
 
 def _folds(labels, groups, n_folds, seed):
     "Pairs of rows to learn from and rows to predict; at most as many as the largest class has items"
@@ -40,16 +41,15 @@ def _folds(labels, groups, n_folds, seed):
     return [*split.split(labels, labels, groups)]
 
 def _predicted(x, labels, folds, strength):
-    "Probabilities of items by those of other folds; NaN where their class is in none of these"
+    "Probabilities of items by those of other folds; NaN where their class is in none of these, or nobody asked"
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
-    probs = np.zeros((len(labels),labels.max()+1))
+    probs = np.full((len(labels),labels.max()+1), np.nan)
     for learned,asked in folds:
-        is_known = np.isin(labels[asked], labels[learned])
-        probs[asked[~is_known]] = np.nan
-        asked = asked[is_known]
+        asked = asked[np.isin(labels[asked], labels[learned])]
         if not len(asked): continue
+        probs[asked] = 0
         if len({*labels[learned]})<2:
             probs[asked,labels[asked]] = 1
             continue
@@ -77,8 +77,9 @@ def out_of_fold(
     with threadpool_limits(1),warnings.catch_warnings():
         warnings.simplefilter('ignore', UserWarning)
         folds = _folds(labels, groups, n_folds, seed)
-        tried = [_predicted(x, labels, folds, strength) for strength in strengths]
-    return min(tried, key=lambda probs: _log_loss(probs, labels))
+        tried = folds if len(labels)<=_few else folds[:1]
+        losses = [_log_loss(_predicted(x, labels, tried, strength), labels) for strength in strengths]
+        return _predicted(x, labels, folds, strengths[np.argmin(losses)])
 
 # %% ../../nbs/clean/08_features.ipynb #60bbda97
 @contextmanager
