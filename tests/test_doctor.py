@@ -271,10 +271,10 @@ def test_wrong_labels_are_found_without_training(stand_in, tmp_path, capsys):
 
 def test_what_was_read_is_read_once(stand_in, tmp_path, capsys):
     folder = draw(tmp_path/'digits', 60)
-    def examined(n_read, **kwargs):
+    def examined(n_read):
         model = stand_in()
-        found = examine(find_images(folder), size=32, bs=8, kept=tmp_path/'kept.pt', **kwargs)
-        assert model.n==(1+2*-(-n_read//8) if n_read else 0) # the first batch also tells the layer
+        found = examine(find_images(folder), size=32, kept=tmp_path/'kept.pt')
+        assert model.n==(1+2*-(-n_read//16) if n_read else 0) # the first batch also tells the layer
         return found
     first = examined(60)
     again = examined(0)
@@ -283,19 +283,19 @@ def test_what_was_read_is_read_once(stand_in, tmp_path, capsys):
     Image.open(changed).rotate(90).save(changed)
     examined(1)
     model = stand_in()
-    examine(find_images(folder), size=40, bs=8, kept=tmp_path/'kept.pt')
-    assert model.n==1+2*8 # of this size nothing was known
+    examine(find_images(folder), size=40, kept=tmp_path/'kept.pt')
+    assert model.n==1+2*4 # of this size nothing was known
 
 def test_a_stop_leaves_a_page_of_what_was_read(stand_in, tmp_path, capsys):
-    stand_in(stop_at=8)
+    stand_in(stop_at=14)
     folder = draw(tmp_path/'digits', 120)
     out = tmp_path/'out/page.html'
-    doctor(str(folder), size=32, bs=32, out=str(out))
-    assert len(read_list(out.with_name('suspects.csv')))==96 # three batches, each read as it is and mirrored
+    doctor(str(folder), size=32, out=str(out))
+    assert len(read_list(out.with_name('suspects.csv')))==96 # six batches, each read as it is and mirrored
     assert 'what follows is of 96 of 120 images' in capsys.readouterr().out
     model = stand_in()
-    examine(find_images(folder), size=32, bs=32, kept=out.with_name('features.pt'))
-    assert model.n==3 # the rest
+    examine(find_images(folder), size=32, kept=out.with_name('features.pt'))
+    assert model.n==1+2*2 # the rest
 
 def test_a_second_run_keeps_what_was_corrected(stand_in, tmp_path, capsys):
     "Lists that stay the same are not doubled; of those that don't, each run's have a number"

@@ -98,7 +98,7 @@ def examine(
     size:int=128, # Side to which images are resized, in pixels
     epochs:int|None=None, # Train so many from scratch; None: only where no pretrained weights can be had
     seed:int=0, # Of the folds and the training
-    bs:int=64, # Images at a time
+    bs:int=64, # Images at a time, in training from scratch and in the lines of the page
     kept:Path|None=None, # A file that keeps what was read; None: nothing is kept
 )->Examined: # Raises a `ValueError` if a class has no image that can be opened
     "List wrong labels, copies and what is odd"
@@ -114,7 +114,7 @@ def examine(
         print(f'{arch} is trained from scratch, epochs: {epochs}. Half of the size takes a quarter of the time.')
         learn = _trained(images.readable(), arch, size, epochs, seed, bs)
         body = Body(learn.model[0], imagenet_stats, arch)
-    read,rows = read_images(images.files, body, size, bs, kept, seed)
+    read,rows = read_images(images.files, body, size, kept=kept, seed=seed)
     images = images.only({images.files[i] for i in read})
 
     names = [file.relative_to(images.folder).as_posix() for file in images.files]
@@ -161,7 +161,7 @@ def limits_in_words(
     so = 'there the label may be right'
     if found.error>_much:
         so = 'therefore many labels in the list are right. More images, another network or a larger size help'
-    return (f'{found.how}. Minutes: {found.seconds/60:.1f}. Of images that were not learned from it takes '
+    return (f'{found.how}. Seconds: {found.seconds:.0f}. Of images that were not learned from it takes '
         f'{found.error:.0%} for another class; {so}. '
         'A share of what is listed is right, and what is wrong may be missing: look at each before you change it. '
         'Nothing in the folder was changed.')
@@ -355,7 +355,7 @@ def doctor(
     epochs:int=None, # Train so many from scratch, in place of pretrained features
     valid:float=.2, # Share that is drawn to validate, where there is no folder for it
     seed:int=0, # Of the split, the folds and the training
-    bs:int=64, # Images at a time
+    bs:int=64, # Images at a time, in training
     out:str='doctor/index.html', # The page; suspects.csv, copies.csv, odd.csv and features.pt are written beside it
     apply:str=None, # The answers.csv that the page saved: say what it changes, and look for nothing
     to:str=None, # With --apply: a new folder to make, with the corrected labels

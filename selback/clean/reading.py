@@ -110,7 +110,7 @@ def _deaf(i): signal.signal(signal.SIGINT, signal.SIG_IGN) # a stop is for the m
 def _batches(files, body, size, bs):
     "A `Read` of each batch of files, in their order"
     device = default_device()
-    model = body.model.to(device).eval()
+    model = body.model.to(device, memory_format=torch.channels_last).eval()
     mean,std = (torch.tensor(o, device=device).view(3, 1, 1) for o in body.stats)
     n_workers = 0 if len(files)<500 else os.cpu_count()
     kind = None
@@ -139,11 +139,13 @@ def _kept(file, named):
             'take it away')) from e
     return ([Read(*state['rows'])],state['keys']) if state.get('named')==named else ([],[])
 
+_n_timed = 8 # batches that tell the time of all
+
 def read_images(
     files:list, # Of images
     body:Body, # That says something of each
     size:int=128, # Side to which images are resized, in pixels
-    bs:int=64, # Images at a time
+    bs:int=16, # Images at a time; of more of them a processor waits for memory
     kept:Path|None=None, # A file that keeps what was read; None: nothing is kept
     seed:int=0, # Of the order
 ): # Numbers of the files that were read, all but after a stop, and a `Read` of these
@@ -154,15 +156,16 @@ def read_images(
     todo = [i for i in torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
         if keys[i] not in before]
     if before: print(f'{len(files)-len(todo):,} of {len(files):,} images were read before.')
-    known,start = [*known],time.perf_counter()
+    known = [*known]
     batches = progress_bar(_batches([files[i] for i in todo], body, size, bs), total=-(-len(todo)//bs), leave=False)
     try:
         for i,rows in enumerate(batches):
             parts.append(rows)
             known += [keys[j] for j in todo[i*bs:(i+1)*bs]]
-            if i==0 and len(todo)>bs:
-                seconds = (time.perf_counter()-start)/bs*(len(todo)-bs)
-                print(f'{body.told} reads {len(todo):,} images of {size}x{size} pixels: some {seconds:.0f} s.')
+            if i==0: start = time.perf_counter() # the first batch is slow
+            if i==_n_timed:
+                seconds = (time.perf_counter()-start)/_n_timed*(len(todo)/bs-1)
+                print(f'\n{body.told} reads {len(todo):,} images of {size}x{size} pixels: some {seconds:.0f} s.')
     except KeyboardInterrupt:
         if not parts: raise
         print(f'\nstopped: what follows is of {len(known):,} of {len(files):,} images.')
