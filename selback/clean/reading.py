@@ -156,19 +156,23 @@ def read_images(
     todo = [i for i in torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
         if keys[i] not in before]
     if before: print(f'{len(files)-len(todo):,} of {len(files):,} images were read before.')
-    known = [*known]
+    known,n_before = [*known],len(known)
     batches = progress_bar(_batches([files[i] for i in todo], body, size, bs), total=-(-len(todo)//bs), leave=False)
+    new = None # rows of all that is read, in one piece each: many small ones would scatter the memory
     try:
         for i,rows in enumerate(batches):
-            parts.append(rows)
-            known += [keys[j] for j in todo[i*bs:(i+1)*bs]]
+            n = len(known)-n_before
+            if new is None: new = Read(*(o.new_empty(len(todo), *o.shape[1:]) for o in rows))
+            for column,own in zip(new, rows): column[n:n+len(own)] = own
+            known += [keys[j] for j in todo[n:n+bs]]
             if i==0: start = time.perf_counter() # the first batch is slow
             if i==_n_timed:
                 seconds = (time.perf_counter()-start)/_n_timed*(len(todo)/bs-1)
                 print(f'\n{body.told} reads {len(todo):,} images of {size}x{size} pixels: some {seconds:.0f} s.')
     except KeyboardInterrupt:
-        if not parts: raise
+        if not known: raise
         print(f'\nstopped: what follows is of {len(known):,} of {len(files):,} images.')
+    if new is not None: parts.append(new.at(slice(len(known)-n_before)))
     every = Read(*(torch.cat(o) for o in zip(*parts)))
     if kept is not None and todo: _keep(kept, named, known, every)
     at = {key: i for i,key in enumerate(known)}
