@@ -1,19 +1,24 @@
 "The sampler for a plain PyTorch loop: which items are loaded, in which order, with which weights"
+import copy
 from functools import partial
 
 import pytest, torch
-from helpers import chosen_before_loading, prune_easy, quiet_fit, slow, table_learner
+from helpers import alike, chosen_before_loading, on_two_ranks, prune_easy, quiet_fit, slow, table_learner
 from selback.core.policies import Draws
 from selback.functional import *
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
 N = 200
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 def half_at_random(loss): return Chosen((torch.rand(len(loss))<.5).nonzero()[:,0])
+
+def no_one(loss): return (loss>99).float() # in an epoch where losses are known
+
+def include_all(loss): return Chosen(torch.arange(len(loss)))
 
 KEEP_ALL = [
     partial(include, inclusion=lambda loss: rank_inclusion(loss, 0.), correct=1.),
@@ -196,6 +201,163 @@ def test_a_resumed_training_loads_what_it_would_have(policy, given, done):
     if policy is not GLOBALLY_DRAWN: assert len(other)==len(wanted[0])
     assert noted_epochs(other, 3)==wanted
 
+def train(sampler, items):
+    "Note losses that follow from the items"
+    idx = torch.tensor(items, dtype=torch.int64)
+    sampler.memory.note(idx, (idx*7%31).float(), picked=True)
+
+@choose
+@given
+@pytest.mark.parametrize('n', [0, 1, 40])
+def test_a_training_stopped_within_an_epoch_goes_on_with_the_rest_of_its_items(policy, given, n):
+    def sampler(seed): return MemorySampler(ItemMemory(N), policy, generator=gen(seed) if given else None)
+    torch.manual_seed(0)
+    one = sampler(0)
+    noted_epochs(one, 1)
+    items = list(one) # a loader reads ahead
+    train(one, items[:n])
+    state,random_state,weight = one.state_dict(),torch.get_rng_state(),one.weight
+    train(one, items[n:])
+    one.next_epoch()
+    wanted = noted_epochs(one, 2)
+
+    torch.manual_seed(8)
+    other = sampler(6)
+    noted_epochs(other, 1)
+    other.load_state_dict(state)
+    torch.set_rng_state(random_state)
+    assert len(other)==len(items)-n
+    assert list(other)==items[n:]
+    assert alike(other.weight, weight)
+    train(other, items[n:])
+    other.next_epoch()
+    assert noted_epochs(other, 2)==wanted
+
+@pytest.mark.parametrize('num_workers', [0, slow(2)])
+def test_each_item_of_an_epoch_that_is_stopped_twice_trains_once(num_workers):
+    sampler = MemorySampler(ItemMemory(48), prioritized_epoch, gen())
+    noted_epochs(sampler, 1)
+    whole,trained = copy.deepcopy(sampler),[]
+    for steps in (2,1,3):
+        loader = DataLoader(range(48), batch_size=8, sampler=sampler, num_workers=num_workers)
+        for step,idx in enumerate(loader):
+            if step==steps: break
+            train(sampler, idx.tolist())
+            trained += idx.tolist()
+        state = sampler.state_dict()
+        sampler = MemorySampler(ItemMemory(48), prioritized_epoch, gen(1))
+        sampler.load_state_dict(state)
+    assert trained==list(whole)
+    with pytest.raises(ValueError, match='all items have trained.*next_epoch'): next(iter(sampler))
+    sampler.next_epoch()
+    assert len(list(sampler))==48
+
+def test_a_batch_that_was_not_noted_comes_again():
+    sampler = MemorySampler(ItemMemory(8), include_all, gen())
+    items = list(sampler)
+    train(sampler, items[2:4])
+    sampler.load_state_dict(sampler.state_dict())
+    assert list(sampler)==items[:2]+items[4:]
+
+@pytest.mark.parametrize('notes,message', [
+    (dict(picked=False), 'losses of an epoch in which nothing trained, wanted each batch noted once, with picked=True'),
+    (dict(picked=True), 'more often than they were drawn')])
+def test_a_position_that_cannot_be_told_is_refused(notes, message):
+    sampler = MemorySampler(ItemMemory(8), include_all, gen())
+    idx = torch.tensor(list(sampler))[:2]
+    for _ in range(2): sampler.memory.note(idx, torch.ones(2), **notes)
+    with pytest.raises(ValueError, match=message): sampler.state_dict()
+
+# several processes
+SHARED = [policy for policy in CHOOSE if policy is not GLOBALLY_DRAWN] + [partial(include, inclusion=no_one)]
+
+def shared(n=N+1, policy=prioritized_epoch, seed=0, **kwargs):
+    return MemorySampler(ItemMemory(n), policy, gen(seed), **kwargs)
+
+def epochs_of_rank(rank, policy, drop_last):
+    "Each length and draw, its weights, and what is known after it"
+    sampler,epochs = shared(policy=policy, drop_last=drop_last),[]
+    for epoch in range(4):
+        length = len(sampler)
+        items = list(sampler)
+        n = len(items)//2
+        train(sampler, items[:n])
+        if epoch==2:
+            state,sampler = sampler.state_dict(),shared(policy=policy, seed=3, drop_last=drop_last)
+            sampler.load_state_dict(state)
+            if n: assert list(sampler)==items[n:]
+        train(sampler, items[n:])
+        weight = sampler.weight
+        sampler.next_epoch()
+        epochs.append((length, items, weight, sampler.memory.state_dict()))
+    return epochs
+
+def of_other(rank, state):
+    states = [None]*2
+    torch.distributed.all_gather_object(states, state)
+    return states[1-rank]
+
+def refusals_of_rank(rank):
+    "What is wrong in one process is said in both"
+    def refused(message): return pytest.raises(ValueError, match=message)
+    for wrong in (shared(seed=rank), shared(n=N+rank), shared(policy=half_at_random)):
+        if wrong.method.needs_losses: wrong.memory.note(torch.arange(N), torch.rand(N, generator=gen()))
+        torch.manual_seed(rank)
+        with refused('another draw in each process'): list(wrong)
+    with refused('generator: got None, wanted one for each of 2 processes'): MemorySampler(ItemMemory(9), include_all)
+    with refused(f'got rank 0 of 3, wanted {rank} of 2, as in the process group'): list(shared(num_replicas=3))
+    assert sorted(MemorySampler(ItemMemory(9), include_all, num_replicas=1))==[*range(9)]
+
+    sampler = shared()
+    shared().load_state_dict(of_other(rank, sampler.state_dict())) # between epochs all have the same
+    train(sampler, list(sampler)[:8*rank])
+    state = sampler.state_dict()
+    resumed = shared()
+    with refused(f'of rank {1-rank} of 2, wanted that of {rank} of 2'): resumed.load_state_dict(of_other(rank, state))
+    resumed.load_state_dict(state)
+    with refused('another draw in each process'): list(resumed) # as many items are not left in both
+
+    sampler.memory.next_epoch()
+    for ask in (len, list, MemorySampler.state_dict, MemorySampler.next_epoch):
+        with refused(r'memory.next_epoch\(\) ended.*wanted sampler.next_epoch\(\)'): ask(sampler)
+
+def both_ranks(out, rank):
+    refusals_of_rank(rank)
+    epochs = [[epochs_of_rank(rank, policy, drop_last) for policy in SHARED] for drop_last in (False, True)]
+    torch.save(epochs, out/f'{rank}.pt')
+
+@pytest.fixture(scope='module')
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp('sampler')
+    on_two_ranks(partial(both_ranks, out), out)
+    return [torch.load(out/f'{rank}.pt', weights_only=False) for rank in range(2)]
+
+@pytest.mark.slow
+@pytest.mark.parametrize('drop_last', [False, True])
+@pytest.mark.parametrize('policy', range(len(SHARED)))
+def test_two_processes_share_out_the_draw_of_one(ranks, policy, drop_last):
+    "Draws, lengths and weights are those of one process that notes the items of both, and its memory that of both"
+    alone = shared(policy=SHARED[policy])
+    times = torch.zeros(N+1)
+    for epoch in range(4):
+        items = list(alone)
+        parts = [DistributedSampler(items, 2, rank, shuffle=False, drop_last=drop_last) for rank in range(2)]
+        trained = []
+        for rank,part in zip(ranks, parts):
+            length,of_rank,weight,_ = rank[drop_last][policy][epoch]
+            assert of_rank==[items[i] for i in part]
+            assert length==len(of_rank)
+            assert alike(weight, alone.weight)
+            trained += of_rank
+        train(alone, [*{*trained}])
+        alone.next_epoch()
+        times += torch.tensor(trained, dtype=torch.int64).bincount(minlength=N+1)
+        a,b = (rank[drop_last][policy][epoch][-1] for rank in ranks)
+        assert alike(a, b)
+        assert a['picked'].equal(times.int())
+        known = alone.memory.state_dict()
+        assert all(alike(a[name], known[name]) for name in ('loss','age','rested'))
+
 # what can go wrong
 MISTAKES = [
     (dict(memory=torch.zeros(4), method=prune_easy), TypeError,
@@ -211,8 +373,11 @@ MISTAKES = [
         'drop: got 3, wanted a number of at least 0 and at most 1'),
     (dict(method=partial(prioritized_epoch, alpha=-1)), ValueError, 'alpha: got -1'),
     (dict(method=partial(include, inclusion=rank_inclusion, due=torch.ones(4).bool())), ValueError,
-        'due: got a tensor, wanted a number or a function')]
+        'due: got a tensor, wanted a number or a function'),
+    (dict(num_replicas=2), ValueError, 'generator: got None, wanted one for each of 2 processes, seeded alike'),
+    (dict(num_replicas=2, rank=2), ValueError, 'rank: got 2, wanted a whole number of at least 0 and at most 1'),
+    (dict(num_replicas=0), ValueError, 'num_replicas: got 0')]
 
 @pytest.mark.parametrize('kwargs,error,message', MISTAKES)
 def test_errors_when_it_is_made(kwargs, error, message):
-    with pytest.raises(error, match=message): MemorySampler(**dict(memory=ItemMemory(4)) | kwargs)
+    with pytest.raises(error, match=message): MemorySampler(**dict(memory=ItemMemory(4), method=include_all) | kwargs)

@@ -11,20 +11,22 @@ from contextlib import nullcontext
 from copy import copy, deepcopy
 from functools import partial
 from itertools import count
+from zlib import crc32
 
 import torch
 from torch import distributed as dist
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
-from .checks import error_text
+from .checks import check_range, error_text
 from .batches import AtOnce, Batch, UntilFull, as_tensors, lowest_of_all, map_tensors, tensors_in
 from .losses import is_sum
 from .policies import Draws, check_chosen
-from .memory import ItemMemory, weights_of_items
+from .memory import ItemMemory, ItemTable, weights_of_items
 from .item_loss import ItemLosses, is_due
 from .scoring import Scorer, ScoringPass
 from .first_batch import Looks, check_losses
 from .method import BatchMethod, Method, Now, check_method
+from .ranks import Ranks
 from .steps import steps
 from .untouched import fixed_random
 
@@ -176,14 +178,26 @@ def chosen(
             'a function (pred, *yb)', 'have each batch bring what is known of its items as one more target'))
     return _epoch(_Loop(model, loss_func, method, scorer, autocast, split, pct), loader)
 
+# %% ../../nbs/core/16_loop.ipynb #c5630884
+def _rest(items, trained):
+    "What is left of items in order, each of which has come as often as `trained` says by dataset index"
+    order = items.argsort(stable=True)
+    in_order = items[order]
+    nth = torch.empty_like(items) # how often an item came before
+    nth[order] = torch.arange(len(items), device=items.device)-torch.searchsorted(in_order, in_order)
+    return items[nth>=trained[items]]
+
 # %% ../../nbs/core/16_loop.ipynb #5e89386f
-class MemorySampler(Sampler):
+class MemorySampler(DistributedSampler): # which libraries know as one that shares out items by itself
     "Dataset indices for a `DataLoader`, in random order: each epoch those that a method chooses by remembered losses"
     def __init__(self,
         memory:ItemMemory, # Of the dataset; the loop notes losses in it. While it has none, all items come
         method, # What chooses, such as `FavorHard()`; or a function of one loss per item, in the epoch's order
         generator:torch.Generator|None=None, # Of the order, as for `RandomSampler`; the method draws with its seed
         n_epoch:int|None=None, # Epochs of the training, for options that follow a schedule; None: unknown
+        num_replicas:int|None=None, # Processes that share out each draw; None: those of the process group
+        rank:int|None=None, # Which of them this is; None: as in the process group
+        drop_last:bool=False, # Is what can't be shared out evenly left out? False: the first items come again
     ):
         if not isinstance(memory, ItemMemory):
             raise TypeError(error_text('memory', type(memory).__name__, 'an ItemMemory(len(dataset))'))
@@ -199,11 +213,14 @@ class MemorySampler(Sampler):
         self.generator = generator
         self.n_epoch = n_epoch
         self.weight = None # by dataset index; None: all count alike
+        self._share_out(num_replicas, rank, drop_last)
         self._epoch = None # that began last, as the memory counts
-        self._n = None # its items
+        self._items = None # of this epoch, in this process
+        self._resumed = None # the epoch that was loaded and whose rest comes next
         self._draws = self.method.draws if generator is None else Draws(generator.initial_seed() & 2**63-1)
         self._asked(torch.ones_like(memory.loss)) # raises a `TypeError` if the method does not choose rows
 
+    # An epoch
     def _choose(self, method, losses, idx):
         "All items, until a loss is known"
         if method.needs_losses and not losses.isfinite().any(): return
@@ -226,6 +243,17 @@ class MemorySampler(Sampler):
     def _losses(self): return self.memory.loss if self.method.ema is None else self.memory.ewma
 
     def __iter__(self):
+        is_resumed = self._resumed==self.memory.epochs
+        if not is_resumed: self._draw()
+        self._check_alike()
+        if is_resumed and not len(self._items):
+            raise ValueError(error_text('MemorySampler', 'a state of which all items have trained',
+                'one with items to go', 'call next_epoch() for the next epoch to be drawn'))
+        self._resumed = None
+        yield from self._items.tolist()
+
+    def _draw(self):
+        self._check_exchanged()
         losses = self._losses
         idx = torch.tensor([*RandomSampler(self.memory, generator=self.generator)], device=losses.device)
         chosen = self._choose(self.method, losses[idx], idx)
@@ -235,31 +263,126 @@ class MemorySampler(Sampler):
             weight = chosen.weight
             if weight is not None: self.weight = weights_of_items(idx, weight, len(losses))
         self._epoch = self.memory.epochs
-        self._n = len(idx)
-        yield from idx.tolist()
+        self._items = self._part(idx)
+        self._seen = self.memory.seen.clone()
+        self._picked = self.memory.picked.clone()
+        self._code = crc32(idx.cpu().numpy(), len(losses))
+        if self.weight is not None: self._code = crc32(self.weight.cpu().numpy(), self._code)
 
     def __len__(self)->int:
-        "Items of the epoch that runs; after `memory.next_epoch()`, of the coming one by the losses as they are"
-        if self._epoch==self.memory.epochs: return self._n
+        "Items of the epoch that runs; after `next_epoch`, of the coming one by the losses as they are"
+        if self._epoch==self.memory.epochs: return len(self._items)
+        self._check_exchanged()
         chosen = self._asked(self._losses)
-        return len(self.memory) if chosen is None else len(chosen.rows)
+        return self._n_each(len(self.memory) if chosen is None else len(chosen.rows))
+
+    def next_epoch(self):
+        "The epoch is over: each process gets to know what all have noted, and the memory gets one epoch older"
+        self._check_exchanged()
+        self._ranks.merge(self.memory)
+        self.memory.next_epoch()
+        self._begin()
+
+    # Several processes
+    def _share_out(self, num_replicas, rank, drop_last):
+        "Know how many processes there are, and which one this is"
+        n = Ranks.of_group().n
+        self.num_replicas = check_range('num_replicas', n if num_replicas is None else num_replicas, 1, whole=True)
+        if rank is None: rank = dist.get_rank() if self.num_replicas==n>1 else 0
+        self.rank = check_range('rank', rank, 0, self.num_replicas-1, whole=True)
+        self.drop_last = drop_last
+        self._is_alone = num_replicas==1 # in any process group
+        if self.num_replicas>1 and self.generator is None:
+            raise ValueError(error_text('generator', 'None', f'one for each of {self.num_replicas} processes, seeded '
+                'alike', 'pass generator=torch.Generator().manual_seed(0)'))
+        self._begin()
+
+    def _begin(self):
+        "Remember what all processes know, so that what one adds to it can be told"
+        if self.num_replicas>1: ItemTable.begin_epoch(self.memory)
+
+    def _n_each(self, n): return n//self.num_replicas if self.drop_last else -(-n//self.num_replicas)
+
+    def _part(self, idx):
+        "What this process gets of an epoch's items, as `DistributedSampler` shares them out"
+        n = self.num_replicas*self._n_each(len(idx))
+        around = torch.arange(n, device=idx.device)%max(1, len(idx))
+        return idx[around][self.rank::self.num_replicas]
+
+    @property
+    def _ranks(self):
+        "The processes that draw together"
+        if self._is_alone: return Ranks()
+        ranks = Ranks.of_group()
+        rank = dist.get_rank() if ranks.n>1 else 0
+        if (rank, ranks.n)==(self.rank, self.num_replicas): return ranks
+        raise ValueError(error_text('MemorySampler', f'rank {self.rank} of {self.num_replicas}', f'{rank} of '
+            f'{ranks.n}, as in the process group', 'make the sampler after init_process_group()'))
+
+    def _check_exchanged(self):
+        "Each of several processes must know what the others have noted"
+        if self.num_replicas==1 or self.memory.before['epochs']==self.memory.epochs: return
+        raise ValueError(error_text('MemorySampler', 'an epoch that memory.next_epoch() ended, in one of several '
+            'processes', 'sampler.next_epoch(), in which they exchange losses'))
+
+    def _check_alike(self):
+        "All processes must have the same draw, and as many items of it to go"
+        ranks = self._ranks
+        for number in self._code,len(self._items):
+            if ranks.lowest(number)==ranks.highest(number): continue
+            raise ValueError(error_text('MemorySampler', 'another draw in each process', 'the same one in all',
+                'give all the same method, options, seed and state, and end each epoch by sampler.next_epoch()'))
+
+    # A state
+    def _to_go(self):
+        "Items of the epoch that runs which the memory was not told of"
+        trained = self.memory.picked-self._picked
+        wanted = 'each batch noted once, with picked=True'
+        if (self.memory.seen!=self._seen).any() and not trained.any():
+            raise ValueError(error_text('memory', 'losses of an epoch in which nothing trained', wanted))
+        drawn = self._items.bincount(minlength=len(trained))
+        if ((drawn>0) & (trained>drawn)).any():
+            raise ValueError(error_text('memory', 'items that trained more often than they were drawn', wanted))
+        return _rest(self._items, trained)
 
     def state_dict(self):
-        "What to save between epochs: the memory, too"
+        "What to save, the memory too; within an epoch in each process its own, with the items not yet noted"
+        self._check_exchanged()
         order = None if self.generator is None else self.generator.get_state()
         self._draws.on(self.memory.loss.device) # else there is nothing to save before the first draw
         states = dict(memory=self.memory, method=self.method, draws=self._draws)
-        return {name: part.state_dict() for name,part in states.items()} | dict(order=order)
+        state = {name: part.state_dict() for name,part in states.items()} | dict(order=order, running=None)
+        if self._epoch!=self.memory.epochs: return state
+        before = None if self.num_replicas==1 else self.memory.before
+        running = dict(items=self._to_go(), weight=self.weight, code=self._code, before=before)
+        return state | dict(running=running | dict(rank=self.rank, num_replicas=self.num_replicas))
 
     def load_state_dict(self,
         state, # As `state_dict` returned it
     ):
-        "Go on with saved losses and draws"
-        if (state['order'] is None)!=(self.generator is None):
-            wanted = 'with a generator' if self.generator else 'without a generator'
-            raise ValueError(error_text('MemorySampler', 'the state of one that was made otherwise', wanted))
+        "Go on with saved losses and draws, within an epoch with the rest of its items"
+        running = state['running']
+        self._check_state(state['order'], running)
+        self.memory.load_state_dict((running and running['before']) or state['memory'])
+        self._begin()
         self.memory.load_state_dict(state['memory'])
         self.method.load_state_dict(state['method'])
         self._draws.load_state_dict(state['draws'])
         if self.generator is not None: self.generator.set_state(state['order'])
-        self._epoch = None
+        self._epoch = self._resumed = None if running is None else self.memory.epochs
+        self.weight = None
+        if running is None: return
+        self._items = running['items'].to(self.memory.loss.device)
+        if running['weight'] is not None: self.weight = running['weight'].to(self.memory.loss)
+        self._seen = self.memory.seen.clone()
+        self._picked = self.memory.picked.clone()
+        self._code = running['code']
+
+    def _check_state(self, order, running):
+        if (order is None)!=(self.generator is None):
+            wanted = 'with a generator' if self.generator else 'without a generator'
+            raise ValueError(error_text('MemorySampler', 'the state of one that was made otherwise', wanted))
+        if running is None or (running['rank'], running['num_replicas'])==(self.rank, self.num_replicas): return
+        raise ValueError(error_text('MemorySampler', f"a state within an epoch, of rank {running['rank']} of "
+            f"{running['num_replicas']}", f'that of {self.rank} of {self.num_replicas}', 'save one in each process, '
+            'or one after next_epoch()'))

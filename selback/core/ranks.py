@@ -27,6 +27,12 @@ class Ranks:
         self.n = n
         self.device = torch.device(device)
 
+    @classmethod
+    def of_group(cls):
+        "All processes of PyTorch's process group; one where there is none"
+        if not (dist.is_available() and dist.is_initialized()): return cls()
+        return cls(dist.get_world_size(), 'cuda' if dist.get_backend()=='nccl' else 'cpu')
+
     def lowest(self,
         value:int, # Of this rank
     )->int:
@@ -61,15 +67,18 @@ class Ranks:
         if self.n==1: return
         rank,nobody = dist.get_rank(),dist.get_world_size()
         before = table.before
+
+        def agreed(t, op=dist.ReduceOp.SUM): return _reduce(t.to(self.device, copy=True), op).to(t.device)
+
         noted = {name: getattr(table, name)-before[name] for name in (*table.counts,*table.sums)}
         mine = torch.stack([noted[name]!=0 for name in table.counts]).any(0)
-        owner = _reduce(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
+        owner = agreed(torch.where(mine, rank, nobody), dist.ReduceOp.MIN)
 
         def put(name, value): getattr(table, name).copy_(value)
 
-        for name,delta in noted.items(): put(name, before[name]+_reduce(delta))
+        for name,delta in noted.items(): put(name, before[name]+agreed(delta))
         for name in table.lasts:
             column = getattr(table, name)
-            put(name, torch.where(owner<nobody, _reduce(torch.where(owner==rank, column, 0)), column))
-        for now,was in table.totals(): now.copy_(was+_reduce(now-was))
-        for name in table.lows: put(name, _reduce(getattr(table, name), dist.ReduceOp.MIN))
+            put(name, torch.where(owner<nobody, agreed(torch.where(owner==rank, column, 0)), column))
+        for now,was in table.totals(): now.copy_(was+agreed(now-was))
+        for name in table.lows: put(name, agreed(getattr(table, name), dist.ReduceOp.MIN))

@@ -10,7 +10,7 @@ import os
 from collections import deque
 
 import numpy as np, pandas as pd, torch
-from torch import Tensor, distributed as dist
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -132,11 +132,6 @@ def _label(classes, names):
     if i<0: return None
     return names[i] if names and i<len(names) else i
 
-def _ranks():
-    "The processes that train together"
-    if not (dist.is_available() and dist.is_initialized()): return Ranks()
-    return Ranks(dist.get_world_size(), 'cuda' if dist.get_backend()=='nccl' else 'cpu')
-
 # %% ../../nbs/core/23_watch.ipynb #b68dd566
 class Watch:
     "Hands out a loader's batches, and remembers what was predicted of each of their items"
@@ -232,7 +227,7 @@ class Watch:
     @property
     def _has_noted(self):
         "Has any process noted something in this epoch?"
-        return bool(_ranks().highest(int(self._is_noting)))
+        return bool(Ranks.of_group().highest(int(self._is_noting)))
 
     def end_epoch(self,
         accuracy=None, # The share of validation's labels that are predicted rightly, 0 to 1; None: it is not known
@@ -242,7 +237,7 @@ class Watch:
         if not self._has_noted:
             raise ValueError(error_text('end_epoch', 'an epoch of which nothing was noted', 'note(pred, yb) in each '
                 'step', 'end an epoch once'))
-        tracker,ranks = self._tracker,_ranks()
+        tracker,ranks = self._tracker,Ranks.of_group()
         if not self._is_noting: self._begin(ranks.device)
         tracker.ranks = ranks
         self._is_noting = False
