@@ -34,6 +34,7 @@ from .folders import Images, NamedImage, UnreadableImage, find_images, make_writ
 from .odd import *
 from .reading import Body, pretrained_body, read_images
 from .rows import ByLayer
+from .suspects import listed_suspects
 
 # %% ../../nbs/clean/11_doctor.ipynb #3bcc9989
 class Examined(NamedTuple):
@@ -74,7 +75,7 @@ def _trained(images, arch, size, epochs, seed, bs):
 def _suspects_watched(learn, blank):
     "Labels by what training has told of them, how many may be wrong, and the error in validation"
     selection = learn.selection
-    suspects = selection.suspects()
+    suspects,_ = listed_suspects(selection, 'selback-doctor')
     share = selection.estimated_errors()/len(learn.dls.train_ds) # in validation any error of the network would count
     suspects = suspects[~suspects.index.isin(blank)]
     return suspects,round(share*len(suspects)),learn.recorder.values[-1][-1]
