@@ -19,6 +19,15 @@ class Fault(NamedTuple):
     tests:str # Files that should catch it: `policies` is `tests/test_policies.py`
 
 FAULTS = [
+    # what a sampler draws
+    Fault('rest_without_order', 'core/loop.py',
+        '    return items[nth>=trained[items]]',
+        '    return items[trained[items]==0]',
+        'sampler'),
+    Fault('resumed_for_good', 'core/loop.py',
+        '        is_resumed = self._resumed==self.memory.epochs',
+        '        is_resumed = self._resumed is not None',
+        'sampler'),
     # which items are copies
     Fault('farthest_first', 'core/neighbours.py',
         '            here = near.topk(min(k, near.shape[1]), 1)',
