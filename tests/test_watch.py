@@ -135,11 +135,19 @@ def test_indices_that_come_with_a_batch_are_taken():
 
 # What it tells
 def test_keys_and_classes_name_items():
-    keys,classes = [Path(f'a/{i//2}.png') for i in range(N)],CLASSES # each file is listed twice
-    watch,*_ = watched(DataLoader(given(), BS), keys=keys, classes=classes)
+    items = given()
+    items.tensors[1][1::2] = items.tensors[1][::2]
+    keys = [Path(f'a/{i//2}.png') for i in range(N)] # each file is listed twice
+    watch,*_ = watched(DataLoader(items, BS), keys=keys, classes=CLASSES)
     found = watch.suspects()
     assert len(found)==N//2 and {*found.looks}=={6}
-    assert {*found.label}<={*CLASSES} and found.index.name=='key'
+    assert {*found.label}=={*CLASSES} and found.index.name=='key'
+    assert found.label[keys[0].as_posix()]==CLASSES[items.tensors[1][0]]
+
+def test_items_of_one_key_have_one_label():
+    watch,*_ = watched(DataLoader(given(), BS), keys=[i//2 for i in range(N)])
+    with pytest.raises(ValueError, match='keys: got 0 of items with the labels .* keys that tell items apart'):
+        watch.suspects()
 
 def test_a_person_corrects_by_key():
     watch,*_ = watched(DataLoader(given(), BS), classes=CLASSES)
@@ -260,7 +268,7 @@ BAD = { # predictions, targets and indices of four items
     r'idx: got torch.int64 \(3,\)': (torch.randn(4, 3), torch.zeros(4).long(), [2,3,4]),
     'predictions that are all from 0 to 1': (torch.rand(4, 3), (torch.rand(4, 3)>.5).float(), [0,1,2,3]),
     'targets that are not 0 or 1': (torch.randn(4, 1), torch.randn(4, 1), [0,1,2,3]),
-    'zeros and ones of which each item has one': (torch.randn(4, 4), torch.eye(4), [0,1,2,3]),
+    'zeros and ones of which each item has a single one.*yb.argmax': (torch.randn(4, 4), torch.eye(4), [0,1,2,3]),
     r'predictions \(4, 3, 5, 5\) of targets': (torch.randn(4, 3, 5, 5), torch.zeros(4, 5, 5).long(), [0,1,2,3])}
 
 @pytest.mark.parametrize('said', BAD)
@@ -300,7 +308,7 @@ def test_an_epoch_ends_once_and_its_accuracy_is_a_share():
     watch.end_epoch(.93)
     with pytest.raises(ValueError, match='end an epoch once'): watch.end_epoch()
 
-def test_a_corrected_label_begins_anew_and_labels_of_other_items_are_refused():
+def test_a_corrected_label_begins_anew_and_labels_of_other_items_are_refused(capsys):
     watch,y = Watch(40),torch.arange(40)%4
     pred,idx = 3*F.one_hot(y, 4).float(),torch.arange(40)
     def epoch(y):
@@ -309,7 +317,9 @@ def test_a_corrected_label_begins_anew_and_labels_of_other_items_are_refused():
     epoch(y)
     other = y.clone()
     other[5] = (y[5]+1)%4
+    assert not capsys.readouterr().out
     epoch(other)
+    assert 'Watch: 1 items have another label than in the epoch before' in capsys.readouterr().out
     assert watch.suspects().looks[5]==1 and watch.suspects().index[0]==5
     with pytest.raises(ValueError, match='other labels of most items than in the epoch before'): epoch(y.flip(0))
 

@@ -25,7 +25,8 @@ class ItemTracker:
         self.memory = None # an `ItemMemory`, once the dataset is known
         self.labels = None # a `LabelMemory`, once a step has told of labels
         self.early = EarlyLosses()
-        self.are_drawn = False # did most items have another target than in the epoch before?
+        self.n_others = 0 # items that had another target than in the epoch before
+        self.are_drawn = False # were these most of them?
         self.dataset_id = None # whose items they are
         self.ranks = Ranks()
 
@@ -137,6 +138,7 @@ class ItemTracker:
         if self.memory is None or self.memory.before is None: return
         self.merge()
         others,self.are_drawn = self.memory.compare_targets()
+        self.n_others = len(others)
         for table in self.tables:
             table.renew(others)
             table.before = None

@@ -115,14 +115,18 @@ def _usual_loss(pred, yb):
 def _check_usual(loss_func, pred, yb, kind):
     "Raise a `ValueError` if the first predictions and targets are not what their shapes promise"
     y, = yb
-    got = 'targets that are no labels' if kind is None else None
+    got,remedy = None,'pass the loss that trains: Watch(..., loss_func=)'
+    if kind is None: got = 'targets that are no labels'
     if loss_func is F.binary_cross_entropy_with_logits:
-        if ((0<=pred) & (pred<=1)).all(): got = 'predictions that are all from 0 to 1'
-        if ((y!=0) & (y!=1)).any(): got = 'targets that are not 0 or 1'
-        elif y.ndim>1 and y.shape[1]>1 and (y.sum(1)==1).all(): got = 'zeros and ones of which each item has one'
+        if ((0<=pred) & (pred<=1)).all():
+            got,remedy = 'predictions that are all from 0 to 1','pass Watch(..., loss_func=F.binary_cross_entropy)'
+        if ((y!=0) & (y!=1)).any():
+            got,remedy = 'targets that are not 0 or 1','note labels as they are before they are mixed or smoothed'
+        elif y.ndim>1 and y.shape[1]>1 and (y.sum(1)==1).all():
+            got = 'zeros and ones of which each item has a single one'
+            remedy = 'note(pred, yb.argmax(1)) where that is its class, else pass the loss that trains, loss_func='
     if got is None: return
-    raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', 'pass the loss that '
-        'trains, such as Watch(..., loss_func=F.binary_cross_entropy)'))
+    raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', remedy))
 
 # %% ../../nbs/core/23_watch.ipynb #a1134f9c
 def _label(classes, names):
@@ -220,7 +224,7 @@ class Watch:
 
     # An epoch
     def _begin(self, device):
-        self._tracker.remember_dataset(self.n, 0, device)
+        self._tracker.remember_dataset(self.n, 0, device, Ranks.of_group())
         self._tracker.begin_epoch()
         self._is_noting = True
 
@@ -237,16 +241,17 @@ class Watch:
         if not self._has_noted:
             raise ValueError(error_text('end_epoch', 'an epoch of which nothing was noted', 'note(pred, yb) in each '
                 'step', 'end an epoch once'))
-        tracker,ranks = self._tracker,Ranks.of_group()
-        if not self._is_noting: self._begin(ranks.device)
-        tracker.ranks = ranks
+        if not self._is_noting: self._begin(Ranks.of_group().device)
         self._is_noting = False
         self._reader.begin_epoch()
-        tracker.end_epoch()
-        tracker.weigh_epoch(accuracy)
-        if not tracker.are_drawn: return
-        raise ValueError(error_text('Watch', 'other labels of most items than in the epoch before', 'the same items '
-            'in each epoch', f'if the dataset draws or shuffles its items anew, {_remedy}'))
+        self._tracker.end_epoch()
+        self._tracker.weigh_epoch(accuracy)
+        if self._tracker.are_drawn:
+            raise ValueError(error_text('Watch', 'other labels of most items than in the epoch before', 'the same '
+                'items in each epoch', f'if the dataset draws or shuffles its items anew, {_remedy}'))
+        n = self._tracker.n_others
+        if n: print(f'Watch: {n} items have another label than in the epoch before, and begin anew. If nobody has '
+            f'corrected them, the batches have other items than were drawn: {_remedy}.')
 
     # What it tells
     @property
@@ -263,10 +268,22 @@ class Watch:
         if told is not None:
             if told.n_labels>1 and names is None: names = [str(i) for i in range(told.n_labels)]
             given = [_label(row, names) for row in told.label.view(self.n, -1).tolist()]
+        numbers = self._numbers(given)
         losses = self._tracker.memory.frame()[['seen','total','loss']]
         items = ItemsTold('train', self.index, np.arange(self.n), given, names, told, losses,
             pd.DataFrame(index=range(self.n)))
-        return each_once([items], [pd.factorize(self.index)[0]], names)
+        return each_once([items], [numbers], names)
+
+    def _numbers(self, given):
+        "Of each item, which one it is; raises a `ValueError` where items of one key have several labels"
+        numbers = pd.factorize(self.index)[0]
+        if given is None or self.index.is_unique: return numbers
+        known = {}
+        for key,number,label in zip(self.index, numbers, given):
+            if label is None or known.setdefault(number, label)==label: continue
+            got = f'{key!r} of items with the labels {known[number]!r} and {label!r}'
+            raise ValueError(error_text('keys', got, 'keys that tell items apart, such as whole paths'))
+        return numbers
 
     def suspects(self)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing was noted
         "All labels that were looked at, first those that are likeliest wrong; masks and numbers are by their mean loss"
