@@ -80,6 +80,11 @@ def test_other_files_empty_folders_and_names_that_are_alike_are_said(tmp_path):
     for names in "'Cat' and 'cat'","'New York' and 'newyork '": assert f'The classes {names} differ in' in told
     assert find_images(fill(tmp_path/'plain', 'a', 'b')).told==''
 
+def test_an_empty_class_of_a_part_is_said(tmp_path):
+    root = fill(tmp_path, 'train/a', 'train/b', 'valid/a', 'valid/b')
+    (root/'train/c').mkdir()
+    assert 'what is in train/c' in find_images(root).in_words()
+
 @pytest.mark.parametrize('seed', range(5))
 def test_each_class_leaves_an_image_to_train_on(seed, tmp_path):
     root = fill(tmp_path, *(f'{i:03}' for i in range(60)), n=3)

@@ -266,8 +266,10 @@ def _left_out(images, test, loose, back, others):
     if loose: yield f'{len(loose):,} in no class folder, such as {loose[0].name}'
     kinds = Counter(o.suffix.lower() or 'none' for o in others)
     if others: yield f"{len(others):,} files that are no images by their suffix ({shortened(', '.join(kinds), 80)})"
-    named = [o.name for o in sorted(folder.iterdir()) if o.is_dir() and o.name[0]!='.' and part_of(o.name)!='test']
+    def folders_in(o): return [o for o in sorted(o.iterdir()) if o.is_dir() and o.name[0]!='.']
+    named = [o.name for o in folders_in(folder) if part_of(o.name)!='test']
     unused = [o for o in named if o not in (parts or labels)]
+    unused += [f'{part}/{o.name}' for part in parts for o in folders_in(folder/part) if o.name not in labels]
     if unused: yield f"what is in {shortened(', '.join(unused), 80)}"
     if back: yield f'links that lead back, such as {back[0].relative_to(folder)}'
 
