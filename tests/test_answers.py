@@ -205,16 +205,18 @@ def test_answers_are_clicked_kept_saved_and_applied(browser, folder, tmp_path):
     assert placed==by_label
     assert labels[f'{HOSTILE}/{ENDS_SCRIPT}']==labels['a/1.png']=='b' and len(labels)==6
 
-    # a later page of the folder has the answers, those that it doesn't ask for too; of a file that is gone it has none
+    # a later page of the folder has the answers, those that it doesn't ask for too; of a file that is gone, or another
+    # image now, it has none
     (folder/'b/1.png').unlink()
+    (folder/'a/2.png').write_bytes((folder/'a/1.png').read_bytes())
     fill(folder, 'a/9.png')
     found = found_in(folder, [('a/3.png','b'),('a/9.png','b')], [], [])
     page_file.write_text(page_of(found), encoding='utf-8')
     page.reload()
-    assert tab.count()=='1 of 2 answered, 6 on an earlier page'
+    assert tab.count()=='1 of 2 answered, 5 on an earlier page'
     tab.click(figures.nth(0), 'unsure')
     later = read_answers(tab.save(tmp_path/'later.csv'), found.images)
-    assert later=={f: o for f,o in answers.items() if f not in (folder/'a/3.png', folder/'b/1.png')}
+    assert later=={f: o for f,o in answers.items() if f not in (folder/'a/3.png', folder/'a/2.png', folder/'b/1.png')}
     assert not tab.wrong
 
 @pytest.mark.slow

@@ -294,6 +294,7 @@ def test_a_stop_leaves_a_page_of_what_was_read(stand_in, tmp_path, capsys):
     doctor(str(folder), size=32, out=str(out))
     assert len(read_list(out.with_name('suspects.csv')))==96 # six batches, each read as it is and mirrored
     assert 'what follows is of 96 of 120 images' in capsys.readouterr().out
+    assert 'It was stopped when 96 of 120 images were read.' in out.read_text()
     model = stand_in()
     examine(find_images(folder), size=32, kept=out.with_name('features.pt'))
     assert model.n==1+2*2 # the rest

@@ -116,6 +116,7 @@ def examine(
         learn = _trained(images.readable(), arch, size, epochs, seed, bs)
         body = Body(learn.model[0], imagenet_stats, arch)
     read,rows = read_images(images.files, body, size, kept=kept, seed=seed)
+    n_all = len(images.files)
     images = images.only({images.files[i] for i in read})
 
     names = [file.relative_to(images.folder).as_posix() for file in images.files]
@@ -134,6 +135,7 @@ def examine(
     else:
         told = _suspects_watched(learn, useless)
         how = f'A network was trained on {len(images.train):,} images (epochs: {len(learn.recorder.values)})'
+    if len(names)<n_all: how = f'It was stopped when {len(names):,} of {n_all:,} images were read. {how}'
     broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
     images = images.without(broken)
     bs = _even(bs, len(images.train))
@@ -279,6 +281,11 @@ def _counts_shown(found):
         counts = counts.assign(**{'may be wrong': wrong}).fillna(0).astype(int)
     return _as_table(counts.reset_index(names='class'))
 
+def _stamp(file):
+    "What tells the contents of a file from others"
+    told = file.stat()
+    return f'{told.st_size} {told.st_mtime_ns}'
+
 def page_of(
     found:Examined, # As `examine` returns it
 )->str: # HTML that needs no other file
@@ -301,12 +308,13 @@ def page_of(
             'the second one makes a new folder, without images that are unsure or deleted:',
             f'<pre>{_safe(command)}\n{_safe(command)} --to NEW</pre>',
             'Or in Python, in the folder of this page:', f'<pre class="python">{_safe(_lines_to_use(found))}</pre>')]
-    names = json.dumps([f.relative_to(images.folder).as_posix() for f in images.files]).replace('<', r'\u003c')
+    stamps = {f.relative_to(images.folder).as_posix(): _stamp(f) for f in images.files if f.exists()}
+    stamps = json.dumps(stamps).replace('<', r'\u003c')
     classes = ''.join(f'<option value="{_safe(o)}">{_safe(o)}</option>' for o in images.counts().index)
     return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'{_mark}<title>{name}</title><style>{_beside("page.css")}</style><body data-folder="{_safe(images.folder)}">'
         f'{"".join(parts)}<template id="classes">{classes}</template>'
-        f'<script type="application/json" id="files">{names}</script><script>{_beside("page.js")}</script>')
+        f'<script type="application/json" id="files">{stamps}</script><script>{_beside("page.js")}</script>')
 
 # %% ../../nbs/clean/11_doctor.ipynb #ddd5780c
 def write_page(

@@ -1,6 +1,6 @@
 // Answers to what the page shows: kept in the browser, saved as answers.csv
 const place = 'selback ' + document.body.dataset.folder
-const inFolder = new Set(JSON.parse(document.getElementById('files').textContent))
+const stamps = JSON.parse(document.getElementById('files').textContent) // of each file in the folder, by its name
 const figures = [...document.querySelectorAll('figure[data-kind]')]
 const choices = { // of each kind of figure: what its buttons say, with their keys
   suspect: [['right', 'r'], ['unsure', 'u'], ['delete', 'd'], ['change', 'c']],
@@ -12,7 +12,7 @@ let current = -1
 
 const pictures = figure => [...figure.querySelectorAll('[data-file]')]
 const files = figure => pictures(figure).map(o => o.dataset.file)
-const nameOf = figure => JSON.stringify([figure.dataset.kind, ...files(figure)])
+const nameOf = figure => JSON.stringify([figure.dataset.kind, ...files(figure).map(file => [file, stamps[file]])])
 
 function load() {
   try { answers = JSON.parse(localStorage.getItem(place)) || {} } catch { answers = {} }
@@ -23,7 +23,8 @@ function keep() {
   catch { document.getElementById('lost').hidden = false }
 }
 
-const isHere = name => JSON.parse(name).slice(1).every(file => inFolder.has(file))
+// Are all of its images there, and still the same?
+const isHere = name => JSON.parse(name).slice(1).every(([file, stamp]) => stamps[file] === stamp)
 
 // Files, labels, answers: an image that is deleted somewhere is deleted, whatever is said of its label
 function rows() {
@@ -31,7 +32,7 @@ function rows() {
   const add = (file, label, said) => { if (found.get(file)?.[2] !== 'delete') found.set(file, [file, label, said]) }
   for (const name of Object.keys(answers).filter(isHere)) {
     const [said, label] = answers[name]
-    const [, first, other] = JSON.parse(name)
+    const [, [first], [other] = []] = JSON.parse(name)
     if (said === 'right' || said === 'change') add(first, label, said)
     if (said === 'unsure' || said === 'delete') add(first, 'unsure', said)
     if (said === 'keep left') add(other, 'unsure', 'delete')
