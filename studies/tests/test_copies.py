@@ -48,6 +48,7 @@ def test_what_is_called_a_copy_by_hand():
     assert rows.found.tolist()==[1]+[0]*(len(kinds)-1) and (rows.of==4).all() and (rows.false==1).all()
 
 def test_hashes_at_a_larger_distance_call_more():
+    pytest.importorskip('imagehash', reason='a requirement of the studies: pip install -e .[studies]')
     same = run_called('phash, 0 bits', 0)
     assert same.found[0]==4 and same.false[0]==0 # noise has hashes of its own
     assert (run_called('phash, 8 bits', 0).found>=same.found).all()
