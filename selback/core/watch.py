@@ -9,7 +9,7 @@ __all__ = ['Watch']
 import os
 from collections import deque
 
-import numpy as np, pandas as pd, torch
+import numpy as np, torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,10 +18,8 @@ from .batches import as_tensors, n_items, tensors_in
 from .checks import check_range, error_text
 from .item_loss import ItemLosses, detached
 from .labels import LabelReader
-from .listing import ItemsTold, doubts, each_once, free_name, listed, listed_columns
 from .memory import fingerprints
 from .ranks import Ranks
-from .said import KnownLabels
 from .tracking import ItemTracker
 
 # %% ../../nbs/core/23_watch.ipynb #3639e5fc
@@ -157,6 +155,8 @@ class Watch:
 
     def _index(self, keys):
         "Keys as an index, whose name no column of the list has"
+        import pandas as pd # here and below, since a loop that watches nothing does without
+        from selback.core.listing import free_name, listed_columns
         if keys is None: return pd.RangeIndex(self.n, name='idx')
         if not isinstance(keys, (pd.Index,pd.Series)):
             keys = [os.fspath(o) if isinstance(o, os.PathLike) else o for o in keys]
@@ -261,6 +261,8 @@ class Watch:
 
     def _told(self, asked):
         "What is known of items; raises a `ValueError` if nothing is"
+        import pandas as pd
+        from selback.core.listing import ItemsTold, each_once
         if self._tracker.memory is None:
             raise ValueError(f'{asked}: nothing was noted yet; call note(pred, yb) in each step.')
         told,given = self.labels,None
@@ -276,7 +278,7 @@ class Watch:
 
     def _numbers(self, given):
         "Of each item, which one it is; raises a `ValueError` where items of one key have several labels"
-        numbers = pd.factorize(self.index)[0]
+        numbers = self.index.factorize()[0]
         if given is None or self.index.is_unique: return numbers
         known = {}
         for key,number,label in zip(self.index, numbers, given):
@@ -285,8 +287,9 @@ class Watch:
             raise ValueError(error_text('keys', got, 'keys that tell items apart, such as whole paths'))
         return numbers
 
-    def suspects(self)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing was noted
+    def suspects(self): # A DataFrame, by the key of items; raises a `ValueError` if nothing was noted
         "All labels that were looked at, first those that are likeliest wrong; masks and numbers are by their mean loss"
+        from selback.core.listing import doubts, listed
         items = self._told('suspects')
         rows,_ = listed([items])
         for sentence in doubts([items], rows, None if self.labels is None else self.labels.given).values():
@@ -302,8 +305,10 @@ class Watch:
     def corrected(self,
         found, # The list of `suspects()`, its CSV file, or `{key: label}`
         new_classes:bool=False, # May there be labels that no item has?
-    )->pd.Series: # Raises a `ValueError` for items and labels that there are not
+    ): # A Series; raises a `ValueError` for items and labels that there are not
         "The label of each item to train on, by its key; `unsure` is left out"
+        import pandas as pd
+        from selback.core.said import KnownLabels
         items = self._told('corrected')
         if items.labels is None: raise ValueError(error_text('corrected', 'targets that are no labels', 'labels'))
         keys = items.index.to_frame(index=False)
