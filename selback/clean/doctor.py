@@ -32,7 +32,7 @@ from ..core.said import write_list
 from .features import labels_in_folds
 from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
 from .odd import *
-from .reading import Body, pretrained_body, read_images
+from .reading import Body, pretrained_body, read_images, stamp_of
 from .rows import ByLayer
 from .suspects import listed_suspects
 
@@ -281,11 +281,6 @@ def _counts_shown(found):
         counts = counts.assign(**{'may be wrong': wrong}).fillna(0).astype(int)
     return _as_table(counts.reset_index(names='class'))
 
-def _stamp(file):
-    "What tells the contents of a file from others"
-    told = file.stat()
-    return f'{told.st_size} {told.st_mtime_ns}'
-
 def page_of(
     found:Examined, # As `examine` returns it
 )->str: # HTML that needs no other file
@@ -308,7 +303,7 @@ def page_of(
             'the second one makes a new folder, without images that are unsure or deleted:',
             f'<pre>{_safe(command)}\n{_safe(command)} --to NEW</pre>',
             'Or in Python, in the folder of this page:', f'<pre class="python">{_safe(_lines_to_use(found))}</pre>')]
-    stamps = {f.relative_to(images.folder).as_posix(): _stamp(f) for f in images.files if f.exists()}
+    stamps = {f.relative_to(images.folder).as_posix(): stamp_of(f) for f in images.files if f.exists()}
     stamps = json.dumps(stamps).replace('<', r'\u003c')
     classes = ''.join(f'<option value="{_safe(o)}">{_safe(o)}</option>' for o in images.counts().index)
     return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

@@ -264,8 +264,7 @@ class MemorySampler(DistributedSampler): # which libraries know as one that shar
             if weight is not None: self.weight = weights_of_items(idx, weight, len(losses))
         self._epoch = self.memory.epochs
         self._items = self._part(idx)
-        self._seen = self.memory.seen.clone()
-        self._picked = self.memory.picked.clone()
+        self._mark()
         self._code = crc32(idx.cpu().numpy(), len(losses))
         if self.weight is not None: self._code = crc32(self.weight.cpu().numpy(), self._code)
 
@@ -296,6 +295,11 @@ class MemorySampler(DistributedSampler): # which libraries know as one that shar
             raise ValueError(error_text('generator', 'None', f'one for each of {self.num_replicas} processes, seeded '
                 'alike', 'pass generator=torch.Generator().manual_seed(0)'))
         self._begin()
+
+    def _mark(self):
+        "Remember what is known as items begin to be handed out, so that those that trained since can be told"
+        self._seen = self.memory.seen.clone()
+        self._picked = self.memory.picked.clone()
 
     def _begin(self):
         "Remember what all processes know, so that what one adds to it can be told"
@@ -374,8 +378,7 @@ class MemorySampler(DistributedSampler): # which libraries know as one that shar
         if running is None: return
         self._items = running['items'].to(self.memory.loss.device)
         if running['weight'] is not None: self.weight = running['weight'].to(self.memory.loss)
-        self._seen = self.memory.seen.clone()
-        self._picked = self.memory.picked.clone()
+        self._mark()
         self._code = running['code']
 
     def _check_state(self, order, running):

@@ -126,14 +126,6 @@ def _check_usual(loss_func, pred, yb, kind):
     if got is None: return
     raise ValueError(error_text('Watch.note', got, 'logits, and class numbers or zeros and ones', remedy))
 
-# %% ../../nbs/core/23_watch.ipynb #a1134f9c
-def _label(classes, names):
-    "What an item is labelled: a number or a name, or a list of the names that it has; None: it is not known"
-    if len(classes)>1: return [name for name,has_it in zip(names, classes) if has_it>0]
-    i, = classes
-    if i<0: return None
-    return names[i] if names and i<len(names) else i
-
 # %% ../../nbs/core/23_watch.ipynb #b68dd566
 class Watch:
     "Hands out a loader's batches, and remembers what was predicted of each of their items"
@@ -262,14 +254,14 @@ class Watch:
     def _told(self, asked):
         "What is known of items; raises a `ValueError` if nothing is"
         import pandas as pd
-        from selback.core.listing import ItemsTold, each_once
+        from selback.core.listing import ItemsTold, each_once, labels_told
         if self._tracker.memory is None:
             raise ValueError(f'{asked}: nothing was noted yet; call note(pred, yb) in each step.')
         told,given = self.labels,None
         names = self.classes
         if told is not None:
             if told.n_labels>1 and names is None: names = [str(i) for i in range(told.n_labels)]
-            given = [_label(row, names) for row in told.label.view(self.n, -1).tolist()]
+            given = labels_told(told, names)
         numbers = self._numbers(given)
         losses = self._tracker.memory.frame()[['seen','total','loss']]
         items = ItemsTold('train', self.index, np.arange(self.n), given, names, told, losses,
