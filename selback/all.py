@@ -39,7 +39,9 @@ from .clean.suspects import *
 from .core.said import read_list, write_list
 from .clean.corrections import *
 from .clean.refit import *
-from .clean.copies import without_copies, without_leaks
+from .clean.copies import without_leaks
+from .clean.groups import find_groups
+from .clean.splits import keep_together
 from .clean.features import out_of_fold
 from .clean.odd import kinds_of as _kinds_of
 from .methods.balanced_sampling import BalancedSampling

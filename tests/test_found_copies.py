@@ -169,7 +169,7 @@ def test_files_are_told_by_their_paths_and_the_next_split_keeps_copies_together(
     found = copies(of_folder(folder))[:2]
     assert names(found)==again
     assert [*found.label]==[o[0] for o in found['item']]
-    other = of_folder(folder, splitter=without_copies(found, .25, seed=1))
+    other = of_folder(folder, splitter=keep_together(found, valid_pct=.25, seed=1))
     parts = [{*ds.items} for ds in (other.dls.train_ds, other.dls.valid_ds)]
     assert [*map(len, parts)]==[69,23]
     for pair in again: assert sum({folder/o for o in pair}<=part for part in parts)==1
@@ -181,7 +181,7 @@ def test_a_table_of_files_is_told_by_its_own_index(folder):
     found = copies(learner_on(dls, small_convnet(3, .25)))[:2]
     assert {frozenset(df.file[[*pair]]) for pair in names(found)}==again
     for seed in range(9):
-        _,valid = without_copies(found, .5, seed)(df)
+        _,valid = keep_together(found, valid_pct=.5, seed=seed)(df)
         for pair in names(found): assert len({df.index.get_loc(o) in valid for o in pair})==1
 
 def test_a_subset_is_told_by_its_places_in_the_whole():
@@ -216,7 +216,7 @@ def test_files_that_leak_are_gone_from_validation(folder):
     learn = of_folder(folder, splitter=lambda items: (split(items)[0], split(items)[1]+[10,11]))
     found = copies(learn, within='across', n=4)
     assert (found[found['item']==found.other].similarity==1).all()
-    with pytest.raises(ValueError, match='a copy in training of each validation item'): without_leaks(learn.dls, found)
+    with pytest.raises(ValueError, match='in training, wanted others; split anew'): without_leaks(learn.dls, found)
     honest = without_leaks(learn.dls, found[found['item']!=found.other])
     assert len(honest.valid_ds)==2 and not any('again' in o.name for o in honest.valid_ds.items)
 
@@ -227,11 +227,12 @@ def test_a_splitter_keeps_groups_together_and_is_as_large_as_asked_for(valid_pct
     pairs = [(100,101), (101,102), (150,151), *zip(range(160, 180), range(299, 279, -1))]
     found = pd.DataFrame(pairs, columns=['item','other'])
     state = torch.get_rng_state()
-    train,valid = without_copies(found, valid_pct, seed=3)(df)
+    train,valid = keep_together(found, valid_pct=valid_pct, seed=3)(df)
     assert sorted(train+valid)==[*range(200)] and len(valid)==200*valid_pct
     for group in ({0,1,2},{50,51},*({60+i,199-i} for i in range(20))): assert group<={*train} or group<={*valid}
-    assert without_copies(found, valid_pct, seed=3)(df)==(train,valid)!=without_copies(found, valid_pct, seed=4)(df)
-    without_copies(found)(df)
+    def again(seed): return keep_together(found, valid_pct=valid_pct, seed=seed)(df)
+    assert again(3)==(train,valid)!=again(4)
+    again(None)
     assert torch.get_rng_state().equal(state)
 
 # What is left alone
@@ -410,9 +411,10 @@ def test_what_is_asked_for_wrongly(kwargs, error, said):
 def test_what_is_no_list_of_copies():
     learn = with_planted()
     found = copies(learn, n=5)
-    for asked in (lambda o: learn.show_copies(found=o), lambda o: without_leaks(learn.dls, o), without_copies):
+    for asked in (lambda o: learn.show_copies(found=o), lambda o: without_leaks(learn.dls, o)):
         for given in ([1], found[['item']]):
-            with pytest.raises(TypeError, match=r'wanted what learn\.find_copies\(\) returned'): asked(given)
+            with pytest.raises(TypeError, match=r'wanted what .*learn\.find_copies\(\) returned'): asked(given)
+    with pytest.raises(TypeError, match='find_copies'): keep_together(found[['item']])([])
     with pytest.raises(TypeError, match='show_copies: '): learn.show_copies(found=found.drop(columns='label'))
     with pytest.raises(ValueError, match='got an item 999 of part'): learn.show_copies(found=found.assign(item=999))
 
@@ -420,9 +422,9 @@ def test_what_is_no_list_of_copies():
     ([(0,1)], [*range(9)], 'items that are known by their place'),
     ([('a/1.png','a/2.png')], ['x/a/1.png'], 'pairs with an item that is not there'),
     ([(3,5)], pd.DataFrame(index=[*range(40)]*2), 'whose index has each label once'),
-    ([*zip(range(19), range(1, 20))], pd.DataFrame(index=range(20)), 'groups of copies of which none is as small')])
+    ([*zip(range(19), range(1, 20))], pd.DataFrame(index=range(20)), 'one group of 20 items')])
 def test_what_cannot_be_split(pairs, items, said):
-    with pytest.raises(ValueError, match=said): without_copies(pd.DataFrame(pairs, columns=['item','other']))(items)
+    with pytest.raises(ValueError, match=said): keep_together(pd.DataFrame(pairs, columns=['item','other']))(items)
 
 def test_no_validation():
     learn = table_learner()

@@ -25,7 +25,7 @@ from ..core.untouched import fixed_random
 from ..callback.items import check_frame, class_names, keys_of, labels_of
 from ..callback.looking import halved, look_at
 from ..views.pictures import show_items
-from .copies import part_names, places_of
+from .copies import pairs_of_places, part_names, places_of
 from .rows import with_weights
 
 # %% ../../nbs/clean/08_features.ipynb #41a55dfc
@@ -131,10 +131,8 @@ def _groups(keys, copies, dls):
     starts = np.cumsum([0,*map(len, keys)])
     pairs = [(start+i, start+own.first[same]) for start,own in zip(starts, keys) for i,same in enumerate(own.same)]
     if copies is not None:
-        check_frame(copies, ('item','part','other','other_part'), 'find_suspects', 'what learn.find_copies() returned')
-        sides = [places_of(dls, copies[item], copies[part], 'find_suspects')
-            for item,part in (('item','part'),('other','other_part'))]
-        pairs += [tuple(starts[part]+i for part,i in pair) for pair in zip(*sides)]
+        places = pairs_of_places(dls, copies, 'find_suspects')
+        pairs += [tuple(starts[part]+i for part,i in pair) for pair in places]
     return groups_of(pairs, starts[-1])
 
 def suspects_by(
@@ -177,7 +175,7 @@ def labels_in_folds(
 @patch
 def find_suspects(self:Learner,
     layer:nn.Module|None=None, # By whose output labels are predicted; None: it is chosen
-    copies:pd.DataFrame|None=None, # What `find_copies` returned: copies do not tell each other's labels
+    copies:pd.DataFrame|None=None, # What `find_copies` or `find_groups` returned: these do not tell each other's labels
     n_folds:int=5, # Parts, of which each is predicted by the others
     seed:int=0, # Of the parts
 )->pd.DataFrame: # By the key of items; raises a `ValueError` where items have not a class each

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['drawn_by_group', 'linked', 'as_pairs', 'keep_together']
 
-# %% ../../nbs/clean/14_splits.ipynb #8e104d5d
+# %% ../../nbs/clean/14_splits.ipynb #bc654286
 import math, warnings
 from fractions import Fraction
 from pathlib import PurePath
@@ -16,7 +16,7 @@ from ..core.checks import check_range, error_text
 from ..core.neighbours import groups_of
 from ..callback.items import check_frame
 
-# %% ../../nbs/clean/14_splits.ipynb #37f41b74
+# %% ../../nbs/clean/14_splits.ipynb #dd3f1004
 _most_folds = 20
 _fewest = 5 # groups, below which it is said
 
@@ -87,7 +87,7 @@ def _check_draw(is_valid, group, label, valid_pct):
     raise ValueError(error_text('keep_together', f'{got}; the largest has {largest:.0%} of the items',
         f'valid_pct={valid_pct:g} within a half of it', 'pass another valid_pct, or finer groups'))
 
-# %% ../../nbs/clean/14_splits.ipynb #64f490ff
+# %% ../../nbs/clean/14_splits.ipynb #cdab2229
 def linked(
     values, # One for each item; a missing one belongs to no other
 )->np.ndarray: # Pairs of numbers, int64, shape (pairs, 2)
@@ -100,12 +100,9 @@ def linked(
 def as_pairs(
     found:pd.DataFrame, # What `find_groups` or `find_copies` returned, or some of its rows
     asked:str, # What the user has called
-)->pd.DataFrame: # `item`, `part`, `other`, `other_part`; raises a `TypeError` for anything else
+)->pd.DataFrame: # Copies as they are, else `item`, `part`, `other`, `other_part`; raises a `TypeError` for others
     "Pairs of items that belong together"
-    columns = ['item','part','other','other_part']
-    if isinstance(found, pd.DataFrame) and 'other' in found:
-        check_frame(found, columns, asked, 'what learn.find_copies() returned')
-        return found[columns]
+    if isinstance(found, pd.DataFrame) and {'item','other'}<={*found}: return found
     check_frame(found, ('item','part','group'), asked, 'what find_groups or learn.find_copies() returned')
     pairs = linked(found.group)
     if found.group.isna().all():
@@ -166,7 +163,7 @@ def _classes(y, by, items, asked):
 def keep_together(
     *by, # What `find_groups` or `find_copies` returned, a column, a function of an item, or a list of a group for each
     valid_pct:float=.2, # Share of the items that is to validate
-    seed:int|None=None, # Of the split; None: the global random numbers of PyTorch
+    seed:int|None=None, # Of the split; None: another one each time
     y=None, # Classes, to have the same shares on both sides: a column, a function or a list; None: as `by` tells
 ): # A splitter, for `DataBlock(splitter=...)`; where groups leave no such share it raises a `ValueError`
     "Split at random, but keep what belongs together on one side"
@@ -179,7 +176,7 @@ def keep_together(
             is_list = isinstance(o, pd.DataFrame)
             own = _by_list(items, o, 'keep_together') if is_list else linked(_each(o, items, 'keep_together'))
             pairs = np.concatenate([pairs, np.asarray(own, dtype=np.int64).reshape(-1, 2)])
-        own_seed = int(torch.randint(2**31-1, ())) if seed is None else seed
+        own_seed = torch.Generator().seed()%2**32 if seed is None else seed
         label = _classes(y, by, items, 'keep_together')
         train,valid = drawn_by_group(groups_of(pairs, len(items)), label, valid_pct, own_seed)
         between = _between(by, items, 'keep_together')
