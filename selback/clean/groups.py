@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Nearness', 'Groups', 'torn', 'torn_in_words', 'find_groups']
 
-# %% ../../nbs/clean/13_groups.ipynb #cbc84737
+# %% ../../nbs/clean/13_groups.ipynb #d688745c
 import math
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from .copies import only_images, part_names
 from .folders import as_bytes
 from .ties import by_value, lies_in, numbered, numbered_pairs, proposals
 
-# %% ../../nbs/clean/13_groups.ipynb #bf0a8ca0
+# %% ../../nbs/clean/13_groups.ipynb #27cc87fa
 _side = 8
 
 def _small(file):
@@ -58,7 +58,7 @@ class _Rows:
 
     def __call__(self, at): return self.x[at]
 
-# %% ../../nbs/clean/13_groups.ipynb #5388a7fb
+# %% ../../nbs/clean/13_groups.ipynb #d73809df
 _n_compared = 600
 _most_strata = 10
 _most_of_group = 8
@@ -129,7 +129,7 @@ def _nearness(see, group, stratum, fine, known, order):
     chance = (n_mates/n_others)[have_both].mean()
     return Nearness(auroc, .5*math.erfc(above/math.sqrt(2)), float(nearest), float(chance))
 
-# %% ../../nbs/clean/13_groups.ipynb #67cb8a7e
+# %% ../../nbs/clean/13_groups.ipynb #eb3e3706
 _fewest = 5 # groups
 
 def _holds(how, proposal, is_first):
@@ -170,7 +170,7 @@ def _chosen(proposed, see, label):
         if best is None or lies_in(best.group, o.group, 1.02): best = o
     return best,natural,tried
 
-# %% ../../nbs/clean/13_groups.ipynb #25b987b5
+# %% ../../nbs/clean/13_groups.ipynb #66852dc2
 _reach = 8 # items that an end moves at most
 _most_read = 5000 # images that are read for it
 
@@ -195,7 +195,7 @@ def _at_jumps(proposal, see):
     moved[at],between[at] = group,is_between
     return moved,between
 
-# %% ../../nbs/clean/13_groups.ipynb #ae71504c
+# %% ../../nbs/clean/13_groups.ipynb #b7b84cc1
 class _Items(NamedTuple):
     "The items of all parts, each once"
     keys:list # `ItemKeys` of each part
@@ -247,7 +247,7 @@ def _seen(items):
     if not hasattr(ds, 'cont_names'): return None,'items'
     return _Rows(items.table, [*ds.cont_names], [*ds.cat_names]),'rows'
 
-# %% ../../nbs/clean/13_groups.ipynb #ca42b462
+# %% ../../nbs/clean/13_groups.ipynb #134b5c41
 def _told(groups, items):
     "The group of each item that a user names, and what it goes by"
     table,files = items.table,items.files
@@ -276,11 +276,11 @@ def _as_told(groups, items, label):
     if group.max()<1: raise ValueError(error_text('groups', 'one group of all items', 'several'))
     if label is not None and label.max()>0 and lies_in(label, group):
         raise ValueError(error_text('groups', 'groups of which one has all items of a class, for each class',
-            'several of a class', 'what is kept together trains or validates, and a class must do both'))
+            'several of a class', 'what is kept together trains or validates; a class must do both'))
     n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
     return group,by,f' {n_missing:,} have no group, and are by themselves.' if n_missing else ''
 
-# %% ../../nbs/clean/13_groups.ipynb #2d060257
+# %% ../../nbs/clean/13_groups.ipynb #062476cb
 class Groups(pd.DataFrame):
     "Items, each with the number of its group; what it goes `by`, in words, and all that was `tried`"
     _metadata = ['by','tried']
@@ -294,14 +294,6 @@ def torn(
     "Which validation items have others of their group in training"
     validates = found.part==part_names[1]
     return found.group[validates].isin(found.group[~validates].dropna()).to_numpy()
-
-def torn_in_words(
-    found:pd.DataFrame, # As `find_groups` returns it
-)->str: # Empty, if there are none
-    "How many validation items have others of their group in training"
-    is_torn = torn(found)
-    if not is_torn.any(): return ''
-    return f'{is_torn.sum():,} of {len(is_torn):,} validation items have others of their group in training'
 
 def _sought(items, label, see):
     "The group of each item by the best proposal, what it goes by, how near they are, in words, and what was tried"
@@ -324,11 +316,8 @@ def _sought(items, label, see):
 
 _tried_columns = ['by','groups','beyond',*Nearness._fields,'holds']
 
-def find_groups(
-    dls:DataLoaders, # Of images or rows
-    groups=None, # A column, a function of an item's path or row, or a list of a group for each; None: they are sought
-)->Groups: # `item`, `part`, `label`, `group` (missing: none was found); raises a `ValueError` for groups of no use
-    "Which items belong together, such as the frames of a film, and how many validation items are torn from theirs"
+def _grouped(dls, groups):
+    "`Groups`, and what is to be said of them"
     items = _items_of(dls)
     label = _classes(items.labels)
     see,what = _seen(items)
@@ -341,8 +330,7 @@ def find_groups(
     found = Groups(dict(item=items.each(lambda own: own.index), part=[part_names[p] for p in items.part],
         label=items.labels, group=number.mask(number==0)))
     found.by,found.tried = by,pd.DataFrame(tried, columns=_tried_columns)
-    print(f'find_groups: {n:,} {what}{_in_words(found)}{near}{_torn_or_not(found)}')
-    return found
+    return found,f'{n:,} {what}{_in_words(found)}{near}'
 
 def _in_words(found):
     "How many groups there are, or how many ways were looked at"
@@ -352,9 +340,26 @@ def _in_words(found):
     return (f', {ways}: of none are items nearer to each other than chance would have it. '
         'They may belong together all the same; if you know how: find_groups(dls, groups=...)')
 
-def _torn_or_not(found):
-    "How many validation items are torn from their group, and what to do"
-    if not found.by or not (found.part==part_names[1]).any(): return ''
-    said = torn_in_words(found)
-    if not said: return ' No group lies on both sides of the split.'
-    return f' {said}: their error says little about new ones. Split anew: splitter=keep_together(found).'
+def _torn(found):
+    is_torn = torn(found)
+    return f'{is_torn.sum():,} of {len(is_torn):,} validation items have others of their group in training'
+
+def torn_in_words(
+    dls:DataLoaders, # Of images or rows
+    groups=None, # As `find_groups` takes it
+)->str: # Empty, if there are none, or nothing is known of groups
+    "How many validation items have others of their group in training"
+    found,_ = _grouped(dls, groups)
+    return f'{_torn(found)} ({found.by}), so that validation says little about new ones' if torn(found).any() else ''
+
+def find_groups(
+    dls:DataLoaders, # Of images or rows
+    groups=None, # A column, a function of an item's path or row, or a list of one for each item; None: they are sought
+)->Groups: # `item`, `part`, `label`, `group` (missing: none was found); raises a `ValueError` for groups of no use
+    "Which items belong together, such as the frames of a film, and how many validation items are torn from theirs"
+    found,said = _grouped(dls, groups)
+    if torn(found).any():
+        said += f' {_torn(found)}: their error says little about new ones. Split anew: splitter=keep_together(found).'
+    elif found.by and len(torn(found)): said += ' No group lies on both sides of the split.'
+    print(f'find_groups: {said}')
+    return found

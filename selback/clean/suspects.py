@@ -21,6 +21,7 @@ from ..callback.items import class_names, files_of, keys_of, labels_of, parent_o
 from ..callback.learner import base_loss
 from ..callback.looking import look_at, losses_of
 from ..callback.attach import Attached
+from .groups import torn_in_words
 from ..views.pictures import check_remembered, in_picture, show_items
 from ..views.views import tidy, width
 
@@ -111,6 +112,8 @@ def listed_suspects(
     said = doubts(parts, rows, given, selection.valid_loss)
     if 'looks' in rows and not look and rows.looks.max()<=2:
         said['look'] = 'labels were looked at twice at most; suspects(look=True) looks once more.'
+    validates = any(o.part=='valid' for o in parts)
+    if validates and 'torn' not in selection.told: said['torn'] = torn_in_words(selection.learn.dls)
     for name,sentence in said.items():
         if sentence: selection.tell_once(name, sentence)
     return rows,hidden
