@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Nearness', 'Groups', 'torn', 'torn_in_words', 'find_groups']
 
-# %% ../../nbs/clean/13_groups.ipynb #d688745c
+# %% ../../nbs/clean/13_groups.ipynb #9a46f765
 import math
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -16,12 +16,13 @@ from fastai.data.transforms import ColReader, image_extensions
 from PIL import Image
 
 from ..core.checks import error_text
+from ..core.neighbours import groups_of
 from ..callback.items import column_name, keys_of, labels_of, parent_of
 from .copies import only_images, part_names
 from .folders import as_bytes
 from .ties import by_value, lies_in, numbered, numbered_pairs, proposals
 
-# %% ../../nbs/clean/13_groups.ipynb #27cc87fa
+# %% ../../nbs/clean/13_groups.ipynb #f7a3839a
 _side = 8
 
 def _small(file):
@@ -58,7 +59,7 @@ class _Rows:
 
     def __call__(self, at): return self.x[at]
 
-# %% ../../nbs/clean/13_groups.ipynb #d73809df
+# %% ../../nbs/clean/13_groups.ipynb #ca98f854
 _n_compared = 600
 _most_strata = 10
 _most_of_group = 8
@@ -129,7 +130,7 @@ def _nearness(see, group, stratum, fine, known, order):
     chance = (n_mates/n_others)[have_both].mean()
     return Nearness(auroc, .5*math.erfc(above/math.sqrt(2)), float(nearest), float(chance))
 
-# %% ../../nbs/clean/13_groups.ipynb #eb3e3706
+# %% ../../nbs/clean/13_groups.ipynb #736ca16a
 _fewest = 5 # groups
 
 def _holds(how, proposal, is_first):
@@ -154,28 +155,28 @@ def _accepted(proposed, see, label, order, tried):
         elif o.sequence is not None and not math.isnan(how.auroc): break # 16 would be alike by some order only
     return held
 
-def _can_be_split(o): return o.group.max()+1>=_fewest and np.bincount(o.group).max()<=len(o.group)/2
+def _can_be_split(group): return len(np.unique(group))>=_fewest and np.bincount(group).max()<=len(group)/2
 
 def _chosen(proposed, see, label):
     "The proposal to go by, None if none holds; what holds; and what was tried"
     order = np.random.RandomState(0).permutation(len(label))
     tried = []
     natural = _accepted([o for o in proposed if o.sequence is None], see, label, order, tried)
-    held = [*filter(_can_be_split, natural)]
+    held = [o for o in natural if _can_be_split(o.group)]
     if not held:
         cut = _accepted([o for o in proposed if o.sequence is not None], see, label, order, tried)
-        held = [*filter(_can_be_split, cut)] or natural[:1] or cut[:1]
+        held = [o for o in cut if _can_be_split(o.group)] or natural[:1] or cut[:1]
     best = None
     for o in held:
         if best is None or lies_in(best.group, o.group, 1.02): best = o
     return best,natural,tried
 
-# %% ../../nbs/clean/13_groups.ipynb #66852dc2
+# %% ../../nbs/clean/13_groups.ipynb #b6215a78
 _reach = 8 # items that an end moves at most
 _most_read = 5000 # images that are read for it
 
 def _at_jumps(proposal, see):
-    "Pieces whose ends lie where neighbours differ most, and which items lie at an end without a jump"
+    "Pieces whose ends lie where neighbours differ most, and which items are left out between two"
     at,run = proposal.sequence,proposal.among[proposal.sequence]
     group,is_between = proposal.group[at].copy(),np.zeros(len(at), dtype=bool)
     reach = min(_reach, np.bincount(group).max()//2)
@@ -191,11 +192,13 @@ def _at_jumps(proposal, see):
         last = near[steps.argmax()]
         group[min(last, end)+1:max(last, end)+1] = group[end] if last>end else group[end+1]
         is_between[last] = steps.max()<a_jump
+    joined = groups_of([(group[last],group[last+1]) for last in np.flatnonzero(is_between)], group.max()+1)[group]
+    if _can_be_split(joined): group,is_between = joined,np.zeros_like(is_between)
     moved,between = np.empty_like(group),np.empty_like(is_between)
     moved[at],between[at] = group,is_between
     return moved,between
 
-# %% ../../nbs/clean/13_groups.ipynb #b7b84cc1
+# %% ../../nbs/clean/13_groups.ipynb #be001358
 class _Items(NamedTuple):
     "The items of all parts, each once"
     keys:list # `ItemKeys` of each part
@@ -247,7 +250,7 @@ def _seen(items):
     if not hasattr(ds, 'cont_names'): return None,'items'
     return _Rows(items.table, [*ds.cont_names], [*ds.cat_names]),'rows'
 
-# %% ../../nbs/clean/13_groups.ipynb #134b5c41
+# %% ../../nbs/clean/13_groups.ipynb #b401f2e9
 def _told(groups, items):
     "The group of each item that a user names, and what it goes by"
     table,files = items.table,items.files
@@ -280,7 +283,7 @@ def _as_told(groups, items, label):
     n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
     return group,by,f' {n_missing:,} have no group, and are by themselves.' if n_missing else ''
 
-# %% ../../nbs/clean/13_groups.ipynb #062476cb
+# %% ../../nbs/clean/13_groups.ipynb #fb812b30
 class Groups(pd.DataFrame):
     "Items, each with the number of its group; what it goes `by`, in words, and all that was `tried`"
     _metadata = ['by','tried']

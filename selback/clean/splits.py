@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['drawn_by_group', 'linked', 'as_pairs', 'keep_together']
 
-# %% ../../nbs/clean/14_splits.ipynb #bc654286
+# %% ../../nbs/clean/14_splits.ipynb #3f931adb
 import math, warnings
 from fractions import Fraction
 from pathlib import PurePath
@@ -16,31 +16,28 @@ from ..core.checks import check_range, error_text
 from ..core.neighbours import groups_of
 from ..callback.items import check_frame
 
-# %% ../../nbs/clean/14_splits.ipynb #dd3f1004
+# %% ../../nbs/clean/14_splits.ipynb #972e0949
 _most_folds = 20
 _fewest = 5 # groups, below which it is said
 
-def _folds(group, label, valid_pct):
-    "How many folds, and how many of them validate"
-    most = min(group.max()+1, np.bincount(label).max())
+def _n_folds(group, label, valid_pct):
+    "As many folds as make the share of some of them, or as groups and classes allow"
     share = Fraction(valid_pct).limit_denominator(max(_most_folds, math.ceil(1/valid_pct)))
-    n_folds = int(min(most, max(2, share.denominator)))
-    return n_folds,min(n_folds-1, max(1, round(valid_pct*n_folds)))
+    return int(min(max(2, share.denominator), group.max()+1, np.bincount(label).max()))
 
 def _draws(group, label, valid_pct, seed):
-    "Draws of the items that validate, as bool of shape (n,)"
+    "Draws of the items that validate, as bool of shape (n,): folds that follow each other"
     from sklearn.model_selection import StratifiedGroupKFold
-    n_folds,n_valid = _folds(group, label, valid_pct)
-    n_seeds = min(5, max(1, 10_000//len(np.unique(group)))) # many groups take seconds, and are even anyway
+    n = _n_folds(group, label, valid_pct)
+    n_seeds = min(5, max(1, 10_000//n//len(np.unique(group)))) # many groups take seconds, and are even anyway
     for own in np.random.RandomState(seed).randint(2**31-1, size=n_seeds):
-        split = StratifiedGroupKFold(n_folds, shuffle=True, random_state=own)
+        split = StratifiedGroupKFold(n, shuffle=True, random_state=own)
+        fold = np.empty(len(group), dtype=np.int64)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', UserWarning) # of classes of few items
-            folds = [valid for _,valid in split.split(label, label, group)]
-        for first in range(n_folds):
-            is_valid = np.zeros(len(group), dtype=bool)
-            for i in range(n_valid): is_valid[folds[(first+i)%n_folds]] = True
-            yield is_valid
+            for i,(_,valid) in enumerate(split.split(label, label, group)): fold[valid] = i
+        for first in range(n):
+            for n_valid in range(1, n): yield (fold-first)%n<n_valid
 
 def _distance(is_valid, label, valid_pct):
     "How far a draw is from the shares that were asked for; infinite where nothing of a class trains"
@@ -57,7 +54,8 @@ def drawn_by_group(
 ): # Lists of numbers, to train on and to validate on; raises a `ValueError` where groups leave no such share
     "Draw whole groups to validate, so that classes have the same shares on both sides"
     group = np.asarray(group)
-    label = np.zeros(len(group), dtype=np.int64) if label is None else np.asarray(label)
+    says_nothing = label is None or np.bincount(label).max()<2
+    label = np.zeros(len(group), dtype=np.int64) if says_nothing else np.asarray(label)
     if not valid_pct: return [*range(len(group))],[]
     _check_groups(group)
     has_all = pd.Series(group).groupby(label).transform('nunique').to_numpy()==1
@@ -87,7 +85,7 @@ def _check_draw(is_valid, group, label, valid_pct):
     raise ValueError(error_text('keep_together', f'{got}; the largest has {largest:.0%} of the items',
         f'valid_pct={valid_pct:g} within a half of it', 'pass another valid_pct, or finer groups'))
 
-# %% ../../nbs/clean/14_splits.ipynb #cdab2229
+# %% ../../nbs/clean/14_splits.ipynb #7cd03ca9
 def linked(
     values, # One for each item; a missing one belongs to no other
 )->np.ndarray: # Pairs of numbers, int64, shape (pairs, 2)
