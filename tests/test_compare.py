@@ -1,5 +1,5 @@
 "The comparison: what runs cost, what a study refuses, keeps and says"
-import itertools, pickle
+import itertools, pickle, re
 from functools import partial
 
 import pandas as pd, pytest, torch
@@ -74,6 +74,22 @@ def test_choosing_before_loading_costs_seconds_and_validation_none(monkeypatch):
     assert runs.method.tolist()==['none','none','draws','draws']
     assert runs.seconds.tolist()==[5,10,8,16]
     assert runs.cpu_seconds.tolist()==[10,20,16,32]
+
+@pytest.mark.parametrize('budget', [dict(epochs=4), dict(items=4*96), dict(compute=4*96), dict(seconds=4*6)], ids=str)
+def test_the_time_of_all_runs_is_told_first(budget, monkeypatch, capsys):
+    "And of those that follow; a first step is slow and does not count"
+    clock,steps = Clock(monkeypatch),[]
+    class Trains(Callback):
+        def after_batch(self):
+            if not self.training: clock.passes(.5)
+            else: steps.append(clock.passes(2 if steps else 100))
+    study = dict(methods={'none': 'none', 'same': 'none'}, plot=False, tell_controls=False, **budget)
+    compare(lambda: learner_of(cbs=Trains()), seeds=2, later=1, **study)
+    [told] = re.findall('worth (.*) epochs .* takes (.*) s: some (.*) in all', capsys.readouterr().out)
+    n_runs,n_later = 4,2
+    piece = 100+2+2+.5
+    assert told==('24.0','6.5','02:36') # 3 steps and a batch to validate on
+    assert 24*6.5==(n_runs+n_later)*(clock.t-piece)/n_runs
 
 # budgets
 class Rates(Callback):

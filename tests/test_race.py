@@ -1,4 +1,6 @@
 "Races: who goes on, what each round costs, at which learning rate"
+import re
+
 import matplotlib
 matplotlib.use('agg')
 import pandas as pd, pytest
@@ -126,7 +128,7 @@ def epochs_at(lr, errors):
 def test_the_best_rate_is_that_of_plain_training(errors, best, says, monkeypatch, capsys, tmp_path):
     "By the mean over its seeds; one that diverged on a seed is out, whatever its error says"
     asked = []
-    def runs_at(get_learner, methods, lr, path, plot, **kwargs):
+    def runs_at(get_learner, methods, lr, path, plot, later, **kwargs):
         asked.append((methods, path, kwargs))
         return epochs_at(lr, errors[lr])
     monkeypatch.setattr('selback.bench.race.compare', runs_at)
@@ -145,6 +147,18 @@ def test_a_rate_that_is_none(monkeypatch):
     monkeypatch.setattr('selback.bench.race.compare', diverged)
     said = 'lr: got 0.1, 10, at each of which plain training diverged, wanted a lower one'
     with pytest.raises(ValueError, match=said): best_rate(learner, (10,.1))
+
+def test_what_is_told_to_follow_is_what_the_search_and_all_rounds_compute(tmp_path, capsys, short_rounds):
+    methods = ['top_loss(keep=.5)','top_loss(keep=.25)','batch_loss_filter','random_subset']
+    race(learner, methods, compute=200, seeds=2, path=tmp_path, lr=[.001,.01])
+    n = len(learner().dls.train_ds)
+    told = [float(o)*n for o in re.findall('is worth (.*) epochs', capsys.readouterr().out)]
+    runs = [pd.read_csv(tmp_path/f'{name}.csv') for name in ('lr_0.001','lr_0.01','round_1','round_2')]
+    ends = [o.groupby(['method','seed']).compute.max() for o in runs]
+    for i,work in enumerate(told):
+        of_these = pd.concat(ends[i:])
+        assert work==pytest.approx(of_these.sum(), abs=20*len(of_these)) # a run ends within a step
+    assert len(told)==4
 
 @pytest.mark.law(10)
 def test_a_race_is_run_at_the_best_rate(tmp_path, capsys):

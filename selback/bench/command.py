@@ -21,7 +21,7 @@ from ..callback.attach import known_methods
 from ..clean.folders import UnreadableImage, make_writable, training_in_words
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_choice, check_study, compare, describe, methods_by_name
-from .race import best_rate, check_rates, field_of, racers
+from .race import best_rate, check_rates, field_of, racers, rounds_of, work_of
 from .race import race as run_race
 
 # %% ../../nbs/bench/05_command.ipynb #d20c5b83
@@ -155,7 +155,8 @@ def run_study(
     if images: print(images.in_words(), training_in_words(size), sep='\n')
     print(f"{', '.join(names)}: {seeds} run(s) of {amount:,.15g} {unit} each")
     with _told(OSError, TypeError, ValueError):
-        plan |= dict(lr=best_rate(get_learner, rates, out, **plan))
+        later = work_of(names, rounds_of(names, amount/in_epoch)) if race else len(names)
+        plan |= dict(lr=best_rate(get_learner, rates, out, later=later, **plan))
         if not race: check_study(names, path=out/'runs.csv', **plan) # and the runs that are there
     with _told(UnreadableImage):
         if race: runs = run_race(get_learner, names, path=out, **plan)

@@ -168,14 +168,14 @@ def schedule(
     return known[name]
 
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
-def _each(todo):
+def _each(todo, n_later):
     "Seed and method of each run, with a bar; where there can be none, with a line for each that is done"
     if sys.stdout.isatty() or not issubclass(progress_bar, ConsoleProgressBar): yield from progress_bar(todo)
     else:
         began,n = time.monotonic(),len(todo)
         for i,(seed,method) in enumerate(todo, 1):
             yield seed,method
-            left = (time.monotonic()-began)*(n/i-1)
+            left = (time.monotonic()-began)*((n+n_later)/i-1)
             print(f'run {i} of {n}: {method}, seed {seed}, {format_time(left)} left', flush=True)
 
 # %% ../../nbs/bench/03_compare.ipynb #8015d534
@@ -437,13 +437,55 @@ class _FirstLook(Callback):
             self.targets.append(self.y.as_subclass(torch.Tensor))
             self.n_out = self.pred.shape[-1]
 
+# %% ../../nbs/bench/03_compare.ipynb #cacc0ea4
+class _Clock(Callback):
+    "What an epoch of plain training takes, in seconds"
+    order = _FirstLook.order+1
+    valid = 0. # of validation
+    def __init__(self): self.train = [0.,0.,0.] # when training began, had a batch, had done each step
+
+    def _now(self): return seconds_now(self.learn.dls.device or 'cpu')
+
+    def before_train(self): self.train = [self._now()]
+    def before_batch(self):
+        if self.training and len(self.train)==1: self.train.append(self._now())
+    def after_batch(self):
+        if self.training: self.train.append(self._now())
+
+    def before_validate(self): self.valid = -self._now()
+    def after_validate(self): self.valid += self._now()
+
+    def epoch(self, n_steps):
+        "Of so many steps, the first of which is not like the others: in it much is prepared"
+        began,read,first,*others = self.train
+        of_step = (others[-1]-first)/len(others) if others else first-read
+        return read-began+n_steps*of_step
+
+class _Woken(NamedTuple):
+    "What a piece of a run has told"
+    unit:Unit # What an item takes to train
+    constant:dict # What a constant is worth
+    n_items:int # That an epoch of plain training trains
+    train:float # Seconds of its training
+    valid:float # And of its validation
+
 def _wake_up(learn, study, lr, watch):
-    "An untimed piece of a run, an epoch at most: what an item takes to train, and what a constant is worth"
-    n_steps = min(20, len(learn.dls.train))
-    piece = 'items',(n_steps-1)*n_items(learn.dls.one_batch())+1
-    log,look = CostLog(watch, about=study.about),_FirstLook()
-    _train(learn, study._replace(budget=piece), lr, log, look)
-    return look.unit or Unit(),_constant(learn, look.targets, look.n_out) # a fit may be cancelled at once
+    "A piece of a run, an epoch at most"
+    batch,n_steps = n_items(learn.dls.one_batch()),len(learn.dls.train)
+    piece = 'items',(min(20, n_steps)-1)*batch+1
+    log,look,clock = CostLog(watch, about=study.about),_FirstLook(),_Clock()
+    _train(learn, study._replace(budget=piece), lr, log, look, clock)
+    unit = look.unit or Unit() # a fit may be cancelled at once
+    return _Woken(unit, _constant(learn, look.targets, look.n_out), min(n_steps*batch, len(learn.dls.train_ds)),
+        clock.epoch(n_steps), clock.valid)
+
+def _time_in_words(study, woken, n_later):
+    "How long the runs will take, and those that follow: plain training with the same budget takes as long"
+    unit,amount = study.budget
+    epochs = (len(study.todo)+n_later)*amount/dict(epochs=1, seconds=woken.train).get(unit, woken.n_items)
+    of_epoch = woken.train+woken.valid
+    return (f'What follows is worth {epochs:,.1f} epochs of plain training, of which each takes {of_epoch:,.1f} s: '
+        f'some {format_time(epochs*of_epoch)} in all.')
 
 # %% ../../nbs/bench/03_compare.ipynb #b189b15c
 def compare(
@@ -463,6 +505,7 @@ def compare(
     about:dict|None=None, # What else tells this study from others, such as dict(data='mine'): columns of the file
     tell_controls:bool=True, # Say which control is missing, before training?
     measure:str|None=None, # What runs are ranked by, 'valid_loss' or 'error'; None: as `measure_of` says
+    later:float=0, # Runs of each seed that follow these, with such a budget: the time that is told is of them, too
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run
     "Train with each method and seed, one after the other"
     path = path and Path(path).expanduser()
@@ -471,21 +514,24 @@ def compare(
     study = check_study(methods, seeds, lr, annealing, path, about, epochs, seconds, items, compute)
 
     runs,is_exact,outlook = study.runs,True,None
+    n_later = later*len(study.seeds)
     if study.todo:
         learn = checked_learner(get_learner)
         if tell_controls: _tell_controls(study.makers)
-        unit,constant = _wake_up(learn, study, lr, watch)
+        woken = _wake_up(learn, study, lr, watch)
+        if woken.train: print(_time_in_words(study, woken, n_later), flush=True)
 
     with no_random(): # afterwards the random states and cuDNN's choice of algorithms are as before
-        for seed,method in _each(study.todo):
+        for seed,method in _each(study.todo, n_later):
             set_seed(seed, reproducible=True)
             learn = _renewed(learn, get_learner, seed)
-            log = CostLog(watch, method, seed, study.about, Compute(learn.model, unit))
+            log = CostLog(watch, method, seed, study.about, Compute(learn.model, woken.unit))
             _add_selection(learn, study.makers[method], log)
             _train(learn, study, lr, log)
             _check_end(log, study.budget)
 
-            run = pd.DataFrame([dict(method=method, seed=seed) | row | study.about | constant for row in log.rows])
+            run = pd.DataFrame([dict(method=method, seed=seed) | row | study.about | woken.constant
+                for row in log.rows])
             runs = pd.concat([runs, run], ignore_index=True) if len(runs) else run
             if path: _add(run, path)
             is_exact &= log.compute.is_exact
