@@ -1,20 +1,4 @@
-# make demo: wrong labels found, and plain training beside two methods, on digits whose colours mislead and on a
-#   photograph; one page.
-# make test: what anyone runs: each law by each path that items take, values, oracles, the package's own notebooks;
-#   without a network and without data.
-# make test-all: what make test leaves out of what holds the product: all methods with all tasks, workers, two
-#   processes, pages, the site in a browser, the workbench; test-studies (at a tiny scale), test-recipes (for Lightning
-#   and Hugging Face too, which it installs) and test-release (the wheel, in an empty folder); it needs the index.
-# make check: forms: cards, pages, links, names, lines, types.
-# make faults: is each of some seventy hand-made faults caught by `make test`?
-# make gpu: what only a GPU shows, in eight minutes: no step waits for it, mixed precision, draws and states on a
-#   device, costs there; each part has a time limit, and results/gpu what each has written so far.
-# make goldens from=COMMIT: does training do, step by step, what it did there?
-# make bench: costs, as ratios. make experiment name=cifar10: run a notebook of nbs/experiments again.
-# make regime name=long_tail: a part of where_it_pays.
-# make comparisons: what all runs amount to, for cards, guide and README.
-# make notebooks: export, and execute the notebooks whose code has changed. make docs: the site, in _docs. All set up
-#   .venv first, as make setup does.
+# `make` says what there is; what needs .venv sets it up first.
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONWARNINGS := ignore::FutureWarning
@@ -31,75 +15,101 @@ PAGES := cifar10, imagenette, label_noise, multi_label, an_image, an_equation, w
 REGIMES := near_duplicates, long_tail, hidden_groups, noise_9, noise_40, files, segmentation, little_time or proxy
 COVERAGE ?=
 
-.PHONY: setup demo test test-all test-studies test-recipes test-release check faults goldens gpu bench experiment regime \
-	comparisons notebooks docs readme clean
+.PHONY: help setup demo test test-all check faults goldens gpu test-studies test-recipes test-release bench experiment \
+	regime comparisons notebooks docs readme publish-as clean
 
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make setup         .venv, with all that the rest needs
 setup: $(BIN)/.installed
 
+## make demo          wrong labels, colours that mislead, a photograph: three minutes, one page, runs/demo.html
 # small networks lose much from two threads beside other work
 demo: export OMP_NUM_THREADS = 1
 demo: $(BIN)/.installed
 	$(BIN)/python -m studies.demo
 
+## make test          laws by each path of items, values, the package's notebooks, offline: 3 to 8 minutes
 test: $(BIN)/.installed
 	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(bench|clean|experiments|methods|recipes|start|tutorials|views)$$' \
 		--skip-file-re '^[_.]|^index'
 	$(PYTEST) -m 'not slow'
 
+## make test-all      all else that holds it: tasks, processes, pages, the site, studies, recipes, the wheel
 test-all: $(BIN)/.installed docs
 	$(TEST_NOTEBOOKS) --skip-folder-re '^[_.]|^(core|callback|$(RECIPES)|$(STUDIES))$$' --skip-file-re '^[_.]|^00_all'
 	$(PYTEST) -m slow
 	SELBACK_EXAMPLES=200 $(PYTEST) tests/test_fuzz.py
 	$(MAKE) test-studies test-recipes test-release
 
+## make check         forms: cards, pages, links, names, lines, types: a minute
 check: $(BIN)/.checks
 	$(BIN)/ruff check --quiet
 	$(BIN)/pyright --warnings
 	$(TESTING) $(BIN)/python -m pytest checks
 
+## make faults        does `make test` catch each of seventy hand-made faults? name=NAME for one
 faults: $(BIN)/.installed
 	$(TESTING) $(BIN)/python tests/faults.py $(name)
 
+## make goldens       does training do, step by step, what it did there? from=COMMIT
 goldens: $(BIN)/.installed
 	$(TESTING) $(BIN)/python tests/goldens.py $(from)
 
+## make gpu           what only a GPU shows, into results/gpu: eight minutes
 gpu: $(BIN)/.installed
 	$(BIN)/python benchmarks/gpu.py
 
+## make test-studies  the workbench, at a tiny scale
 test-studies: $(BIN)/.installed
 	$(TEST_NOTEBOOKS) nbs/$(STUDIES)
 	$(TESTING) $(BIN)/python -m pytest -n 2 studies/tests
 
+## make test-recipes  the recipes, with Lightning and Hugging Face, which it installs
 test-recipes: $(BIN)/.recipes
 	$(TEST_NOTEBOOKS) nbs/$(RECIPES)
 	$(TESTING) $(BIN)/python -m pytest $(RECIPES)
 
+## make test-release  the wheel, in an empty folder; needs the index
 test-release: $(BIN)/.installed
 	$(BIN)/python -m pytest release
 
+## make bench         what selecting costs, as ratios, into results/benchmarks
 bench: $(BIN)/.installed
 	set -e; for b in steps memory overhead looks loading imports lean epochs ahead neighbours; do \
 		$(BIN)/python benchmarks/$$b.py; done
 
+## make experiment    run a page of nbs/experiments again: name=cifar10
 experiment: $(BIN)/.studies # on one core, as what is stored: two studies fit beside each other
 	OMP_NUM_THREADS=1 $(BIN)/python nbs/_run.py nbs/$(STUDIES)/$(or $(name),$(error which? name=$(PAGES))).ipynb
 	$(MAKE) comparisons
 
+## make regime        run a part of where_it_pays again: name=long_tail
 regime: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies.regimes $(or $(name),$(error which? name=$(REGIMES)))
 
+## make comparisons   what all runs amount to, for cards, guide and README
 comparisons: $(BIN)/.installed
 	$(BIN)/python -m studies.measured
 
+## make notebooks     export, and execute the notebooks whose code has changed
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py
 
+## make docs          the site, in _docs: MINUTES
 docs: $(BIN)/.docs
 	$(BIN)/python nbs/_docs.py
 
+## make readme        README.md, of nbs/index.ipynb
 readme: $(BIN)/.installed
 	$(BIN)/python nbs/_readme.py
 
+## make publish-as    put the owner of the repository into all addresses: owner=NAME
+publish-as:
+	$(PYTHON) release/publish_as.py '$(or $(owner),$(error whose? owner=NAME))'
+
+## make clean         remove .venv, runs and what was built
 clean:
 	rm -rf .venv runs _proc _docs build *.egg-info
 

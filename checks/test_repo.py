@@ -51,10 +51,21 @@ def tracked():
 
 # Metadata
 def test_each_fact_is_in_one_file():
-    once = [project['description'], project['authors'][0]['name'], project['urls']['Repository']]
+    once = project['description'],project['authors'][0]['name']
     for fact in once:
         files = [f for f in tracked() if f.name!='_modidx.py' and fact in f.read_text(encoding='utf-8')]
         assert len(files)==1, f'{fact!r} is stated in {[f.relative_to(root).as_posix() for f in files]}'
+
+def test_addresses_are_of_one_owner():
+    owner,name = project['urls']['Repository'].split('/')[-2:]
+    address = re.compile(rf'github[\w.]*/([\w-]+)/{name}\b|//([\w-]+)\.github\.io/{name}\b')
+    files = [f for f in tracked() if f.parent!=root/'release'] # whose tests have other owners
+    owners = {''.join(found) for f in files for found in address.findall(f.read_text(encoding='utf-8'))}
+    assert owners=={owner}
+
+def test_the_version_is_the_first_of_the_changelog():
+    version = re.search(r'"(.+)"', text_in('selback/__init__.py'))[1]
+    assert re.search(r'^## (\S+)', text_in('CHANGELOG.md'), re.M)[1]==version
 
 def test_each_requirement_is_stated_once():
     specs = [*project['dependencies'], *chain(*project['optional-dependencies'].values())]
@@ -239,6 +250,12 @@ def test_commands_in_contributing_exist():
     for path in re.findall(r'(?:tests|checks|nbs)/[\w/]+\.(?:py|ipynb)', text):
         is_placeholder = 'FILE' in path or 'above_mean' in path
         assert is_placeholder or (root/path).exists(), path
+
+def test_make_says_what_each_command_does():
+    make = text_in('Makefile')
+    commands = re.search(r'^\.PHONY: ((?:.*\\\n)*.*)', make, re.M)[1].replace('\\', '').split()
+    told = re.findall(r'^## make ([\w-]+) +\S.*\n(?:#.*\n)?([\w-]+):', make, re.M)
+    assert [name for name,_ in told]==[name for _,name in told]==[name for name in commands if name!='help']
 
 # What pages say
 def test_messages_that_are_explained_are_said():

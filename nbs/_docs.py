@@ -478,15 +478,22 @@ def stage(src):
     site.write_notebooks(src)
     return site
 
+def tell(what): print(f'The site: {what}', flush=True)
+
 def main():
     shutil.rmtree(out, ignore_errors=True)
     src = top/'build/docs'
+    tell('Its pages from the notebooks, MINUTES in all')
     site = stage(src)
     options = ['-W', '--keep-going', '-q', '-c', nbs, '-d', top/'build/doctrees']
-    failed = [sphinx(list(map(str, [*options, '-b', builder, src, out]))) for builder in ('html','markdown')]
+    failed = []
+    for builder in 'html','markdown':
+        tell(f'{len(site.pages)} pages as {builder}')
+        failed.append(sphinx(list(map(str, [*options, '-b', builder, src, out]))))
     (out/'llms.txt').write_text(site.llms_txt(), encoding='utf-8')
     (out/'llms-full.txt').write_text(site.llms_full_txt(), encoding='utf-8')
     shutil.rmtree(top/'jupyter_execute', ignore_errors=True) # MyST-NB puts the pictures there on their way
+    tell(f'Open {(out/"index.html")}')
     return max(failed)
 
 if __name__=='__main__': sys.exit(main())

@@ -39,11 +39,11 @@ html_theme_options = dict(
     light_css_variables=_colours('#6b3a87', '#4d2563'),
     dark_css_variables=_colours('#c9a2e0', '#e3c9f2'))
 
-def published(url, owner, name):
-    "The repository's address, or None while it is a placeholder: the project's own name stands for its owner"
-    return None if owner==name else url
+def published(url):
+    "The repository's address, or None until `make publish-as` has put in its owner"
+    return None if '/OWNER/' in url else url
 
-repository = published(cfg.git_url, cfg.user, cfg.lib_name)
+repository = published(cfg.git_url)
 
 def _edit(app, page, template, context, doctree):
     "Each page has the address of the file that it is made from"
