@@ -285,6 +285,12 @@ def test_messages_are_read_from_the_code(tmp_path):
     assert 'no item was chosen.' in found['callback.report']
     assert sum(map(len, found.values()))>300
 
+def test_the_page_of_messages_has_those_of_the_code():
+    "And all of them"
+    page = text_in('nbs/start/messages.md')
+    assert page==_messages.page(), 'run make notebooks'
+    assert page.count('\n- ')==sum(map(len, _messages.messages().values()))
+
 def laws_on_the_page():
     "Number, file and name of each test that the page of laws names"
     for number,rest in re.findall(r'^\| (\d+) \|(.*)$', page_text('start/laws'), re.M):

@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo. `nbdev-docs` would do that with Quarto,
 which no package index has."""
-import ast, json, re, shutil, sys, textwrap
+import ast, json, re, shutil, sys, textwrap, warnings
 from inspect import Parameter, formatannotation
 from pathlib import Path
 
@@ -37,7 +37,6 @@ sections = dict(
 
 # pages that are made, each with those that are folded under it: name, title, section and maker of each
 parts = dict(
-    messages=('messages','Messages','start','_messages'),
     called=('all','What you call','api','_calls'), # its name is that of `selback.all`, whose page it is
     inside=('map','Map of the package','api','_docs'),
     measured=('measured','What was measured','experiments','_docs'))
@@ -298,7 +297,7 @@ def linked(md, names, labels):
 
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
-    md = md.replace('](../results/', '](results/').replace('](../_messages.py)', '](/messages.md)')
+    md = md.replace('](../results/', '](results/')
     md = re.sub(r'\]\((?:\.\./)*(CHANGELOG|CONTRIBUTING)\.md\)', to_project, md)
     md = re.sub(r'\[([^\]]+)\]\((?:\.\./)*(tests/\w+\.py|CITATION\.cff)\)', to_file, md)
     return re.sub(r'(\]\([^)#\s:]*?)([\w-]+)\.ipynb', to_page, md)
@@ -415,18 +414,17 @@ class Site:
         numbered = [page for page,path in self.paths.items() if path.stem[0].isdigit()]
         return sorted(numbered, key=lambda page: floors.index(page.rpartition('/')[0]))
 
-    def messages(self):
+    def write_messages(self, src):
         "The page of all that the package says"
-        found = {self.page_of(module): texts for module,texts in _messages.messages().items()}
-        def listed(page):
-            lines = '\n'.join(f'- {_messages.in_code(text)}' for text in found[page])
-            return f'## [{self.title(self.paths[page])}]({page}.ipynb)\n\n{lines}'
-        return [index_entry('messages'), *_messages.ABOUT, *(listed(page) for page in self.modules() if page in found)]
+        (src/'start').mkdir()
+        title,text = _messages.page().split('\n\n', 1)
+        md = joined([title, index_entry('messages'), self.linked(text)])
+        (src/'start/messages.md').write_text(md, encoding='utf-8')
+        self.enter('start', 'start/messages', 'nbs/_messages.py')
 
     def write_parts(self, src):
         "The pages that others are folded under"
         texts = dict(
-            messages=self.messages(),
             called=self.calls(),
             inside=self.listed('inside', 'Each module, from the ground up: it imports from those above it alone',
                 ['module','what it is'], self.modules()),
@@ -473,6 +471,7 @@ def stage(src):
 
     site.enter_notebooks()
     site.write_project(src)
+    site.write_messages(src)
     site.write_parts(src)
     (src/'made_from.json').write_text(json.dumps(site.made_from), encoding='utf-8')
     site.write_notebooks(src)
@@ -483,6 +482,7 @@ def tell(what): print(f'The site: {what}', flush=True)
 def main():
     shutil.rmtree(out, ignore_errors=True)
     src = top/'build/docs'
+    warnings.filterwarnings('ignore', 'Found cells containing imports') # a page may do both in a cell
     tell('Its pages from the notebooks, MINUTES in all')
     site = stage(src)
     options = ['-W', '--keep-going', '-q', '-c', nbs, '-d', top/'build/doctrees']

@@ -1,11 +1,12 @@
-"""What the package says when something is wrong or odd, for the page that `_docs.py` makes of it
+"""What the package says when something is wrong or odd, for a page of it, `start/messages.md`
 
 A message is what `error_text` makes, or another sentence of the code; dots stand for what is filled in."""
-import ast, re
+import ast, json, re
 from itertools import product
 from pathlib import Path
 
-package = Path(__file__).parents[1]/'selback'
+nbs = Path(__file__).parent
+package = nbs.parent/'selback'
 
 def is_refusal(node): return isinstance(node, ast.Call) and ast.unparse(node.func)=='error_text' and len(node.args)>2
 
@@ -57,7 +58,27 @@ def messages():
 
 def in_code(text): return f'`` {text} ``' if '`' in text else f'`{text}`'
 
-ABOUT = ('*What the package says where something is refused, or odd, or was found*',
-    'Read from the code: dots stand for what is filled in, and the page is that of the module which says it. An error '
-    'says what it got, what it wanted, and what to do. Of some messages [questions](start/questions.ipynb#messages) '
-    'tells more.')
+ABOUT = """# Messages
+
+*What the package says where something is refused, or odd, or was found*
+
+Read from the code: dots stand for what is filled in, and the heading is the page that says it. An error says what it
+got, what it wanted, and what to do. Of some messages [questions](questions.ipynb#messages) tells more."""
+
+def pages():
+    "The notebook of each module, and its title"
+    for file in sorted(nbs.glob('*/[0-9]*.ipynb')):
+        first,*cells = map(''.join, (cell['source'] for cell in json.loads(file.read_text(encoding='utf-8'))['cells']))
+        module = re.search(r'^#\| default_exp (\S+)', '\n'.join(cells), re.M)
+        if module: yield module[1],file.relative_to(nbs),re.match('# (.+)', first)[1]
+
+def page():
+    "The text of the page"
+    found,parts = messages(),[ABOUT]
+    for module,file,title in pages():
+        if module not in found: continue
+        listed = '\n'.join(f'- {in_code(text)}' for text in found[module])
+        parts.append(f'## [{title}](../{file.as_posix()})\n\n{listed}')
+    return '\n\n'.join(parts)+'\n'
+
+def write(): (nbs/'start/messages.md').write_text(page(), encoding='utf-8')

@@ -1,4 +1,4 @@
-"""Export the package and execute notebooks in place: `python nbs/_run.py [NOTEBOOK...]`
+"""Export the package, list its messages, and execute notebooks in place: `python nbs/_run.py [NOTEBOOK...]`
 
 If none is named, those whose code has changed since they were run. Each says in its metadata, under `run`, which code
 its outputs are of, and of which versions."""
@@ -12,6 +12,8 @@ from nbclient import NotebookClient
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 from nbdev.test import nb_test_cells
+
+import _messages
 
 nbs = Path(__file__).parent.resolve()
 
@@ -50,6 +52,7 @@ def all_notebooks(): return sorted(p for p in nbs.rglob('*.ipynb') if '.ipynb_ch
 def main():
     os.environ['PYTHONWARNINGS'] = 'ignore'
     nbdev_export.__wrapped__()
+    _messages.write()
     for fn in map(Path, sys.argv[1:] or [fn for fn in all_notebooks() if not was_run(fn)]):
         print(fn, flush=True)
         run(fn)
