@@ -361,11 +361,11 @@ def bare_parameters(f):
     return [name for name in bare if name not in SPEAK_FOR_THEMSELVES]
 
 def lacks(o):
-    "What is not said of a name: a docstring of one line, and a comment on each parameter"
+    "What is not said of a name: a docstring of one line, with or without an example, and a comment on each parameter"
     is_function = inspect.isfunction(o)
     if not is_function and not inspect.isclass(o): return [] # an alias of something documented elsewhere
     bare = bare_parameters(o if is_function else vars(o).get('__init__'))
-    has_docstring = len((inspect.getdoc(o) or '').splitlines())==1
+    has_docstring = re.fullmatch(r'.+(\n\n(>>> .+\n?(.+\n?)*)+)?', inspect.getdoc(o) or '')
     return bare if has_docstring else [*bare,'docstring']
 
 def test_no_public_name_is_undocumented():

@@ -80,7 +80,7 @@ def methods():
 def one_liners():
     "The methods, each as a call on a learner, with the options of its class"
     for name,cls in methods().items():
-        does = inspect.getdoc(vars(Learner)[name])
+        does = inspect.getdoc(vars(Learner)[name]).partition('\n')[0]
         yield call('learn.', cls, name)._replace(does=does, module=cls.of.__module__, name=f'Learner.{name}')
 
 TELLS = 'memory','state_dict','load_state_dict','stats' # beside its views

@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo. `nbdev-docs` would do that with Quarto,
 which no package index has."""
-import ast, json, re, shutil, sys, textwrap, warnings
+import ast, inspect, json, re, shutil, sys, textwrap, warnings
 from inspect import Parameter, formatannotation
 from pathlib import Path
 
@@ -173,11 +173,13 @@ def explained(symbol):
     bare = symbol.sig.replace(parameters=[p.replace(annotation=p.empty) for p in params])
     call = f"{symbol.nm.rpartition('.')[2]}{bare}"
     signature = textwrap.fill(call, 88, subsequent_indent='    ', break_long_words=False)
+    does,_,example = inspect.cleandoc(symbol.docs).partition('\n\n')
     md = joined([
         f'({anchor(symbol.nm)})=\n### {symbol.nm}',
         source_link(symbol.fn),
         f'```python\n{signature}\n```',
-        symbol.docs and f'*{symbol.docs}*',
+        does and f'*{does}*',
+        example and f'```pycon\n{example}\n```',
         parameter_table(params, symbol.dm.dm),
         returned(symbol.sig, symbol.dm.dm)])
     return lookup.linkify(re.sub(r' at 0x\w+|__main__\.', '', md))

@@ -20,6 +20,7 @@ nb_render_markdown_format = 'myst'
 markdown_file_suffix = markdown_uri_doc_suffix = '.html.md'
 nb_mime_priority_overrides = [('markdown','text/markdown',10),('markdown','text/plain',20)]
 
+copybutton_prompt_text = '>>> ' # which is not copied
 html_title = f'{project} {release}'
 html_theme = 'furo'
 html_static_path,html_css_files,html_js_files = ['_static'],['site.css'],['site.js']

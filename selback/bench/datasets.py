@@ -254,7 +254,11 @@ def get_dls(
     part:int=0, # Which `n_train` items: those of part 1 are others than those of part 0
     size:int=128, # Side of the images of a folder, in pixels
 )->DataLoaders: # Raises a `ValueError` if there is no such data
-    "The `DataLoaders` of a dataset"
+    """The `DataLoaders` of a dataset
+
+    >>> dls = get_dls('digits', bs=20, n_train=100, n_valid=50)
+    >>> len(dls.train), len(dls.train_ds), len(dls.valid_ds)
+    (5, 100, 50)"""
     check_range('bs', bs, 1, whole=True)
     if data not in datasets: dls = images_of(data, n_train, n_valid).dls(bs, size)
     elif size!=128: raise ValueError(error_text('size', f'{size} with {data!r}', '128', 'it is for folders of images'))
@@ -273,7 +277,11 @@ def flip_labels(
     share:float, # Of the items
     seed:int=0, # Of the random choice
 )->torch.Tensor: # Which labels are wrong now, a mask of shape (n,)
-    "Give a share of the items a label of another class"
+    """Give a share of the items a label of another class
+
+    >>> ds = get_dls('digits', bs=20, n_train=100, n_valid=50).train_ds
+    >>> int(flip_labels(ds, .1, seed=0).sum())
+    10"""
     n = round(check_range('share', share, 0, 1)*len(ds))
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.zeros(len(ds), dtype=torch.bool)

@@ -219,7 +219,10 @@ def set_selection(
 
 @patch
 def full_batches(self:Learner):
-    "Take the selection off: train on full batches again"
+    """Take the selection off: train on full batches again
+
+    >>> bool(learn.top_loss().selection), bool(learn.full_batches().selection)
+    (True, False)"""
     return self.remove_cbs([cb for cb in self.cbs if isinstance(cb, Attached)])
 
 # %% ../../nbs/callback/06_attach.ipynb #4576bd38
@@ -282,14 +285,16 @@ def with_one_liner(
     if isinstance(does, type): return with_one_liner()(does) # without brackets
 
     def add(cls):
+        example = ''
         if vars(cls).get('of'):
             _take_options(cls)
-            cls.__doc__ = cls.__doc__ or cls.of.__doc__
+            line,_,example = inspect.cleandoc(cls.of.__doc__ or '').partition('\n\n')
+            cls.__doc__ = cls.__doc__ or line
         def attach(self:Learner, *args, **kwargs)->Learner: # The learner
             return set_selection(self, cls(*args, **kwargs))
 
         attach.attaches = cls
-        attach.__doc__ = does or cls.__doc__
+        attach.__doc__ = '\n\n'.join(filter(None, [does or cls.__doc__, example]))
         attach.__module__ = cls.__module__
         attach.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=Learner)
         attach.__delwrap__ = cls.__init__ # where `docments` finds what is said of the options

@@ -217,7 +217,11 @@ class Selection(Attached):
     # What may be asked
     @property
     def stats(self):
-        "A DataFrame with a row for each batch and step: items seen, kept and trained, their share of the loss"
+        """A DataFrame with a row for each batch and step: items seen, kept and trained, their share of the loss
+
+        >>> learn.top_loss(keep=.25).fit(2) # of 100 items: all in the warm-up, then a quarter
+        >>> learn.selection.stats.groupby('epoch').kept.sum().tolist()
+        [100, 25]"""
         return self.report.stats
 
     @property

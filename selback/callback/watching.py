@@ -14,7 +14,11 @@ from .notes import ItemNotes
 # %% ../../nbs/callback/11_watching.ipynb #f0afb1d2
 @with_one_liner("Train as ever, and remember of each item its losses and what was predicted")
 class WatchItemsCallback(Attached):
-    "Train on all items as plain training does, and remember of each its losses and what was predicted"
+    """Train on all items as plain training does, and remember of each its losses and what was predicted
+
+    >>> learn.watch_items().fit(1)
+    >>> len(learn.selection.suspects())
+    100"""
     is_watching = True
     keeps_all = dict(),dict(valid=True)
 

@@ -83,7 +83,11 @@ def corrected(self:Attached|Learner,
     key=None, # A column of the table that tells items apart; None: keys are as `suspects()` has them
     new_classes:bool=False, # May there be labels that no item has?
 )->pd.DataFrame: # Raises a `ValueError` for items and labels that there are not
-    "A table to train on, corrected by the list of `suspects()`, its CSV file, or `{key: label}`; `unsure` is left out"
+    """A table to train on, corrected by the list of `suspects()`, its CSV file, or `{key: label}`; `unsure` is left out
+
+    >>> learn.watch_items().fit(1)
+    >>> int(learn.selection.corrected({0: 7}).label[0])
+    7"""
     parts = keys_of(self.dls)
     labels = [labels_of(of.ds) for of in parts]
     if labels[0] is None:

@@ -39,7 +39,11 @@ def _hardest_first(selection, asked):
 def early_items(self:EarlyLossSamplingCallback,
     n:int|None=None, # How many; None: all that have an early loss
 )->Tensor: # int64, shape (n,); raises a `ValueError` before losses are kept
-    "Dataset indices of the items that are drawn most, the highest early loss first"
+    """Dataset indices of the items that are drawn most, the highest early loss first
+
+    >>> learn.early_loss_sampling(after=1).fit(1)
+    >>> len(learn.selection.early_items(10))
+    10"""
     idxs = _hardest_first(self, 'early_items')
     return idxs if n is None else idxs[:check_range('n', n, 1, whole=True)]
 

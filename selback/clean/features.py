@@ -69,7 +69,11 @@ def out_of_fold(
     n_folds:int=5, # Parts, of which each is predicted by the others
     seed:int=0, # Of the parts
 )->np.ndarray: # Probabilities, shape (n, classes); NaN where the class is in no other part
-    "What a linear model says of items that it has not seen"
+    """What a linear model says of items that it has not seen
+
+    >>> features,labels = torch.randn(100, 8),torch.arange(100)%4
+    >>> out_of_fold(features, labels).shape # of each item, the probability of each class
+    (100, 4)"""
     from threadpoolctl import threadpool_limits
     x,labels = np.asarray(features, dtype=np.float32),np.asarray(labels)
     groups = np.arange(len(labels)) if groups is None else np.asarray(groups)
@@ -179,7 +183,10 @@ def find_suspects(self:Learner,
     n_folds:int=5, # Parts, of which each is predicted by the others
     seed:int=0, # Of the parts
 )->pd.DataFrame: # By the key of items; raises a `ValueError` where items have not a class each
-    "Labels of both parts by features of the network as it is, without training; the most likely wrong ones first"
+    """Labels of both parts by features of the network as it is, without training; the most likely wrong ones first
+
+    >>> len(learn.find_suspects()) # of 100 items to train on and 50 to validate
+    150"""
     n_folds = check_range('n_folds', n_folds, 2, whole=True)
     keys = keys_of(self.dls)
     labels = [labels_of(own.ds) for own in keys]

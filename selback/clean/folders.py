@@ -64,7 +64,10 @@ _part_names = dict(train=('train','training'), valid=('valid','val','validation'
 def part_of(
     name:str, # Of a folder, in any case
 )->str|None: # 'train', 'valid' or 'test'; None: it has no such name
-    "The part of the data that a folder is"
+    """The part of the data that a folder is
+
+    >>> part_of('Train'), part_of('val'), part_of('cats')
+    ('train', 'valid', None)"""
     return next((part for part,names in _part_names.items() if name.lower() in names), None)
 
 def _parts_of(folder):

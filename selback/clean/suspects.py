@@ -122,7 +122,11 @@ def listed_suspects(
 def suspects(self:Attached,
     look:bool=False, # Also by what is predicted of training items now, as they are, in a pass over them?
 )->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered
-    "All labels that were looked at, those first that are most likely wrong; masks and numbers are by their mean loss"
+    """All labels that were looked at, those first that are most likely wrong; masks and numbers are by their mean loss
+
+    >>> learn.watch_items().fit(1)
+    >>> learn.selection.suspects().columns.tolist()
+    ['label', 'likelier', 'margin', 'probability', 'disagreed', 'looks']"""
     return listed_suspects(self, 'suspects', look)[0]
 
 # %% ../../nbs/clean/00_suspects.ipynb #5c71d724

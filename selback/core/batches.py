@@ -23,7 +23,10 @@ from .checks import error_text
 def n_items(
     batch, # A tensor, or tuples, lists and dicts of them, with items along the first dimension
 )->int: # Number of items; raises a `ValueError` if `batch` holds no such tensor
-    "The number of items in a batch"
+    """The number of items in a batch
+
+    >>> n_items(dict(x=torch.zeros(8, 3), y=torch.zeros(8)))
+    8"""
     left = [batch]
     while left:
         part = left.pop()
@@ -40,7 +43,10 @@ def map_tensors(
     batch, # Tensors, in tuples, lists and dicts
     *others, # More batches of the same structure
 ): # A batch of the same structure
-    "Apply `f` to the tensors of batches that have the same structure"
+    """Apply `f` to the tensors of batches that have the same structure
+
+    >>> map_tensors(len, dict(x=torch.zeros(8, 3), y=torch.zeros(8)))
+    {'x': 8, 'y': 8}"""
     if isinstance(batch, Tensor): return f(batch, *others)
 
     if isinstance(batch, Mapping):
@@ -78,7 +84,10 @@ def take_rows(
     batch, # Tensors with items along the first dimension, in tuples, lists and dicts; a scalar belongs to no item
     idx, # An index tensor or a slice
 ): # The same structure with these items only
-    "Some rows of a batch"
+    """Some rows of a batch
+
+    >>> take_rows((tensor([1,2,3]), dict(y=tensor([4,5,6]))), tensor([2,0]))
+    (tensor([3, 1]), {'y': tensor([6, 4])})"""
     return map_tensors(lambda t: t[idx] if t.ndim else t, batch)
 
 # %% ../../nbs/core/01_batches.ipynb #e4efe72f

@@ -97,6 +97,9 @@ def order_kept(
 def error_of(
     margins:Tensor, # Of labels, NaN of one that does not count
 )->float: # 0 to 1
-    "The share of labels that are predicted wrongly; a draw is half wrong"
+    """The share of labels that are predicted wrongly; a draw is half wrong
+
+    >>> error_of(tensor([2.,-1.,0.,3.]))
+    0.375"""
     margins = margins[margins.isfinite()]
     return float((margins<0).float().mean()+(margins==0).float().mean()/2)

@@ -165,7 +165,12 @@ def chosen(
     split=inputs_and_targets, # Function of a batch that returns inputs and targets, each a tuple
     pct=0., # Share of the training that is done, or a function that returns it: for options that follow a schedule
 ): # An iterator of batches in the loader's form, with weights as their last part if the method weighs
-    "What a plain loop trains on in an epoch: of a loader's batches, the items that a method chooses"
+    """What a plain loop trains on in an epoch: of a loader's batches, the items that a method chooses
+
+    >>> model,loss_func = torch.nn.Linear(4, 3),torch.nn.CrossEntropyLoss()
+    >>> batches = [(torch.randn(20, 4), torch.randint(3, (20,))) for _ in range(3)]
+    >>> [len(yb) for xb,yb in chosen(batches, model, loss_func, TopLoss(keep=.25))]
+    [5, 5, 5]"""
     method = check_method(method, BatchMethod, 'chosen')
     if method.needs_items:
         wanted = 'one that chooses from each batch by itself'
@@ -189,7 +194,12 @@ def _rest(items, trained):
 
 # %% ../../nbs/core/19_loop.ipynb #5e89386f
 class MemorySampler(DistributedSampler): # which libraries know as one that shares out items by itself
-    "Dataset indices for a `DataLoader`, in random order: each epoch those that a method chooses by remembered losses"
+    """Dataset indices for a `DataLoader`, in random order: each epoch those that a method chooses by remembered losses
+
+    >>> memory = ItemMemory(100)
+    >>> memory.note(torch.arange(100), torch.arange(100.)) # each item's loss
+    >>> len([*MemorySampler(memory, FavorHard(beta=1))])
+    50"""
     def __init__(self,
         memory:ItemMemory, # Of the dataset; the loop notes losses in it. While it has none, all items come
         method, # What chooses, such as `FavorHard()`; or a function of one loss per item, in the epoch's order

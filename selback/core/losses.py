@@ -151,7 +151,10 @@ def preserved(
 def ignored_target(
     loss_func, # Any
 ):
-    "The target value that `loss_func` ignores, or None"
+    """The target value that `loss_func` ignores, or None
+
+    >>> ignored_target(torch.nn.CrossEntropyLoss())
+    -100"""
     for o in reversed([*_layers(loss_func)]):
         found = getattr(o, 'ignore_index', None)
         if found is not None: return found
@@ -250,7 +253,10 @@ def item_losses(
     *yb, # Targets, as `loss_func` takes them
     effects:bool|None=None, # As `has_side_effects` says; None: it is asked
 )->Tensor: # One float32 loss per item, shape (bs,)
-    "The mean unreduced loss of each item over its elements that are not ignored (0 if all are)"
+    """The mean unreduced loss of each item over its elements that are not ignored (0 if all are)
+
+    >>> item_losses(torch.nn.MSELoss(), tensor([1.,2.,5.]), tensor([1.,1.,1.]))
+    tensor([ 0.,  1., 16.])"""
     pred,*yb = as_tensors((pred, *yb))
     if effects is None: effects = has_side_effects(loss_func)
     n = n_items(yb or pred)

@@ -90,7 +90,12 @@ def weights_of_items(
 _unknown = torch.iinfo(torch.int32).min # a target that was not noted
 
 class ItemMemory(ItemTable):
-    "Of each dataset item: its last loss, a smoothed one, when it was seen and picked, how often, and its target"
+    """Of each dataset item: its last loss, a smoothed one, when it was seen and picked, how often, and its target
+
+    >>> memory = ItemMemory(3)
+    >>> memory.note(tensor([0,2]), tensor([.5,2.]))
+    >>> memory.loss
+    tensor([0.5000,    nan, 2.0000])"""
     counts = 'seen','picked'
     sums = 'total',
     lasts = 'loss','ewma','target'

@@ -19,7 +19,10 @@ from .schedules import check_schedule, value_at
 
 # %% ../../nbs/core/13_method.ipynb #2abb27ec
 class Now(NamedTuple):
-    "What a method may go by besides scores: how far training is, whose random numbers to draw, of which items"
+    """What a method may go by besides scores: how far training is, whose random numbers to draw, of which items
+
+    >>> Now(pct=.5)(lambda pct: 1-pct), Now(pct=.5)(.3)
+    (0.5, 0.3)"""
     generator:torch.Generator|None=None # Source of random draws, on the device of the scores
     pct:float=0. # Share of the training that is done
     epoch:int=0 # Its number
@@ -223,7 +226,10 @@ class Inclusion(EpochMethod):
 
 # %% ../../nbs/core/13_method.ipynb #5b1e1d82
 class PolicyMethod(BatchMethod):
-    "Chooses by a function of the scores"
+    """Chooses by a function of the scores
+
+    >>> PolicyMethod(top_k, keep=.5).choose(tensor([.1,.9,.5,.3]), Now()).rows
+    tensor([1, 2])"""
     def __init__(self,
         policy, # A function of one score per item, shape (n,), that returns `Chosen`
         gather:bool=False, # Let chosen items wait until they fill a batch?

@@ -205,7 +205,10 @@ def groups_of(
     pairs, # Pairs of numbers, below `n`; an array of shape (pairs, 2), or a list
     n:int, # Items
 ): # An array, int64, shape (n,): groups are numbered by their first items
-    "The number of each item's group, where pairs belong together"
+    """The number of each item's group, where pairs belong together
+
+    >>> groups_of(tensor([[0,2],[2,3]]), 5).tolist()
+    [0, 1, 0, 0, 2]"""
     import numpy as np # here, since nothing else needs them
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

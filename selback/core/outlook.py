@@ -15,7 +15,10 @@ def hardest_tenth(
     losses:Tensor, # Of items, shape (n,)
     least:int=100, # How many must be known
 )->float: # Up to 1; NaN where fewer losses are known, some are negative or infinite, or all are 0
-    "The share of all loss that the tenth of the items with the highest losses has"
+    """The share of all loss that the tenth of the items with the highest losses has
+
+    >>> hardest_tenth(tensor([0.]*90+[1.]*10))
+    1.0"""
     known = losses[~losses.isnan()].cpu().double()
     total = known.sum()
     if len(known)<least or not 0<total<math.inf or known.min()<0: return math.nan

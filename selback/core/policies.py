@@ -62,7 +62,10 @@ def loss_share(
     min_sample_perc:float=0., # Share of the items that is chosen at least, 0 to 1
     multiple_of:int=1, # The count is rounded up to a multiple of this, if that leaves items out
 )->Chosen: # Deterministic; the whole batch if a loss is not finite, or if their sum is not positive
-    "The smallest set of highest-loss items that makes up at least `min_loss_perc` of the loss"
+    """The smallest set of highest-loss items that makes up at least `min_loss_perc` of the loss
+
+    >>> loss_share(tensor([.05,.5,.15,.3]), min_loss_perc=.7).rows
+    tensor([1, 3])"""
     check_range('min_loss_perc', min_loss_perc, 0, 1)
     check_range('min_sample_perc', min_sample_perc, 0, 1)
     if not min_loss_perc and not min_sample_perc:
@@ -93,7 +96,10 @@ def mid_rank(
     scores:Tensor, # Where to evaluate, shape (bs,)
     history:Tensor, # The sample, shape (n,); entries that are not finite don't count
 )->Tensor: # Values between 0 and 1, shape (bs,)
-    "The empirical CDF of `history` at `scores`, with ties counted half"
+    """The empirical CDF of `history` at `scores`, with ties counted half
+
+    >>> mid_rank(tensor([0.,2.,5.]), history=tensor([1.,2.,2.,3.]))
+    tensor([0.0000, 0.5000, 1.0000])"""
     if scores is history and bool(history.isfinite().all()): return _own_mid_rank(history)
 
     ordered = _unknown_highest(history).sort().values
@@ -109,7 +115,11 @@ def cdf_power(
     beta:float, # Selectivity: a share of 1/(beta+1) is kept on average; 0 keeps all
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
 )->Chosen: # The whole batch if a score is not finite
-    "Each item with probability CDF(score)^beta (Jiang et al. 2019, section 3.1)"
+    """Each item with probability CDF(score)^beta (Jiang et al. 2019, section 3.1)
+
+    >>> losses = torch.arange(10_000.) # of which a share of 1/(beta+1) is kept
+    >>> round(len(cdf_power(losses, losses, beta=4).rows)/10_000, 1)
+    0.2"""
     check_range('beta', beta, 0)
     prob = mid_rank(scores, history)**beta
     draws = torch.rand(len(scores), generator=generator, device=scores.device)/prob # below 1: kept
@@ -118,7 +128,10 @@ def cdf_power(
 
 # %% ../../nbs/core/05_policies.ipynb #021ae0c9
 class History:
-    "The last `size` scores, on the device of the first ones"
+    """The last `size` scores, on the device of the first ones
+
+    >>> History(3).push(tensor([1.,2.,3.,4.]))
+    tensor([2., 3., 4.])"""
     def __init__(self,
         size:int=1024, # Number of scores kept
     ):
@@ -192,7 +205,10 @@ def rank_sample(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
     multiple_of:int=1, # The count is rounded up to a multiple of this, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
-    "A draw without replacement, weighted by rank (Composer's selective backprop)"
+    """A draw without replacement, weighted by rank (Composer's selective backprop)
+
+    >>> len(rank_sample(torch.arange(100.), keep=.3).rows)
+    30"""
     check_range('keep', keep, 0, 1, above=True)
     n = len(scores)
     power = 1/keep-1
@@ -209,7 +225,10 @@ def top_k(
     also_bottom:float=0., # Share of the items to keep from the bottom, at least 0; at most 1 with `keep`
     multiple_of:int=1, # The count is rounded up to a multiple of this, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1, and `int(also_bottom*bs)`
-    "The items with the highest scores, and those with the lowest"
+    """The items with the highest scores, and those with the lowest
+
+    >>> top_k(tensor([.1,.9,.5,.3]), keep=.5).rows
+    tensor([1, 2])"""
     check_range('keep', keep, 0, 1, above=True)
     check_range('also_bottom', also_bottom, 0, 1)
     if keep+also_bottom>1+1e-9:
@@ -230,7 +249,10 @@ def random_k(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
     multiple_of:int=1, # The count is rounded up to a multiple of this, if that leaves items out
 )->Chosen: # A fixed count: `int(keep*bs)`, at least 1
-    "A uniformly random subset"
+    """A uniformly random subset
+
+    >>> len(random_k(torch.arange(100.), keep=.3).rows)
+    30"""
     check_range('keep', keep, 0, 1, above=True)
     order = torch.rand(len(scores), generator=generator, device=scores.device).argsort()
     return _first(order, _share_of(len(scores), keep), multiple_of)
@@ -242,7 +264,10 @@ def importance_sample(
     correct:float=1., # Exponent of the weights: 1 is unbiased, 0 unweighted
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `scores`
 )->Chosen: # With replacement, so with repeats; uniform where the scores are not positive numbers
-    "Items drawn by score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)"
+    """Items drawn by score, weighted so that the gradient is unbiased (Katharopoulos and Fleuret 2018)
+
+    >>> importance_sample(tensor([1.,3.]), 1000).weight.unique() # drawn thrice as often: a third of the weight
+    tensor([0.6667, 2.0000])"""
     check_range('correct', correct, 0)
     count = check_range('count', count, 1, whole=True)
 
@@ -262,7 +287,10 @@ def importance_sample(
 def variance_gain(
     scores:Tensor, # One score per item, at least 0, shape (n,)
 )->Tensor: # A scalar between 1 and sqrt(n); 1 if the scores are not positive numbers
-    "tau, the square root of n times the sum of the squared shares (Katharopoulos and Fleuret 2018, equation 26)"
+    """tau, the square root of n times the sum of the squared shares (Katharopoulos and Fleuret 2018, equation 26)
+
+    >>> variance_gain(tensor([1.,1.,1.,1.])), variance_gain(tensor([1.,0.,0.,0.]))
+    (tensor(1.), tensor(2.))"""
     share = scores/scores.sum()
     gain = (len(scores)*share.square().sum()).sqrt()
     return torch.where(gain.isfinite() & (scores>=0).all(), gain, 1.)
@@ -285,7 +313,10 @@ def include(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
     due:Tensor|None=None, # Items that are included whatever their loss, a mask of shape (n,)
 )->Chosen: # In the order of the items
-    "Each item with a probability of its own, without replacement"
+    """Each item with a probability of its own, without replacement
+
+    >>> len(include(torch.arange(100.), lambda losses: torch.full_like(losses, .3)).rows)
+    30"""
     known = loss.isfinite()
     prob = torch.ones_like(loss, dtype=torch.float32)
     prob[known] = _probabilities(inclusion, loss[known].float())
@@ -305,7 +336,10 @@ def rank_inclusion(
     loss:Tensor, # One finite loss per item, shape (n,)
     beta:float=1., # Selectivity: a share of 1/(beta+1) is included; 0 includes all
 )->Tensor: # Between 0 and 1, shape (n,)
-    "CDF(loss)^beta, by the losses' own ranks (Jiang et al. 2019, section 3.1)"
+    """CDF(loss)^beta, by the losses' own ranks (Jiang et al. 2019, section 3.1)
+
+    >>> rank_inclusion(tensor([1.,2.,3.,10.]), beta=1)
+    tensor([0.1250, 0.3750, 0.6250, 0.8750])"""
     return mid_rank(loss, loss)**check_range('beta', beta, 0)
 
 def step_inclusion(
@@ -313,7 +347,10 @@ def step_inclusion(
     quantile:float=.6, # Share of the items that count as easy, 0 to 1
     drop:float=.6, # Share of the easy items that is left out, 0 to 1
 )->Tensor: # 1-drop or 1, shape (n,)
-    "A share of the easiest items, those with a mid-rank below `quantile`, is less likely than all others"
+    """A share of the easiest items, those with a mid-rank below `quantile`, is less likely than all others
+
+    >>> step_inclusion(tensor([1.,2.,3.,10.]), quantile=.5, drop=.75)
+    tensor([0.2500, 0.2500, 1.0000, 1.0000])"""
     check_range('quantile', quantile, 0, 1)
     check_range('drop', drop, 0, 1)
     return torch.where(mid_rank(loss, loss)<quantile, 1-drop, 1.)
@@ -324,7 +361,10 @@ def mean_inclusion(
     loss:Tensor, # One finite loss per item, shape (n,)
     prune:float=.5, # Share of the easy items that is left out, at least 0 and below 1
 )->Tensor: # 1-prune or 1, shape (n,)
-    "Items with a loss below the mean are less likely than all others (Qin et al. 2024, InfoBatch)"
+    """Items with a loss below the mean are less likely than all others (Qin et al. 2024, InfoBatch)
+
+    >>> mean_inclusion(tensor([1.,2.,3.,10.]), prune=.75)
+    tensor([0.2500, 0.2500, 0.2500, 1.0000])"""
     check_range('prune', prune, 0, _most_pruned)
     return torch.where(loss<loss.mean(dtype=sum_dtype(loss)), 1-prune, 1.) # equal ones are never below their mean
 
@@ -333,7 +373,10 @@ def loss_groups(
     loss:Tensor, # One finite loss per item, shape (n,)
     n_groups:int=5, # How many groups at most; equal losses share one
 )->Tensor: # The group of each item, from 0, the easiest, without a gap; shape (n,)
-    "Groups of similar losses: k-means that begins at evenly spaced quantiles"
+    """Groups of similar losses: k-means that begins at evenly spaced quantiles
+
+    >>> loss_groups(tensor([.1,5.,.2,1.,1.1,5.2]), n_groups=3)
+    tensor([0, 2, 0, 1, 1, 2])"""
     if not len(loss): return loss.long()
     n = len(loss)
     n_groups = min(check_range('n_groups', n_groups, 1, whole=True), n)
@@ -360,7 +403,11 @@ def seta(
     window:float=.9, # Share of the groups that is kept, above 0 and at most 1
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
 )->Chosen: # Positions, ascending, without weights
-    "A random share of the items, of which a window of groups of similar losses is kept (Zhou et al. 2025, SeTa)"
+    """A random share of the items, of which a window of groups of similar losses is kept (Zhou et al. 2025, SeTa)
+
+    >>> losses = tensor([.1,5.,.2,1.,1.1,5.2])
+    >>> [seta(losses, epoch, prune=0, n_groups=3, window=.7).rows.tolist() for epoch in (0,1)] # easy, then hard
+    [[0, 2, 3, 4], [1, 3, 4, 5]]"""
     check_range('prune', prune, 0, _most_pruned)
     check_range('window', window, 0, 1, above=True)
     n_left = round((1-prune)*len(loss))
@@ -380,7 +427,10 @@ def priorities(
     loss:Tensor, # The last loss of each item, shape (n,); one that is not finite counts as the highest
     alpha:float=.5, # Exponent of the loss: 0 is uniform
 )->Tensor: # Shape (n,), of sum 1, float64; where some losses are negative, the lowest counts as 0
-    "Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)"
+    """Probabilities in proportion to loss^alpha (Schaul et al. 2016, section 3.3)
+
+    >>> priorities(tensor([0.,1.,9.]), alpha=.5).tolist()
+    [0.0, 0.25, 0.75]"""
     check_range('alpha', alpha, 0)
     known,loss = loss.isfinite(),loss.to(sum_dtype(loss))
     if not len(loss): return loss
@@ -408,7 +458,10 @@ def prioritized_epoch(
     correct:float=0., # Exponent of the importance weights: 1 is unbiased where the loader shuffles, 0 weighs nothing
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `loss`
 )->Chosen: # A position for each position, with repeats; weights of mean 1 under the draws
-    "An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)"
+    """An epoch in part drawn by priority (Schaul et al. 2016; Wu et al. 2023)
+
+    >>> prioritized_epoch(tensor([0.,0.,9.,0.]), uniform=.5).rows # 1 and 3 keep their place
+    tensor([2, 1, 2, 3])"""
     check_range('uniform', uniform, 0, 1)
     check_range('correct', correct, 0)
     n,prob = len(loss),priorities(loss, alpha)
@@ -431,7 +484,10 @@ def balanced_chances(
     power:float=1., # How much the classes are balanced: 1 gives each the same chance, 0 one by its size
     alpha:float=0., # Exponent of the loss within a class: 0 is uniform
 )->Tensor: # Shape (n,), of sum 1, float64
-    "Probabilities of size^(1-power) for a class (Kang et al. 2020), and of loss^alpha within it"
+    """Probabilities of size^(1-power) for a class (Kang et al. 2020), and of loss^alpha within it
+
+    >>> balanced_chances(tensor([7,7,7,7,3])).tolist()
+    [0.125, 0.125, 0.125, 0.125, 0.5]"""
     check_range('power', power, 0, 1)
     check_range('alpha', alpha, 0)
     if loss is not None and loss.shape!=groups.shape:
@@ -458,7 +514,11 @@ def balanced(
     n:int|None=None, # How many to draw; None: as many as there are
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `groups`
 )->Chosen: # With replacement, so with repeats, in the order of the draws
-    "Items drawn so that rare classes come more often"
+    """Items drawn so that rare classes come more often
+
+    >>> rows = balanced(tensor([0]*90+[1]*10), n=10_000).rows # a tenth of the items become half
+    >>> round((rows>=90).float().mean().item(), 1)
+    0.5"""
     prob = balanced_chances(groups, loss, power, alpha)
     n = len(prob) if n is None else check_range('n', n, 0, whole=True)
     if n and not len(prob): raise ValueError(error_text('balanced', f'no items to draw {n} from', 'one at least'))
@@ -470,7 +530,10 @@ def at_least_two(
     scores:Tensor, # The scores it chose by, shape (bs,)
     alone:float=2., # What its weight is multiplied by: 2 where the loss is a mean over both, of which one counts
 )->Chosen: # `chosen` itself unless it is one item of several
-    "A single chosen item, and the hardest of the others"
+    """A single chosen item, and the hardest of the others
+
+    >>> at_least_two(Chosen(tensor([0])), tensor([9.,1.,5.,7.])).rows
+    tensor([0, 3])"""
     rows,weight = chosen
     if len(rows)!=1 or len(scores)<2: return chosen
 
@@ -496,7 +559,10 @@ def avoid_singleton_batch(
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `rows`
     losses:Tensor|None=None, # Of all items, shape (n,): where too few are chosen the hardest join; None: random ones
 )->Tensor: # Positions of two items at least for each process, and none left over unless all are loaded
-    "The items to load without a batch that has a single one"
+    """The items to load without a batch that has a single one
+
+    >>> len(avoid_singleton_batch(torch.arange(5), n=9, bs=4)) # not a batch of 4 and one of 1
+    6"""
     each = -(-len(rows)//n_ranks) # the loader repeats a few, so that all processes have as many
     are_few = len(rows)<2*n_ranks
     is_one_over = each%bs==1 and len(rows)<n and not drop_last
@@ -517,7 +583,10 @@ def whole_batches(
     due:Tensor|None=None, # Which of all items must be loaded, a mask of shape (n,); None: none
     generator:torch.Generator|None=None, # Source of the random draws, on the device of `rows`
 )->Tensor: # Positions whose number is a multiple of `bs`, if there are enough items
-    "The items to load where the loader leaves out a last batch that is not full"
+    """The items to load where the loader leaves out a last batch that is not full
+
+    >>> whole_batches(torch.arange(6), n=9, bs=4) # none is due, so two are left out
+    tensor([0, 1, 2, 3])"""
     n_over = len(rows)%bs
     if not n_over: return rows
 

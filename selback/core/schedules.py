@@ -10,7 +10,13 @@ from .checks import check_range, error_text
 
 # %% ../../nbs/core/06_schedules.ipynb #0df74039
 class Window:
-    "When to select: from `start` to `end` of a fit, after the warm-up, with a full batch now and then"
+    """When to select: from `start` to `end` of a fit, after the warm-up, with a full batch now and then
+
+    >>> window = Window(start=.5, warmup=1, interrupt=3)
+    >>> [window.is_on(pct, epochs=1) for pct in (.4,.5,.6)]
+    [False, True, True]
+    >>> [window.is_on(.5, epochs=1, batch=i) for i in range(6)]
+    [True, True, False, True, True, False]"""
     def __init__(self,
         start:float=0., # Fraction of the fit after which selection starts
         end:float=1., # Fraction of the fit after which it ends
@@ -45,7 +51,10 @@ def value_at(
     value, # A number, or a function of the trained fraction
     pct:float, # Fraction of the fit that is done
 )->float: # The number now
-    "A number that may follow a schedule"
+    """A number that may follow a schedule
+
+    >>> value_at(.3, pct=.5), value_at(lambda pct: 1-pct, pct=.5)
+    (0.3, 0.5)"""
     return value(min(pct, 1.)) if callable(value) else value
 
 schedule_points = (0., .25, .5, .75, 1.) # trained fractions at which a schedule is tried beforehand

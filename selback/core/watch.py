@@ -128,7 +128,14 @@ def _check_usual(loss_func, pred, yb, kind):
 
 # %% ../../nbs/core/23_watch.ipynb #b68dd566
 class Watch:
-    "Hands out a loader's batches, and remembers what was predicted of each of their items"
+    """Hands out a loader's batches, and remembers what was predicted of each of their items
+
+    >>> watch = Watch(4) # items, of which one is predicted otherwise
+    >>> pred = tensor([[9.,0.], [9.,0.], [0.,9.], [9.,0.]])
+    >>> watch.note(pred, tensor([0,0,0,0]), idx=[0,1,2,3])
+    >>> watch.end_epoch()
+    >>> watch.suspects().index.tolist()[:1], watch.estimated_errors()
+    ([2], 1)"""
     def __init__(self,
         loader, # A `DataLoader` over a dataset with a length, or what has one within; or the number of items
         keys=None, # What items are called: paths, or an index; None: their positions

@@ -18,7 +18,10 @@ from ..core.schedules import check_schedule
 def group_numbers(
     groups, # Of each item: numbers, names or pairs of both; a tensor, an array, a column of a table or a list
 )->Tensor: # int64, from 0, shape (n,); raises a `TypeError` for what is no group
-    "A number for each group"
+    """A number for each group
+
+    >>> group_numbers(['cat','dog','cat'])
+    tensor([0, 1, 0])"""
     import pandas as pd # here, since nothing else needs it
     values = groups.tolist() if hasattr(groups, 'tolist') else list(groups)
     try: numbers,_ = pd.factorize(pd.Series(values, dtype=object), use_na_sentinel=False) # an unknown group is one, too
@@ -29,7 +32,12 @@ def group_numbers(
 
 # %% ../../nbs/methods/15_balanced_sampling.ipynb #ba1a000c
 class BalancedSampling(EpochMethod):
-    "Draw each epoch with replacement, a group in proportion to size^(1-power), and within it to loss^alpha"
+    """Draw each epoch with replacement, a group in proportion to size^(1-power), and within it to loss^alpha
+
+    >>> method = BalancedSampling(['cat']*90+['dog']*10, n=10_000) # a tenth of the items become half
+    >>> rows = method.choose(torch.zeros(100), Now(idx=torch.arange(100))).rows
+    >>> round((rows>=90).float().mean().item(), 1)
+    0.5"""
     def __init__(self,
         groups=None, # The group of each item of the training set: numbers or names, shape (n,); None: its class
         power:float=1., # How much groups are balanced: 1 gives each the same chance, 0 one by its size

@@ -14,7 +14,10 @@ from ..core.schedules import schedule_points, value_at
 
 # %% ../../nbs/methods/06_batch_loss_filter.ipynb #d993c73f
 class BatchLossFilter(BatchMethod):
-    "Keep the smallest set of highest-loss items that makes up a share of the batch's loss"
+    """Keep the smallest set of highest-loss items that makes up a share of the batch's loss
+
+    >>> BatchLossFilter(min_loss_perc=.7).choose(tensor([.05,.5,.15,.3]), Now()).rows # .5 and .3 make up .7 of 1
+    tensor([1, 3])"""
     def __init__(self,
         min_loss_perc:float=.9, # Share of the batch's loss to keep at least, 0 to 1
         min_sample_perc:float=0., # Share of the items to keep at least, 0 to 1

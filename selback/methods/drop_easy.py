@@ -12,7 +12,10 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/01_drop_easy.ipynb #0270225b
 class DropEasy(Inclusion):
-    "Leave out a random share of the easiest items, by their last training loss, before loading"
+    """Leave out a random share of the easiest items, by their last training loss, before loading
+
+    >>> len(DropEasy(quantile=.6, drop=.5).choose(torch.arange(100.), Now()).rows) # without half of 60
+    70"""
     def __init__(self,
         quantile:float=.6, # Share of the items that count as easy, 0 to 1
         drop:float=.6, # Share of the easy items that is left out, 0 to 1

@@ -13,7 +13,10 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/14_early_loss_sampling.ipynb #f96bc365
 class EarlyLossSampling(EpochMethod):
-    "Draw each epoch with replacement, in proportion to (early loss)^alpha"
+    """Draw each epoch with replacement, in proportion to (early loss)^alpha
+
+    >>> EarlyLossSampling(uniform=.5).choose(tensor([0.,0.,9.,0.]), Now()).rows # 1 and 3 keep their place
+    tensor([2, 1, 2, 3])"""
     needs_losses = False
     only_a_learner = 'which keeps the losses of an early epoch in its callback'
 

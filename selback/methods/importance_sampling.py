@@ -13,7 +13,11 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/09_importance_sampling.ipynb #8d850f86
 class ImportanceSampling(BatchMethod):
-    "Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)"
+    """Draw each training batch from `presample` batches, unbiased, while that pays (Katharopoulos and Fleuret 2018)
+
+    >>> method = ImportanceSampling(presample=3)
+    >>> len(method.choose(torch.arange(96.), Now(bs=32)).rows), method.tau
+    (32, 2.0)"""
     score = 'grad_bound'
     weighs = True
     saved = 'tau_now',

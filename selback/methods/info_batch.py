@@ -13,7 +13,11 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/03_info_batch.ipynb #220cd5ad
 class InfoBatch(Inclusion):
-    "Leave out, before loading, a random share of the items below the mean loss, and weight the rest (Qin et al. 2024)"
+    """Leave out, before loading, a random share of the items below the mean loss, and weight the rest (Qin et al. 2024)
+
+    >>> rows,weight = InfoBatch(prune=.5).choose(torch.arange(100.), Now()) # without half of the lower 50
+    >>> len(rows), weight.unique()
+    (75, tensor([1., 2.]))"""
     def __init__(self,
         prune:float=.5, # Share of the easy items to leave out, at least 0 and below 1
         delta:float=.875, # Share of the fit's epochs that prune; the last ones train on all items

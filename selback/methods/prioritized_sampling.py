@@ -12,7 +12,10 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/02_prioritized_sampling.ipynb #0c4774e6
 class PrioritizedSampling(EpochMethod):
-    "Draw a part of each epoch with replacement, in proportion to (last training loss)^alpha (Schaul et al. 2016)"
+    """Draw a part of each epoch with replacement, in proportion to (last training loss)^alpha (Schaul et al. 2016)
+
+    >>> PrioritizedSampling(uniform=.5).choose(tensor([0.,0.,9.,0.]), Now()).rows # 1 and 3 keep their place
+    tensor([2, 1, 2, 3])"""
     def __init__(self,
         alpha:float=.5, # Exponent of the loss: 0 draws uniformly
         uniform:float=.5, # Share of the epoch that comes from its own order, 0 to 1; 1 draws nothing

@@ -19,7 +19,12 @@ class _Beta:
     def __call__(self, pct): return 1/self.keep(pct)-1
 
 class SelectiveBackprop(BatchMethod):
-    "Keep an item at quantile p of recent losses with probability p^beta, in full batches (Jiang et al. 2019)"
+    """Keep an item at quantile p of recent losses with probability p^beta, in full batches (Jiang et al. 2019)
+
+    >>> SelectiveBackprop(keep=.25).beta
+    3.0
+    >>> len(SelectiveBackprop(keep=.25, gather=False).choose(torch.arange(100.), Now()).rows)
+    25"""
     parts = 'history',
 
     def __init__(self,

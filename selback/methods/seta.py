@@ -13,7 +13,11 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/04_seta.ipynb #ff5631ed
 class SeTa(EpochMethod):
-    "Load a window of groups of similar losses, from easy to hard, of a random share of the items (Zhou et al. 2025)"
+    """Load a window of groups of similar losses, from easy to hard, of a random share of the items (Zhou et al. 2025)
+
+    >>> method,losses = SeTa(prune=0, n_groups=3, window=.7),tensor([.1,5.,.2,1.,1.1,5.2])
+    >>> [method.choose(losses, Now(epoch=epoch)).rows.tolist() for epoch in (0,1)] # the easy ones, then the hard ones
+    [[0, 2, 3, 4], [1, 3, 4, 5]]"""
     def __init__(self,
         prune:float=.1, # Share of the items that is left out at random, at least 0 and below 1
         n_groups:int=5, # Groups of similar losses

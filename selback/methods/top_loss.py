@@ -15,7 +15,10 @@ from ..core.schedules import check_schedule, schedule_points, value_at
 
 # %% ../../nbs/methods/08_top_loss.ipynb #a70256f9
 class TopLoss(BatchMethod):
-    "Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)"
+    """Keep the hardest items of each batch (online hard example mining, Shrivastava et al. 2016)
+
+    >>> TopLoss(keep=.5).choose(tensor([.1,.9,.5,.3]), Now()).rows
+    tensor([1, 2])"""
     def __init__(self,
         keep:float=.5, # Share of the items to keep, above 0 and at most 1
         also_bottom:float=0., # Share of the items to keep from the easiest, too
@@ -32,7 +35,10 @@ class TopLoss(BatchMethod):
 
 # %% ../../nbs/methods/08_top_loss.ipynb #7514393f
 class RandomSubset(BatchMethod):
-    "Keep random items: the control, which scores nothing"
+    """Keep random items: the control, which scores nothing
+
+    >>> len(RandomSubset(keep=.3).choose(torch.arange(100.), Now()).rows)
+    30"""
     scored,needs_losses = False,False
 
     def __init__(self,

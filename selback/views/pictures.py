@@ -59,7 +59,11 @@ def _items_and_index(selection, asked):
 
 @patch
 def items(self:Attached)->pd.DataFrame: # By the key of items; raises a `ValueError` if nothing is remembered of them
-    "What is remembered of each training item, with its label, by its row's own index, its file, or its position"
+    """What is remembered of each training item, with its label, by its row's own index, its file, or its position
+
+    >>> learn.top_loss(keep=.25, track_items=True).fit(2)
+    >>> learn.selection.items().columns.tolist()
+    ['loss', 'total', 'ewma', 'age', 'rested', 'seen', 'picked', 'label']"""
     df,index = _items_and_index(self, 'items')
     return df.set_index(index)
 
