@@ -59,7 +59,9 @@ def test_metadata(wheel):
     assert {'Repository','Homepage'}<=set(wheel.urls)
 
 def test_files_of_the_wheel(wheel):
-    exported = {path.relative_to(root).as_posix() for path in (root/'selback').rglob('*.*') if path.suffix!='.pyc'}
+    there = [path for path in (root/'selback').rglob('*.*') if path.is_file() and path.suffix!='.pyc']
+    exported = {path.relative_to(root).as_posix() for path in there}
+    assert 'selback/.agents/skills/selback/SKILL.md' in exported
     assert {name for name in wheel.files if '.dist-info/' not in name}==exported
     assert any(name.endswith('licenses/LICENSE') for name in wheel.files)
 
