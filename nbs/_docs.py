@@ -297,6 +297,7 @@ def linked(md, names, labels):
         if m[2]=='00_all': return f'{m[1]}all.md'
         return f'{m[1]}{names.get(m[2], m[2])}.ipynb'
 
+    md = re.sub(r'\[!\[[^]]*\]\(https:[^)]*\)\]\([^)]*\)\s*', '', md) # badges, for which a page would ask elsewhere
     md = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', md) # a link in a link: the page's own wins
     md = re.sub(r'\]\((/[\w/]+\.html)#([\w.]+)\)', to_label, md)
     md = md.replace('](../results/', '](results/')
