@@ -2,9 +2,10 @@
 import itertools, re, shlex, shutil, sys
 from pathlib import Path
 
-import pandas as pd, pytest
+import numpy as np, pandas as pd, pytest
 from fastai.torch_core import defaults
 from helpers import *
+from PIL import Image
 from selback.bench.command import help_parser, main, run_study
 from selback.bench.datasets import get_dls
 from selback.bench.findings import own_options
@@ -281,3 +282,29 @@ def test_a_class_may_be_called_train(tmp_path):
         for i in range(10): Image.new('RGB', (20,16)).save(tmp_path/name/f'{i}.png')
     dls = get_dls(str(tmp_path), 8)
     assert list(dls.vocab)==['bus','train']
+
+# what belongs together
+def patients(folder):
+    "Images of twelve patients in two classes, four each"
+    rng = np.random.RandomState(0)
+    for g in range(12):
+        scene = np.kron(rng.randint(0, 255, (4,4,3)), np.ones((8,8,1)))
+        for i in range(4):
+            at = folder/('ill' if g%2 else 'well')
+            at.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.clip(scene+rng.normal(0, 14, scene.shape), 0, 255).astype(np.uint8)).save(
+                at/f'p{g:03}_{i}.png')
+    return folder
+
+def test_torn_validation_is_said_and_a_pattern_mends_it(tmp_path, capsys, tiny_network):
+    data = patients(tmp_path/'data')
+    plan = dict(data=data, methods='none', compute=48, seeds=1, bs=8, size=16)
+    line(**plan, out=tmp_path/'torn')
+    assert 'validation items have others of their group in training (name up to part 1' in capsys.readouterr().out
+    line(**plan, out=tmp_path/'whole', groups='p\\d+')
+    said = capsys.readouterr().out
+    assert 'whole groups of p\\d+' in said and 'others of their group' not in said
+    assert set(pd.read_csv(tmp_path/'whole/runs.csv').groups)=={'p\\d+'}
+    for pattern,wanted in (('(p', 'a regular expression'), ('nobody', 'a pattern that is in some')):
+        with pytest.raises(SystemExit): line(**plan, out=tmp_path/'no', groups=pattern)
+        assert wanted in capsys.readouterr().err

@@ -8,10 +8,13 @@ from fastai.data.block import CategoryBlock, DataBlock, RegressionBlock
 from fastai.data.transforms import RandomSplitter, get_image_files
 from fastai.tabular.all import Categorify, FillMissing, Normalize, TabularPandas
 from fastai.vision.all import ImageBlock, ImageDataLoaders, MaskBlock
+from fastai.metrics import error_rate
 from helpers import *
 from PIL import Image
+from selback.bench.compare import compare
 from selback.clean.groups import find_groups, torn, torn_in_words
 from selback.clean.splits import drawn_by_group, keep_together
+from torch import nn
 
 # Pictures: those of a group show one scene
 def picture(scene, rng, noise=14):
@@ -313,3 +316,13 @@ def test_the_list_of_a_watched_training_says_it(tmp_path, capsys):
     assert 'validation items have others of their group in training' in said and 'name up to part 2' in said
     learn.selection.suspects()
     assert 'others of their group' not in capsys.readouterr().out
+
+@pytest.mark.parametrize('groups', [None,'nr'])
+def test_a_comparison_says_it_before_it_trains(groups, capsys):
+    class Net(nn.Linear):
+        def forward(self, codes, numbers): return super().forward(numbers)
+    def get_learner(): return learner_on(table_dls(men()), Net(2, 2), metrics=error_rate)
+    compare(get_learner, 'none', epochs=1, seeds=1, plot=False, groups=groups)
+    said = capsys.readouterr().out
+    assert 'of 72 validation items have others of their group in training (column nr)' in said
+    assert said.index('of their group')<said.index('run 1 of 1')

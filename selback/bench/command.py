@@ -18,7 +18,7 @@ from fastcore.script import anno_parser
 
 from ..core.checks import error_text
 from ..callback.attach import known_methods
-from ..clean.folders import UnreadableImage, make_writable, training_in_words
+from ..clean.folders import UnreadableImage, group_named, make_writable, training_in_words
 from .findings import last_epochs, own_options, plot_runs, show_table, to_markdown
 from .compare import check_choice, check_study, compare, describe, methods_by_name
 from .race import best_rate, check_rates, field_of, racers, rounds_of, work_of
@@ -63,9 +63,10 @@ def _rates(lr):
         wanted = 'a learning rate, or several with commas between them, such as 0.001,0.01'
         raise ValueError(error_text('lr', repr(lr), wanted)) from e
 
-def _data(data, arch, bs, size, n_train, n_valid):
+def _data(data, arch, bs, size, n_train, n_valid, groups):
     "A function that makes learners, what tells the study from others, and the images of a folder of one's own"
-    images = None if data in datasets else images_of(data, n_train, n_valid).readable()
+    if groups and data in datasets: raise ValueError(error_text('groups', f'a pattern for {data}', 'a folder as data'))
+    images = None if data in datasets else images_of(data, n_train, n_valid, groups).readable()
     def new_dls(): return images.dls(bs, size) if images else get_dls(data, bs, n_train, n_valid, size=size)
     dls = new_dls()
     get_model(arch, dls.c) # checks it
@@ -73,6 +74,7 @@ def _data(data, arch, bs, size, n_train, n_valid):
 
     about = dict(data=Path(data).resolve().name, arch=arch, **describe(dls))
     if images: about |= dict(size=size, images=images.fingerprint())
+    if groups: about |= dict(groups=groups)
     return get_learner,about,images
 
 # %% ../../nbs/bench/05_command.ipynb #2b5a7ca7
@@ -129,6 +131,9 @@ def run_study(
     # Find out which method suits the data: rounds with a growing budget, from five epochs or more up to --compute
     # (ten epochs' worth if left out), and ever fewer methods
     race:bool=False,
+    # A regular expression such as "(patient\d+)": images in whose paths it finds the same belong together, and are
+    # drawn so to validate; whether validation is torn is said in any case
+    groups:str=None,
     # Folder for runs.csv (of a race a file for each round), summary.csv, table.md, compare.png and compare.svg;
     # runs that it has are not run again
     out:str='runs',
@@ -138,7 +143,7 @@ def run_study(
     budget = dict(compute=compute, seconds=seconds, items=items, epochs=epochs)
     budget = {unit: amount for unit,amount in budget.items() if amount is not None}
     with _told(OSError, TypeError, ValueError):
-        get_learner,about,images = _data(data, arch, bs, size, n_train, n_valid)
+        get_learner,about,images = _data(data, arch, bs, size, n_train, n_valid, groups)
         budget = budget or dict(compute=10*about['n_train'])
         if race and set(budget)!={'compute'}:
             raise ValueError(error_text('race', '--epochs, --seconds or --items', '--compute, of the last round'))
@@ -147,6 +152,7 @@ def run_study(
         rates = check_rates(_rates(lr))
         plan = dict(seeds=seeds, annealing=annealing, about=about, **budget)
         check_study(names, lr=rates[0], **plan)
+        together = group_named(groups, images.folder) if groups else None
         [(unit,amount)] = budget.items()
         in_epoch = dict(epochs=1, seconds=0).get(unit, about['n_train']) # of seconds it is not known
         if in_epoch: check_choice(names, amount/in_epoch)
@@ -156,11 +162,11 @@ def run_study(
     print(f"{', '.join(names)}: {seeds} run(s) of {amount:,.15g} {unit} each")
     with _told(OSError, TypeError, ValueError):
         later = work_of(names, rounds_of(names, amount/in_epoch)) if race else len(names)
-        plan |= dict(lr=best_rate(get_learner, rates, out, later=later, **plan))
+        plan |= dict(lr=best_rate(get_learner, rates, out, later=later, groups=together, **plan))
         if not race: check_study(names, path=out/'runs.csv', **plan) # and the runs that are there
     with _told(UnreadableImage):
-        if race: runs = run_race(get_learner, names, path=out, **plan)
-        else: runs = compare(get_learner, names, path=out/'runs.csv', plot=False, **plan)
+        if race: runs = run_race(get_learner, names, path=out, groups=together, **plan)
+        else: runs = compare(get_learner, names, path=out/'runs.csv', plot=False, groups=together, **plan)
     print(f'\n{_report(runs, about, out)}')
 
 # %% ../../nbs/bench/05_command.ipynb #0e5e31e3

@@ -30,6 +30,7 @@ from ..core.scoring import counting
 from ..all import known_methods, n_items
 from ..callback.attach import Attached
 from ..callback.loaders import known_of
+from ..clean.groups import torn_in_words
 from .compute import Compute, Unit, counted_steps, seconds_now, unit_of
 from .findings import check_epochs, equal_of, is_control, is_random, last_round, parse_method
 from .findings import check_measure, measure_of, plot_runs, show_table, to_markdown, verdict
@@ -503,7 +504,8 @@ def compare(
     plot:bool=True, # Draw them in the end?
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     about:dict|None=None, # What else tells this study from others, such as dict(data='mine'): columns of the file
-    tell_controls:bool=True, # Say which control is missing, before training?
+    groups=None, # What belongs together, as `find_groups` takes it: it is said how many validation items are torn
+    tell_controls:bool=True, # Say before training which control is missing, and how many validation items are torn?
     measure:str|None=None, # What runs are ranked by, 'valid_loss' or 'error'; None: as `measure_of` says
     later:float=0, # Runs of each seed that follow these, with such a budget: the time that is told is of them, too
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run
@@ -517,7 +519,10 @@ def compare(
     n_later = later*len(study.seeds)
     if study.todo:
         learn = checked_learner(get_learner)
-        if tell_controls: _tell_controls(study.makers)
+        if tell_controls:
+            _tell_controls(study.makers)
+            said = torn_in_words(learn.dls, groups)
+            if said: print(f'compare: {said}. Split anew: keep_together(find_groups(dls)).')
         woken = _wake_up(learn, study, lr, watch)
         if woken.train: print(_time_in_words(study, woken, n_later), flush=True)
 

@@ -234,6 +234,7 @@ def images_of(
     data:str, # 'imagenette', 'imagewoof' or a folder of class folders
     n_train:int|None=None, # As for `get_dls`, which cuts no folder
     n_valid:int|None=None, # The same
+    groups:str|None=None, # As `find_images` takes it
 )->Images: # Raises a `ValueError` if there is no such data
     "The images of a folder of one's own, or of a public one, which is downloaded once"
     if data not in folders and not Path(data).expanduser().is_dir():
@@ -242,7 +243,7 @@ def images_of(
     if n_train or n_valid:
         raise ValueError(error_text('n_train, n_valid', f'a number with {data!r}', 'none',
             f"they cut {', '.join(datasets)} only; anything else is used whole"))
-    return find_images(untar_data(folders[data]) if data in folders else data)
+    return find_images(untar_data(folders[data]) if data in folders else data, groups=groups)
 
 def get_dls(
     # 'digits', 'coloured_digits' (whose colours mislead), 'cifar10', 'cifar100', 'imagenette', 'imagewoof',

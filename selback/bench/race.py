@@ -47,7 +47,7 @@ def best_rate(
         print(f'The learning rate first: plain training at {rate:g}.')
         file = None if path is None else Path(path)/f'lr_{rate:g}.csv'
         runs.append(compare(get_learner, 'none', lr=rate, path=file, plot=False, about=about, later=n_left+later,
-            **kwargs))
+            tell_controls=rate==rates[0], **kwargs))
     runs = pd.concat(runs)
 
     measure = measure_of(runs)
@@ -147,6 +147,7 @@ def race(
     watch=None, # A function of the learner that gives more columns for each epoch, as a dict
     # What methods are ranked by, 'valid_loss' or 'error'; None: the error if it is `WorstGroup`, else as `measure_of`
     measure:str|None=None,
+    groups=None, # What belongs together, as `compare` takes it
 )->pd.DataFrame: # `Runs`: a row for each epoch of each run, with its `round`, from 1 on
     "Find out which method suits some data: rounds with a growing budget, ever fewer methods"
     learn = checked_learner(get_learner)
@@ -163,7 +164,7 @@ def race(
     if path is not None:
         path = Path(path).expanduser()
         path.mkdir(parents=True, exist_ok=True)
-    plan |= dict(about=describe(learn.dls) | (about or {}), measure=measure)
+    plan |= dict(about=describe(learn.dls) | (about or {}), measure=measure, groups=groups)
     rounds = rounds_of(methods, compute/n)
     best = best_rate(get_learner, lr, path, later=work_of(methods, rounds), **plan)
     plan |= dict(lr=best, watch=watch, plot=False)
