@@ -66,8 +66,8 @@ def test_files_of_the_wheel(wheel):
     assert any(name.endswith('licenses/LICENSE') for name in wheel.files)
 
     scripts = wheel.read('/entry_points.txt').decode()
-    assert 'selback-compare = selback.bench.command:main' in scripts
-    assert 'selback-doctor = selback.clean.doctor:doctor' in scripts
+    assert 'selback-compare = selback.commands:compare' in scripts
+    assert 'selback-doctor = selback.commands:doctor' in scripts
     assert '[nbdev]' in scripts
 
 def test_files_of_the_sdist(dist):

@@ -1,5 +1,5 @@
 "Answers of the doctor's page: clicked, saved, read by `corrected`, and applied in a new folder"
-import os, re, shutil
+import json, os, re, shutil
 from types import SimpleNamespace
 
 import pandas as pd, pytest
@@ -7,8 +7,9 @@ from helpers import *
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from selback.clean.answers import *
-from selback.clean.doctor import doctor, page_of
+from selback.clean.doctor import page_of
 from selback.clean.folders import find_images
+from selback.commands import doctor
 from torch import nn
 
 COLOURS = 'red','green','blue','gray','pink','gold'
@@ -63,11 +64,22 @@ def test_it_says_what_it_would_do(folder, tmp_path, capsys):
     before['answers.csv'] = (tmp_path/'answers.csv').read_bytes()
     doctor(str(folder), apply=file)
     said = capsys.readouterr().out
-    for o in ('4 answers: 1 right, 2 change, 1 unsure, 0 delete',
-        '5 of 7 images are kept, 2 of them with another label',
-        'a → b: 2', '2 are left out, with 1 that cannot be opened', 'No image is left of a', 'Nothing was written'):
+    for o in ('4 answers: 1 right, 2 change, 1 unsure.\n', '5 of 7 images are kept.\n',
+        '2 of them get another label (a → b: 2).\n', '1 cannot be opened.\n', 'No image is left of a.', 'Nothing was'):
         assert o in said
     assert tree(tmp_path)==before
+
+def test_it_says_where_no_copy_is_left_and_that_there_is_a_newer_download(folder, tmp_path, capsys):
+    for name in ('a/4.png','b/6.png'): shutil.copy(folder/'a/1.png', folder/name)
+    def said(*rows):
+        doctor(str(folder), apply=write(tmp_path/'answers.csv', *rows))
+        return capsys.readouterr().out
+    two = 'a/1.png,unsure,delete','a/4.png,unsure,delete'
+    assert 'equal' not in said(*two) and 'newer' not in said(*two)
+    assert 'Of 3 equal images none is left: ' in said(*two, 'b/6.png,unsure,delete')
+    write(tmp_path/'answers (1).csv')
+    os.utime(tmp_path/'answers (1).csv', (2**32,2**32))
+    assert 'there is a newer answers (1).csv: is it that one?' in capsys.readouterr().out+said()
 
 @pytest.mark.parametrize('link', [False,True])
 def test_a_folder_is_made_of_the_answers(link, folder, tmp_path):
@@ -83,7 +95,11 @@ def test_a_folder_is_made_of_the_answers(link, folder, tmp_path):
     kept = {'train/b/1.png':'train/b/1.png', 'train/b/1_2.png':'train/a/1.png',
         'train/a/deep/4.png':'train/b/deep/4.png',
         'valid/b/6.png':'valid/a/6.png', 'train/a/3.png':'train/a/3.png', 'valid/b/7.png':'valid/b/7.png'}
-    assert tree(tmp_path/'new')=={new: before[old] for new,old in kept.items()}
+    made = tree(tmp_path/'new')
+    seen = json.loads(made.pop('.selback-answers.json'))
+    assert {(name,label) for name,_,label in seen}=={('train/b/1_2.png','b'), ('train/a/deep/4.png','a'),
+        ('valid/b/6.png','b'), ('train/a/3.png','a')}
+    assert made=={new: before[old] for new,old in kept.items()}
     assert tree(folder)==before
     assert os.path.samefile(tmp_path/'new/train/b/1_2.png', folder/'train/a/1.png')==link
     assert {o.name for o in tmp_path.iterdir()}=={'parts','answers.csv','new'}
@@ -92,7 +108,8 @@ def test_names_that_some_systems_take_for_one_are_told_apart(tmp_path):
     folder = fill(tmp_path/'data', 'a/X.png', 'a/x_2.png', 'a/z.png', 'b/x.png', 'b/y.png')
     file = write(tmp_path/'answers.csv', 'a/X.png,b,change', 'a/x_2.png,b,change')
     doctor(str(folder), apply=file, to=str(tmp_path/'new'))
-    assert {*tree(tmp_path/'new')}=={'a/z.png','b/x.png','b/y.png','b/X_2.png','b/x_2_2.png'}
+    names = {o for o in tree(tmp_path/'new') if o[0]!='.'}
+    assert names=={'a/z.png','b/x.png','b/y.png','b/X_2.png','b/x_2_2.png'}
 
 @pytest.mark.parametrize('to,said', [('data/new','which lies in the data'), ('elsewhere/new','which lies in the data'),
     ('.','which is there'), ('answers.csv','which is there')])
@@ -130,9 +147,9 @@ def browser():
         yield browser
         browser.close()
 
-def found_in(folder, suspects, copies, odd):
+def found_in(folder, suspects, copies, odd, valid=.2):
     "As `examine` tells it"
-    images = find_images(folder).readable()
+    images = find_images(folder, valid).readable()
     def label(file): return images.label_of(folder/file)
     suspects = pd.DataFrame([(o, 'train', label(o), likelier, 0.) for o,likelier in suspects],
         columns=['file','part','label','likelier','margin'])
@@ -140,7 +157,7 @@ def found_in(folder, suspects, copies, odd):
         columns=['item','part','label','other','other_part','other_label','similarity'])
     odd = pd.DataFrame([(o, 'train', kind, 0.) for o,kind in odd], columns=['item','part','kind','value'])
     return SimpleNamespace(images=images, suspects=suspects.set_index('file'), n_suspects=len(suspects), copies=copies,
-        odd=odd, how='', size=32, bs=4, seconds=1, error=0.)
+        odd=odd, how='', size=32, bs=4, seconds=1, error=0., is_whole=True)
 
 class Page:
     "The doctor's page in a browser, and what went wrong in it"
@@ -201,9 +218,18 @@ def test_answers_are_clicked_kept_saved_and_applied(browser, folder, tmp_path):
     labels = learn.selection.corrected(str(file)).set_index('file').label
     doctor(str(folder), apply=str(file), to=str(tmp_path/'new'))
     by_label = {(label,name.split('/')[-1]) for name,label in labels.items()}
-    placed = {(o.split('/')[0], o.split('/')[-1].replace('1_2', '1')) for o in tree(tmp_path/'new')}
+    placed = {(o.split('/')[0], o.split('/')[-1].replace('1_2', '1')) for o in tree(tmp_path/'new') if o[0]!='.'}
     assert placed==by_label
     assert labels[f'{HOSTILE}/{ENDS_SCRIPT}']==labels['a/1.png']=='b' and len(labels)==6
+
+    # the new folder's page begins with what was said of labels
+    found_new = found_in(tmp_path/'new', [('b/1.png','a'),('a/2.png','b'),('b/deep/4.png','a')], [], [], .4)
+    (tmp_path/'later.html').write_text(page_of(found_new), encoding='utf-8')
+    new_tab = Page(browser, tmp_path/'later.html')
+    assert new_tab.count()=='2 of 3 answered, 1 on an earlier page'
+    again = read_answers(new_tab.save(tmp_path/'again.csv'), found_new.images)
+    assert {o.answer for o in again.values()}=={'right'} and len(again)==3
+    assert not new_tab.wrong
 
     # a later page of the folder has the answers, those that it doesn't ask for too; of a file that is gone, or another
     # image now, it has none
@@ -230,4 +256,14 @@ def test_an_image_that_is_deleted_as_a_copy_is_deleted(browser, folder, tmp_path
     tab.click(figures.nth(1), 'keep right')
     tab.click(figures.nth(0), 'right')
     assert read_answers(tab.save(tmp_path/'answers.csv'), found.images)=={folder/'a/1.png': ('delete','unsure')}
+    assert not tab.wrong
+
+@pytest.mark.slow
+def test_pairs_that_contradict_each_other_leave_an_image(browser, folder, tmp_path):
+    found = found_in(folder, [], [('a/1.png','a/2.png'),('a/2.png','a/3.png'),('a/3.png','a/1.png')], [])
+    (tmp_path/'page.html').write_text(page_of(found), encoding='utf-8')
+    tab = Page(browser, tmp_path/'page.html')
+    for i in range(3): tab.click(tab.page.locator('figure').nth(i), 'keep left')
+    gone = read_answers(tab.save(tmp_path/'answers.csv'), found.images)
+    assert {*gone}=={folder/'a/2.png',folder/'a/3.png'}
     assert not tab.wrong

@@ -23,6 +23,7 @@ from fastai.vision.data import ImageBlock, imagenet_stats
 from PIL import Image, ImageOps
 
 from ..core.checks import check_range, error_text
+from ..core.places import class_folder, no_class_folders
 from ..views.pictures import shortened
 from ..core.neighbours import groups_of
 from .copies import broken_files
@@ -224,10 +225,8 @@ def _check_parts(images):
     counts = images.counts()
     missing = ', '.join(counts.index[counts.train==0])
     wanted = 'more of them, or folders train and valid with some of each class'
-    if not images.files:
-        got = f'{str(images.folder)!r}, a folder without images in class folders'
-        wanted = 'a folder for each class, perhaps one above it'
-    elif len(counts)<2:
+    if not images.files: raise no_class_folders(images.folder)
+    if len(counts)<2:
         [name] = counts.index
         got = f'{len(images.files)} images of one class, {name}'
         wanted = f'at least 2, each in a folder of its own, which may be those in {name}'
@@ -321,9 +320,8 @@ def find_images(
     groups:str|None=None, # A pattern for `group_named`: what it calls alike is drawn together; None: images are drawn
 )->Images: # Raises a `ValueError` if it is no such folder, and an `OSError` if some of it can't be read
     "The images of a folder, in two parts"
-    folder = Path(folder).expanduser().absolute()
+    folder = class_folder(folder)
     check_range('valid', valid, 0, .9, above=True)
-    if not folder.is_dir(): raise ValueError(error_text('data', repr(str(folder)), 'a folder of class folders'))
     at = _parts_of(folder)
     is_split = 'train' in at
     roots = [at[part] for part in ('train','valid','test') if part in at]

@@ -14,8 +14,11 @@ const pictures = figure => [...figure.querySelectorAll('[data-file]')]
 const files = figure => pictures(figure).map(o => o.dataset.file)
 const nameOf = figure => JSON.stringify([figure.dataset.kind, ...files(figure).map(file => [file, stamps[file]])])
 
+// What was kept; in a folder that was made of answers at first these
 function load() {
-  try { answers = JSON.parse(localStorage.getItem(place)) || {} } catch { answers = {} }
+  const given = JSON.parse(document.getElementById('given').textContent)
+  for (const [file, stamp, label] of given) answers[JSON.stringify(['suspect', [file, stamp]])] = ['right', label]
+  try { answers = JSON.parse(localStorage.getItem(place)) || answers } catch { /* it keeps nothing */ }
 }
 
 function keep() {
@@ -26,18 +29,31 @@ function keep() {
 // Are all of its images there, and still the same?
 const isHere = name => JSON.parse(name).slice(1).every(([file, stamp]) => stamps[file] === stamp)
 
+// Which image goes for which other one: each once, and never the last one of its copies, however pairs contradict
+function copiesThatGo() {
+  const goesFor = new Map()
+  const kept = file => goesFor.has(file) ? kept(goesFor.get(file)) : file
+  for (const name of Object.keys(answers).filter(isHere)) {
+    const [said] = answers[name]
+    if (said !== 'keep left' && said !== 'keep right') continue
+    const [, [left], [right]] = JSON.parse(name)
+    const [stays, goes] = said === 'keep left' ? [left, right] : [right, left]
+    if (!goesFor.has(goes) && kept(stays) !== goes) goesFor.set(goes, stays)
+  }
+  return goesFor.keys()
+}
+
 // Files, labels, answers: an image that is deleted somewhere is deleted, whatever is said of its label
 function rows() {
   const found = new Map()
   const add = (file, label, said) => { if (found.get(file)?.[2] !== 'delete') found.set(file, [file, label, said]) }
   for (const name of Object.keys(answers).filter(isHere)) {
     const [said, label] = answers[name]
-    const [, [first], [other] = []] = JSON.parse(name)
-    if (said === 'right' || said === 'change') add(first, label, said)
-    if (said === 'unsure' || said === 'delete') add(first, 'unsure', said)
-    if (said === 'keep left') add(other, 'unsure', 'delete')
-    if (said === 'keep right') add(first, 'unsure', 'delete')
+    const [, [file]] = JSON.parse(name)
+    if (said === 'right' || said === 'change') add(file, label, said)
+    if (said === 'unsure' || said === 'delete') add(file, 'unsure', said)
   }
+  for (const file of copiesThatGo()) add(file, 'unsure', 'delete')
   return [...found.values()]
 }
 

@@ -6,7 +6,7 @@
 __all__ = ['fact_names', 'Body', 'lite0', 'pretrained_body', 'Read', 'stamp_of', 'read_images']
 
 # %% ../../nbs/clean/09_reading.ipynb #25b51750
-import os, signal, time
+import hashlib, os, signal, time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -132,8 +132,8 @@ def stamp_of(
     return f'{told.st_size} {told.st_mtime_ns}'
 
 def _key(file):
-    "What tells a file and its contents from others"
-    return f'{file.resolve()} {stamp_of(file)}' if file.exists() else f'{file} is gone'
+    "What tells the contents of a file from others, wherever it lies"
+    return hashlib.blake2b(file.read_bytes()).hexdigest() if file.exists() else f'{file} is gone'
 
 def _kept(file, named):
     "The rows that were kept, and their keys; none of another body or size"
@@ -145,6 +145,19 @@ def _kept(file, named):
     return ([Read(*state['rows'])],state['keys']) if state.get('named')==named else ([],[])
 
 _n_timed = 8 # batches that tell the time of all
+
+def _timed(batches, n, told):
+    "The batches, an iterator; a line tells the time of all, before there is a bar"
+    for i,rows in zip(range(min(n, _n_timed+1)), batches):
+        yield rows
+        if i==0: start = time.perf_counter() # the first batch is slow
+    n_left = max(0, n-_n_timed-1)
+    if not n_left: return
+    seconds = (time.perf_counter()-start)/_n_timed*(n-1)
+    print(f'{told}: some {seconds:.0f} s.', flush=True)
+    bar = progress_bar(batches, total=n_left, leave=False)
+    bar.comment = 'batches read'
+    yield from bar
 
 def read_images(
     files:list, # Of images
@@ -162,18 +175,15 @@ def read_images(
         if keys[i] not in before]
     if before: print(f'{len(files)-len(todo):,} of {len(files):,} images were read before.')
     known,n_before = [*known],len(known)
-    batches = progress_bar(_batches([files[i] for i in todo], body, size, bs), total=-(-len(todo)//bs), leave=False)
+    told = f'{body.told} reads {len(todo):,} images of {size}x{size} pixels'
+    batches = _timed(_batches([files[i] for i in todo], body, size, bs), -(-len(todo)//bs), told)
     new = None # rows of all that is read, in one piece each: many small ones would scatter the memory
     try:
-        for i,rows in enumerate(batches):
+        for rows in batches:
             n = len(known)-n_before
             if new is None: new = Read(*(o.new_empty(len(todo), *o.shape[1:]) for o in rows))
             for column,own in zip(new, rows): column[n:n+len(own)] = own
             known += [keys[j] for j in todo[n:n+bs]]
-            if i==0: start = time.perf_counter() # the first batch is slow
-            if i==_n_timed:
-                seconds = (time.perf_counter()-start)/_n_timed*(len(todo)/bs-1)
-                print(f'\n{body.told} reads {len(todo):,} images of {size}x{size} pixels: some {seconds:.0f} s.')
     except KeyboardInterrupt:
         if not known: raise
         print(f'\nstopped: what follows is of {len(known):,} of {len(files):,} images.')
