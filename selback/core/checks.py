@@ -17,7 +17,10 @@ def error_text(
     wanted, # What it must be, in words
     remedy:str='', # What to do, in words
 )->str: # For a `ValueError` or a `TypeError`
-    "The message of an error: where, got, wanted, remedy"
+    """The message of an error: where, got, wanted, remedy
+
+    >>> error_text('keep', 2, 'a share', 'leave it out')
+    'keep: got 2, wanted a share; leave it out.'"""
     said = f'{where}: got {got}, wanted {wanted}'
     return f'{said}; {remedy}.' if remedy else f'{said}.'
 
@@ -36,7 +39,11 @@ def check_range(
     above:bool=False, # Must it be greater than `low`?
     whole:bool=False, # Must it be a whole number?
 ): # `value`; raises a `ValueError` if it is outside the range or not finite, a `TypeError` if it is no number
-    "Check that a number is in its range"
+    """Check that a number is in its range
+
+    >>> check_range('keep', 2, 0, 1)
+    Traceback (most recent call last):
+    ValueError: keep: got 2, wanted a number of at least 0 and at most 1."""
     is_number = isinstance(value, Real)
     is_inside = is_number and low<=value<=high and math.isfinite(value) and not (above and value==low)
     if is_inside and not whole: return value

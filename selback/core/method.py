@@ -183,7 +183,12 @@ class Method:
 
 # %% ../../nbs/core/13_method.ipynb #c3fdbd6b
 class BatchMethod(Method):
-    "Chooses from each batch"
+    """Chooses from each batch
+
+    >>> class Hardest(BatchMethod):
+    ...     def choose(self, scores, now): return top_k(scores, keep=.25)
+    >>> Hardest().choose(tensor([1.,4.,2.,3.]), Now()).rows
+    tensor([1])"""
 
     def __init__(self,
         gather:bool=False, # Let chosen items wait until they fill a batch?
@@ -194,12 +199,22 @@ class BatchMethod(Method):
 
 # %% ../../nbs/core/13_method.ipynb #e2821b50
 class EpochMethod(Method):
-    "Chooses from an epoch, before its items are loaded"
+    """Chooses from an epoch, before its items are loaded
+
+    >>> class AboveMean(EpochMethod):
+    ...     def choose(self, scores, now): return Chosen((scores>scores.mean()).nonzero()[:,0])
+    >>> AboveMean().choose(tensor([1.,4.,2.,3.]), Now()).rows
+    tensor([1, 3])"""
     needs_items = True
 
 # %% ../../nbs/core/13_method.ipynb #74411a42
 class Inclusion(EpochMethod):
-    "Loads each item with a probability of its own, by its last loss, without replacement"
+    """Loads each item with a probability of its own, by its last loss, without replacement
+
+    >>> class AThird(Inclusion):
+    ...     def inclusion(self, losses, now): return torch.full_like(losses, 1/3)
+    >>> len(AThird().choose(torch.arange(99.), Now()).rows)
+    33"""
     def __init__(self,
         correct:float=0., # Exponent of the weights 1/probability: 1 makes an epoch's gradient unbiased, 0 is none
         ema:float|None=None, # Weight of the past in a smoothed loss to choose by, 0 to below 1; None: the last loss

@@ -65,7 +65,11 @@ def check_schedule(
     *args, # The range, as `check_range` takes it
     **kwargs
 ): # `value`; raises as `check_range` does
-    "Check that a number, or each number of a schedule, is in its range"
+    """Check that a number, or each number of a schedule, is in its range
+
+    >>> check_schedule('keep', lambda pct: 1-pct, 0, 1, above=True)
+    Traceback (most recent call last):
+    ValueError: keep at 100% of the fit: got 0.0, wanted a number above 0 and at most 1."""
     if not callable(value):
         check_range(name, value, *args, **kwargs)
         return value

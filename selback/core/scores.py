@@ -81,7 +81,10 @@ def get_score(
     score, # One of `score_names`, or a function `(pred, *yb)` that returns one number per item
     loss_func, # The loss that `score='loss'` computes, and that tells where the classes are
 ): # A function `(pred, *yb)` that returns one score per item
-    "The score function that `score` names"
+    """The score function that `score` names
+
+    >>> get_score('entropy', torch.nn.CrossEntropyLoss())(tensor([[0.,0.]]), tensor([1]))
+    tensor([0.6931])"""
     if callable(score): return score
     if score=='loss': return partial(item_losses, loss_func)
     if score=='entropy': return _entropy_by(loss_func)

@@ -74,7 +74,12 @@ def kept(
 def untouched(
     model:nn.Module, # A pass goes through it
 ):
-    "Within the context a model predicts; flags, attributes, buffers and random states are as before afterwards"
+    """Within the context a model predicts; flags, attributes, buffers and random states are as before afterwards
+
+    >>> model = torch.nn.BatchNorm1d(2)
+    >>> with untouched(model): pred = model(torch.randn(8, 2))
+    >>> model.num_batches_tracked, model.training
+    (tensor(0), True)"""
     modules = [*model.modules()]
     flags = [(vars(m), m.training) for m in modules if 'training' in vars(m)] # `Module.__setattr__` is slow
     scripted = [(m, m.training) for m in modules if 'training' not in vars(m)]

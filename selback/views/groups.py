@@ -53,7 +53,12 @@ def _codes(groups):
     return pd.factorize(values, use_na_sentinel=False) # an unknown group is one, too
 
 class WorstGroup(Metric):
-    "The error of the worst group of the validation set, as a metric; by group in `errors`"
+    """The error of the worst group of the validation set, as a metric; by group in `errors`
+
+    >>> learn.metrics = worst = WorstGroup(['day']*25+['night']*25) # of 50 validation items
+    >>> learn.fit(1)
+    >>> worst.errors.index.tolist()
+    ['day', 'night']"""
     name = 'worst_group_error'
 
     def __init__(self,
