@@ -100,20 +100,24 @@ class Cell(NamedTuple):
     epochs:int=8 # Of all of these, by plain training: the compute of each run
     width:float=1. # Of the network
 
-    def learner(self):
+    def dls(self):
         (images,labels),valid = data_of(self.name)
         rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:self.n]
         tfms = [PadCrop(1)] if self.name in ('mnist_14','mnist_28','digits') else [PadCrop(1),Flip()]
         dls = tensor_dls((images[rows],labels[rows]), valid, 128, tfms)
         dls.train.drop_last = len(rows)>=1000
-        cbs = [Ease()]
-        if self.more=='mixup': cbs.append(MixUp(1.))
-        elif self.more:
+        if self.more and self.more!='mixup':
             kind,_,share = self.more.rpartition('_')
             damage(dls.train_ds, kind, float(share))
+        return dls
+
+    def learner(self):
+        dls = self.dls()
+        cbs = [Ease(), WrongItems()] + [MixUp(1.)]*(self.more=='mixup')
+        n_channels = dls.train_ds.images.shape[1]
         widths = [round(self.width*n) for n in (16,32,64)]
-        body = [ConvLayer(images.shape[1], widths[0]), *(ConvLayer(*o, stride=2) for o in zip(widths, widths[1:]))]
-        head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(widths[-1], int(labels.max())+1)
+        body = [ConvLayer(n_channels, widths[0]), *(ConvLayer(*o, stride=2) for o in zip(widths, widths[1:]))]
+        head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(widths[-1], dls.c)
         return Learner(dls, nn.Sequential(*body, *head), CrossEntropyLossFlat(), opt_func=sgd, metrics=error_rate,
             cbs=cbs)
 
@@ -140,18 +144,35 @@ class Ease(Callback):
         self.figures = dict(train_loss=losses.mean(), train_error=is_wrong.mean(), easy=(losses<.1).float().mean(),
             hardest_tenth=hardest_tenth(losses, least=1), median_loss=losses.median())
 
-def ease_of(learn): return {name: float(value) for name,value in learn.ease.figures.items()}
+class WrongItems(Callback):
+    "Which items of the validation set are predicted wrongly"
+    run_train = False
+    def before_validate(self): self.told = []
+    def after_pred(self): self.told.append(self.pred.argmax(1)!=self.y)
+
+    @property
+    def rows(self): return torch.cat(self.told).nonzero()[:,0].tolist()
+
+def told_of(learn):
+    "Columns of a run: what `Ease` tells, and the rows of the validation items that are wrong"
+    ease = {name: float(value) for name,value in learn.ease.figures.items()}
+    return ease | dict(wrong=' '.join(map(str, learn.wrong_items.rows)))
 
 # Runs
 
 def run(cell, method, seed, lr, **budget): # DataFrame
     "The epochs of a run"
+    return run_with_wrong(cell, method, seed, lr, **budget)[[*columns]]
+
+def run_with_wrong(cell, method, seed, lr, **budget):
+    "The same, with the rows of the validation items that are wrong in the end"
     budget = budget or dict(compute=cell.compute)
     if scale()=='tiny': budget = dict(epochs=3, annealing=budget.get('annealing', 'one_cycle'))
     methods = {method: presets.get(method, method)}
-    rows = compare(cell.learner, methods, seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=ease_of,
+    rows = compare(cell.learner, methods, seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=told_of,
         **budget)
-    return rows.assign(**cell._asdict(), lr=lr)[[*columns]]
+    rows.loc[rows.index[:-1],'wrong'] = ''
+    return rows.assign(**cell._asdict(), lr=lr)[[*columns,'wrong']]
 
 columns = (*Cell._fields,'lr','method','seed','epoch','seconds','forwarded','backpropagated','compute','kept',
     'valid_loss','error','train_loss','train_error','easy','hardest_tenth','median_loss')
@@ -161,7 +182,7 @@ def end_of(cell, method, seed, lr): # a row
     is_plain = method=='none'
     keys = dict(cell._asdict(), method=method, seed=seed, lr=lr)
     def make():
-        rows = run(cell, method, seed, lr)
+        rows = run_with_wrong(cell, method, seed, lr)
         print(*keys.values(), f'{rows.error.iloc[-1]:.4f}', flush=True)
         return rows if is_plain else rows.tail(1)
     return once(plain_path if is_plain else path, keys, make, '%.5g').iloc[-1]
@@ -200,7 +221,7 @@ cells = [ # beside `first`
     Cell('digits', 1437, 8), Cell('digits', 1437, 100)]
 
 parts = dict(
-    first=[(cell, method, seed) for data,cell in first.items() for seed in range(5 if data=='mnist_14' else 3)
+    first=[(cell, method, seed) for data,cell in first.items() for seed in range(10 if data=='mnist_14' else 3)
         for method in (all_methods if data=='mnist_14' else some_methods)],
     cells=[(cell, method, seed) for seed in range(2) for cell in cells for method in few_methods])
 

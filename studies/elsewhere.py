@@ -1,0 +1,115 @@
+"""Is the gain on easy data there on more seeds, in other networks, on another machine? `python -m studies.elsewhere`
+trains what is not stored: results/easy_data_elsewhere.csv"""
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import error_rate
+from fastai.optimizer import Adam
+from fastcore.script import call_parse
+from torch import nn
+
+from selback.bench.compare import compare, machine
+from selback.bench.findings import Difference, paired
+from studies.easy_data import Ease, first, own_rate, stored_ends, told_of, WrongItems
+from studies.experiments import once, results_folder, rows_with, scale
+from studies.items_noise import confirmed_by, noise_of_items, widened
+
+path = results_folder/'easy_data_elsewhere.csv'
+
+cell = first['mnist_14']
+n_valid = 10_000
+
+# Other networks, with another optimizer
+
+def perceptron():
+    return nn.Sequential(nn.Flatten(), nn.Linear(196,256), nn.ReLU(), nn.Linear(256,128), nn.ReLU(), nn.Linear(128,10))
+
+def pooled():
+    "Convolutions of 24, 24 and 48 channels with pooling between them, and no BatchNorm"
+    def block(n_in, n): return nn.Conv2d(n_in, n, 3, padding=1),nn.GELU(),nn.MaxPool2d(2)
+    return nn.Sequential(*block(1,24), *block(24,24), *block(24,48), nn.Flatten(), nn.Linear(48,10))
+
+class Net(NamedTuple):
+    "A network, and how it is trained"
+    words:str
+    make:object
+    opt:object
+    rates:tuple
+
+nets = dict(
+    perceptron=Net('a perceptron of three layers, Adam', perceptron, Adam, (.001,.002,.004,.008,.016)),
+    pooled=Net('convolutions with pooling and GELU, Adam', pooled, Adam, (.002,.004,.008)))
+
+def learner_of(net):
+    made = nets[net]
+    return Learner(cell.dls(), made.make(), CrossEntropyLossFlat(), opt_func=made.opt, metrics=error_rate,
+        cbs=[Ease(), WrongItems()])
+
+columns = ('net','lr','method','seed','epoch','seconds','cpu_seconds','backpropagated','compute','valid_loss','error',
+    'hardest_tenth','device','wrong')
+
+again = 'again' # the network of the study, whose runs are stored from another machine
+
+def end_of(net, method, seed, lr): # a row
+    "The end of a run, unless it is stored"
+    def make():
+        get_learner = cell.learner if net==again else partial(learner_of, net)
+        budget = dict(epochs=2) if scale()=='tiny' else dict(compute=cell.compute)
+        rows = compare(get_learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=told_of,
+            **budget)
+        print(net, method, seed, lr, f'{rows.error.iloc[-1]:.4f}', flush=True)
+        return rows.tail(1).assign(net=net, lr=lr, device=machine())[[*columns]]
+    return once(path, dict(net=net, method=method, seed=seed, lr=lr), make).iloc[-1]
+
+def rate_of(net)->float:
+    "Plain training's best, by its loss on the validation set"
+    if net==again: return own_rate(cell.data)
+    return min(nets[net].rates, key=lambda lr: end_of(net, 'none', 0, lr)['valid_loss'])
+
+seeds = range(10)
+methods = 'none','favor_hard(beta=2)','favor_hard'
+
+def todo():
+    "Network, method and seed of each run"
+    for net in nets:
+        for method in methods: yield from ((net, method, seed) for seed in seeds)
+    for method in methods[:2]: yield from ((again, method, seed) for seed in range(5))
+
+# What they amount to
+
+def study_runs()->pd.DataFrame:
+    "How the study's own runs on MNIST end"
+    return rows_with(stored_ends(), cell._asdict())
+
+def runs_in(
+    net:str, # One of `nets`, or `again`
+)->pd.DataFrame:
+    "How the runs in another network end, at plain training's best rate"
+    return rows_with(pd.read_csv(path), dict(net=net, lr=rate_of(net)))
+
+def difference(
+    ends:pd.DataFrame, # Such as `study_runs` gives
+    method:str, # One of its methods
+    measure:str='error', # Or 'valid_loss'
+)->Difference: # Its interval counts which items validate, too, where that is known; of losses it is not
+    "A method's difference from plain training"
+    d = paired(ends, method, measure=measure)
+    return widened(d, noise_of_items(ends, method, n_valid)) if measure=='error' else d
+
+def confirmed(
+    ends:pd.DataFrame, # Such as `study_runs` gives
+    method:str, # One of its methods
+    n_seeds:int, # Of the runs elsewhere
+)->tuple: # Low, high
+    "Where 95 % of the differences in error lie that another machine will find"
+    own,plain = (ends[ends.method==m].set_index('seed').error for m in (method,'none'))
+    shared = own.index.intersection(plain.index)
+    return confirmed_by(own[shared], plain[shared], n_seeds)
+
+@call_parse
+def main():
+    "Train what is not stored yet"
+    for net,method,seed in todo(): end_of(net, method, seed, rate_of(net))
