@@ -2,13 +2,11 @@
 PART` trains what is not stored of a part: results/counter_evidence.csv, results/batch_loss_score.csv"""
 import pandas as pd, torch
 from fastai.callback.core import Callback
-from fastai.callback.schedule import ParamScheduler
-from fastai.torch_core import set_seed
 from fastcore.script import call_parse
 from torch.nn import functional as F
 
 from selback.all import Chosen, EpochMethod, EpochSelection
-from selback.bench.compare import compare, machine, schedule
+from selback.bench.compare import compare, machine
 from selback.core.policies import include, mean_inclusion
 from studies.easy_data import Cell
 from studies.experiments import once, results_folder, scale
@@ -102,6 +100,36 @@ makers = {
     'OrderDP': lambda: EpochSelection(OrderDP(), warmup=0),
     'random share': lambda: EpochSelection(RandomShare(), warmup=0)}
 makers |= {f'pruned by {by}': lambda by=by: EpochSelection(Pruned(by)) for by in scores_of}
+makers['scored by batch loss'] = lambda: EpochSelection(Pruned('batch loss', 0)) # which trains all
+
+class Correlations(Callback):
+    "How a batch loss score goes with what is known of the items: after each epoch, and in the end with all losses"
+    run_valid = False
+    def before_fit(self): self.rows = []
+
+    def _note(self, epoch, method, **known):
+        known |= dict(own_mean=method.own_loss, seen=method.count, last=method.last)
+        df = pd.DataFrame({name: o.numpy() for name,o in (known | dict(score=method.batch_loss)).items()})
+        found = df.corr().score.to_dict()
+        self.rows.append(dict(epoch=epoch) | {name: found[name] for name in known})
+
+    def after_train(self):
+        selection = self.learn.selection
+        if not isinstance(getattr(selection, 'method', None), Pruned): return
+        self._note(self.epoch+1, selection.method, stored_loss=selection.memory.loss)
+
+    def after_fit(self):
+        method = getattr(self.learn.selection, 'method', None)
+        if isinstance(method, Pruned): self._note(0, method, loss=self._losses())
+
+    def _losses(self):
+        "Of all training items as they are, without augmentation"
+        ds = self.dls.train_ds
+        with torch.no_grad():
+            self.model.eval()
+            found = [F.cross_entropy(self.model(x.float()/255), y, reduction='none')
+                for x,y in zip(ds.images.split(1000), ds.labels.split(1000))]
+        return torch.cat(found)
 
 # Runs
 
@@ -111,86 +139,46 @@ seeds = range(3)
 
 def cell_of(epochs): return Cell('cifar10', 10_000, epochs)
 
-def learner_of(epochs):
-    learn = cell_of(epochs).learner()
-    return learn.add_cb(NoteBatches())
-
 columns = ('part','epochs','share','method','seed','epoch','seconds','cpu_seconds','backpropagated','compute','kept',
     'valid_loss','error','device')
 
 def end_of(part, method, seed, epochs, share=1.): # a row
     "The end of a run of so many epochs' cost, or a share of it, unless it is stored"
+    keys = dict(part=part, method=method, seed=seed, epochs=epochs, share=share)
+    made = []
+    def get_learner():
+        made.append(cell_of(epochs).learner().add_cbs([NoteBatches(), Correlations()]))
+        return made[-1]
     def make():
-        budget = dict(compute=share*cell_of(epochs).compute)
-        if scale()=='tiny': budget = dict(compute=share*1800)
-        rows = compare(lambda: learner_of(epochs), {method: makers[method]}, seeds=[seed], lr=lr, plot=False,
-            tell_controls=False, **budget).assign(part=part, epochs=epochs, share=share, device=machine())
-        print(part, method, seed, epochs, share, f'{rows.error.iloc[-1]:.4f}', flush=True)
+        n = 1800 if scale()=='tiny' else cell_of(epochs).compute
+        rows = compare(get_learner, {method: makers[method]}, seeds=[seed], lr=lr, plot=False, tell_controls=False,
+            compute=share*n).assign(**keys, device=machine())
+        print(*keys.values(), f'{rows.error.iloc[-1]:.4f}', flush=True)
+        if told := made[-1].correlations.rows:
+            once(scores_path, keys, lambda: pd.DataFrame(told).assign(**keys), '%.4f')
         return rows.tail(1)[[*columns]]
-    return once(path, dict(part=part, method=method, seed=seed, epochs=epochs, share=share), make).iloc[-1]
+    return once(path, keys, make).iloc[-1]
 
 def order_dp_runs(epochs):
     for seed in seeds:
         yield 'none',seed,epochs,1.
         for method in ('none','random share','OrderDP'): yield method,seed,epochs,order_dp_share
 
-by_age = 'seen often','seen lately','seen long ago'
-pruned_by = 'own loss','batch loss',*by_age,'chance'
+pruned_by = 'batch loss','own loss','seen long ago','chance'
 
 def bls_runs():
+    "Plain training of the same cost is among the others"
     for seed in seeds:
-        yield 'none',seed,budgets[0],1.
-        for by in pruned_by: yield f'pruned by {by}',seed,budgets[0],1.
-
-# What a batch loss score goes with
-
-class Correlations(Callback):
-    "After each epoch: how the score goes with what is known of the items"
-    run_valid = False
-    def before_fit(self): self.rows = []
-
-    def _losses(self):
-        "Of all training items as they are, without augmentation"
-        ds = self.dls.train_ds
-        images,labels = ds.images.float()/255,ds.labels
-        with torch.no_grad():
-            self.model.eval()
-            found = [F.cross_entropy(self.model(x), y, reduction='none')
-                for x,y in zip(images.split(1000), labels.split(1000))]
-            self.model.train()
-        return torch.cat(found)
-
-    def after_train(self):
-        method = self.learn.selection.method
-        known = dict(loss=self._losses(), own_loss=method.own_loss, count=method.count, last=method.last)
-        df = pd.DataFrame({name: o.numpy() for name,o in (known | dict(score=method.batch_loss)).items()})
-        for kind in 'pearson','spearman':
-            found = df.corr(kind).score if kind=='pearson' else df.rank().corr().score
-            self.rows.append(dict(epoch=self.epoch+1, kind=kind, seen=len(df) and float((df['last']>0).mean()))
-                | {name: found[name] for name in known})
-
-def correlations(prune, seed, epochs=None):
-    "How the score goes with items' losses, and with when they were seen, by epoch, unless it is stored"
-    epochs = epochs or (3 if scale()=='tiny' else budgets[0])
-    def make():
-        set_seed(seed, reproducible=True)
-        learn = learner_of(epochs).add_cbs([EpochSelection(Pruned('batch loss', prune)), Correlations()])
-        rate = schedule('one_cycle', lr)
-        with learn.no_bar(),learn.no_logging(): learn.fit(epochs, cbs=ParamScheduler(dict(lr=rate)))
-        print('scores', prune, seed, learn.correlations.rows[-1], flush=True)
-        return pd.DataFrame(learn.correlations.rows).assign(prune=prune, seed=seed, epochs=epochs)
-    return once(scores_path, dict(prune=prune, seed=seed, epochs=epochs), make)
+        yield from ((f'pruned by {by}', seed, budgets[0]) for by in pruned_by)
+    for seed in seeds: yield 'scored by batch loss',seed,budgets[0]
 
 @call_parse
 def main(
-    names:str, # Parts, with commas between: orderdp, longer, bls, scores
+    names:str, # Parts, with commas between: orderdp, longer, bls
 ):
     "Train what is not stored yet"
     for name in names.split(','):
-        if name in ('orderdp','longer'):
-            for run in order_dp_runs(budgets[name=='longer']): end_of('orderdp', *run)
-        elif name=='bls':
+        if name=='bls':
             for run in bls_runs(): end_of(name, *run)
-        elif name=='scores':
-            for seed in seeds:
-                for prune in (0.,.5): correlations(prune, seed)
+        else:
+            for run in order_dp_runs(budgets[name=='longer']): end_of('orderdp', *run)

@@ -1,5 +1,6 @@
 """Is the gain on easy data there on more seeds, in other networks, on another machine? `python -m studies.elsewhere`
-trains what is not stored: results/easy_data_elsewhere.csv"""
+trains what is not stored, results/easy_data_elsewhere.csv, and writes what all of it amounts to,
+results/easy_data_confirmed.csv"""
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from studies.experiments import once, results_folder, rows_with, scale
 from studies.items_noise import confirmed_by, noise_of_items, widened
 
 path = results_folder/'easy_data_elsewhere.csv'
+confirmed_path = results_folder/'easy_data_confirmed.csv'
 
 cell = first['mnist_14']
 n_valid = 10_000
@@ -109,7 +111,26 @@ def confirmed(
     shared = own.index.intersection(plain.index)
     return confirmed_by(own[shared], plain[shared], n_seeds)
 
+study = 'study'
+in_words = {study: 'the network of the study', again: 'the same seeds on another machine'} | {
+    name: net.words for name,net in nets.items()}
+
+def amounts()->pd.DataFrame: # A row for each network and method
+    "What all runs amount to: differences from plain training, and what one seed or two will find elsewhere"
+    rows = []
+    for net,words in in_words.items():
+        ends = study_runs() if net==study else runs_in(net)
+        for method in [m for m in methods[1:] if m in set(ends.method)]:
+            found,loss = difference(ends, method),difference(ends, method, 'valid_loss')
+            plain = ends[(ends.method=='none') & ends.seed.isin(ends.seed[ends.method==method])].error.mean()
+            will_be = {f'{name}_{end}': value for name,n in dict(one=1, two=2).items()
+                for end,value in zip(('low','high'), confirmed(ends, method, n))}
+            rows.append(dict(net=net, words=words, method=method, plain=plain) | found._asdict()
+                | {f'loss_{name}': value for name,value in loss._asdict().items()} | will_be)
+    return pd.DataFrame(rows)
+
 @call_parse
 def main():
     "Train what is not stored yet"
     for net,method,seed in todo(): end_of(net, method, seed, rate_of(net))
+    amounts().to_csv(confirmed_path, index=False, float_format='%.5g')

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np, pandas as pd
 
 from selback.bench.findings import Difference, is_control, last_epochs, never_selected, paired, words
+from studies import elsewhere
 from studies.easy_data import first, in_words, own_rate
 from studies.experiments import results_folder, rows_with
+from studies.items_noise import noise_of_items, widened
 
 class Study(NamedTuple):
     "Runs that differ in the method and the seed alone"
@@ -21,6 +23,7 @@ class Study(NamedTuple):
     plain:str='none' # The method that counts as plain training
     draws:tuple=() # Methods that chose as many items as there are, where the files don't tell that they chose
     rows:dict={} # Which rows of the files are this study's: columns, and their values
+    n_valid:int|None=None # Items that validate, where files tell which of them are wrong; None: they do not
 
 def _cifar(epochs, name):
     files = tuple(f'without_a_look/{kind}_{name}' for kind in ('plain','best','others'))
@@ -171,7 +174,8 @@ def _easy(name):
     where = f'{in_words[name]}, {cell.n:,} items, {cell.epochs} epochs'
     rows = cell._asdict() | dict(lr=own_rate(name))
     files = 'easy_data_plain','easy_data'
-    return Study(where, 'experiments/easy_data', files, draws=('prioritized_sampling',), rows=rows)
+    n_valid = elsewhere.n_valid if name==elsewhere.cell.data else None
+    return Study(where, 'experiments/easy_data', files, draws=('prioritized_sampling',), rows=rows, n_valid=n_valid)
 
 _easy_studies = [_easy(name) for name in first if name!='digits'] # too few digits validate it
 
@@ -183,13 +187,15 @@ def _verdict(difference):
     if not difference.is_clear: return 'no clear difference'
     return 'better' if difference.mean<0 else 'worse'
 
-def _outcome(ends, method, measure):
-    "A method's difference from plain training and the verdict on it; None if no seed ran both"
+def _outcome(ends, method, measure, n_valid=None):
+    """A method's difference from plain training and the verdict on it; None if no seed ran both. Which items validate
+    counts where it is known which of the `n_valid` are wrong"""
     own,plain = (ends[ends.method==m].set_index('seed')[measure] for m in (method,'none'))
     shared = own.index.intersection(plain.index)
     if not len(shared): return
     if not np.isfinite([*own, *plain[shared]]).all(): return None,'diverged' # the seeds that went well would flatter it
     difference = paired(ends, method, measure=measure)
+    if n_valid: difference = widened(difference, noise_of_items(ends, method, n_valid))
     return difference,_verdict(difference)
 
 def _runs_of(study, top):
@@ -231,7 +237,7 @@ def _of_study(study, top):
 
     rows = []
     for method in ends.method[ends.method!='none'].unique():
-        outcome = (None,'never selected') if method in idle else _outcome(ends, method, study.measure)
+        outcome = (None,'never selected') if method in idle else _outcome(ends, method, study.measure, study.n_valid)
         if outcome is None: continue
         difference,verdict = outcome
         loss = None if difference is None else _loss_of(study, ends, method)

@@ -67,7 +67,10 @@ def test_runs_end_at_their_share_of_the_cost_and_are_stored(tiny, monkeypatch):
     monkeypatch.setattr(counter_evidence, 'compare', None)
     assert counter_evidence.end_of('orderdp', 'OrderDP', 0, 12, .5).error==pytest.approx(own.error, rel=1e-4)
 
-def test_correlations_are_told_by_epoch(tiny):
-    rows = counter_evidence.correlations(.5, 0).query("kind=='pearson'")
-    assert rows.epoch.tolist()==[1,2,3]
-    assert rows.iloc[-1]['count']>.3 and abs(rows.iloc[-1].loss)<.3
+def test_what_the_score_goes_with_is_told_by_epoch_and_in_the_end(tiny):
+    for method in ('pruned by batch loss','scored by batch loss'): counter_evidence.end_of('bls', method, 0, 12)
+    for _,rows in pd.read_csv(counter_evidence.scores_path).groupby('method'):
+        *epochs,end = rows.epoch
+        assert epochs==[*range(1, len(epochs)+1)] and end==0
+        assert abs(rows.iloc[-1].loss)<.3
+    assert rows.seen.isna().all() # without pruning all items are seen alike
