@@ -13,7 +13,7 @@ from fastcore.script import call_parse
 from torch import nn
 
 from selback.bench.compare import compare, machine
-from selback.bench.findings import Difference, paired
+from selback.bench.findings import Difference, paired, signed
 from studies.easy_data import Ease, first, own_rate, stored_ends, told_of, WrongItems
 from studies.experiments import once, results_folder, rows_with, scale
 from studies.items_noise import confirmed_by, noise_of_items, widened
@@ -128,6 +128,18 @@ def amounts()->pd.DataFrame: # A row for each network and method
             rows.append(dict(net=net, words=words, method=method, plain=plain) | found._asdict()
                 | {f'loss_{name}': value for name,value in loss._asdict().items()} | will_be)
     return pd.DataFrame(rows)
+
+def table(
+    method='favor_hard(beta=2)',
+)->pd.DataFrame: # Strings, a row for each network
+    "What the runs amount to, for reading"
+    found = pd.read_csv(confirmed_path)
+    def span(row, start): return f'{signed(row[f"{start}low"])} to {signed(row[f"{start}high"])}'
+    rows = [{'error of plain training, %': f'{100*row.plain:.2f}', 'error': f"{signed(row['mean'])} ({span(row, '')})",
+        'lower on': f'{row.better} of {row.seeds} seeds',
+        'validation loss': f"{signed(row.loss_mean)} ({span(row, 'loss_')})",
+        'two seeds elsewhere': span(row, 'two_')} for _,row in found[found.method==method].iterrows()]
+    return pd.DataFrame(rows, index=found[found.method==method].words).rename_axis(None)
 
 @call_parse
 def main():
