@@ -80,7 +80,7 @@ words = {
     '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
-    'counter_evidence': 'lossless, data pruning, OrderDP, BLS, PODS, RePB, IES, progressive data dropout, negative results',
+    'counter_evidence': 'lossless, data pruning, OrderDP, BLS, PODS, RePB, progressive data dropout',
     'cost': 'speed, faster, time, overhead, throughput',
     'setups': 'distributed training, multiple GPUs, slow loader',
     'targets': 'regression, points, object detection, bounding boxes, custom loss, item_loss',

@@ -164,13 +164,12 @@ def order_dp_runs(epochs):
         yield 'none',seed,epochs,1.
         for method in ('none','random share','OrderDP'): yield method,seed,epochs,order_dp_share
 
-pruned_by = 'batch loss','own loss','seen long ago','chance'
+pruned_by = 'batch loss','seen often','chance','own loss'
 
 def bls_runs():
     "Plain training of the same cost is among the others"
-    for seed in seeds:
-        yield from ((f'pruned by {by}', seed, budgets[0]) for by in pruned_by)
-    for seed in seeds: yield 'scored by batch loss',seed,budgets[0]
+    for seed in seeds: yield from ((f'pruned by {by}', seed, budgets[0]) for by in pruned_by)
+    yield 'scored by batch loss',0,budgets[0]
 
 @call_parse
 def main(

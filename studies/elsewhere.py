@@ -14,7 +14,7 @@ from torch import nn
 
 from selback.bench.compare import compare, machine
 from selback.bench.findings import Difference, paired, signed
-from studies.easy_data import Ease, first, own_rate, stored_ends, told_of, WrongItems
+from studies.easy_data import Ease, first, stored_ends, told_of, WrongItems
 from studies.experiments import once, results_folder, rows_with, scale
 from studies.items_noise import confirmed_by, noise_of_items, widened
 
@@ -43,7 +43,7 @@ class Net(NamedTuple):
 
 nets = dict(
     perceptron=Net('a perceptron of three layers, Adam', perceptron, Adam, (.001,.002,.004,.008,.016)),
-    pooled=Net('convolutions with pooling and GELU, Adam', pooled, Adam, (.002,.004,.008)))
+    pooled=Net('convolutions with pooling and GELU, Adam', pooled, Adam, (.002,.004,.008,.016,.032)))
 
 def learner_of(net):
     made = nets[net]
@@ -53,32 +53,28 @@ def learner_of(net):
 columns = ('net','lr','method','seed','epoch','seconds','cpu_seconds','backpropagated','compute','valid_loss','error',
     'hardest_tenth','device','wrong')
 
-again = 'again' # the network of the study, whose runs are stored from another machine
-
 def end_of(net, method, seed, lr): # a row
     "The end of a run, unless it is stored"
     def make():
-        get_learner = cell.learner if net==again else partial(learner_of, net)
         budget = dict(epochs=2) if scale()=='tiny' else dict(compute=cell.compute)
-        rows = compare(get_learner, [method], seeds=[seed], lr=lr, plot=False, tell_controls=False, watch=told_of,
-            **budget)
+        rows = compare(partial(learner_of, net), [method], seeds=[seed], lr=lr, plot=False, tell_controls=False,
+            watch=told_of, **budget)
         print(net, method, seed, lr, f'{rows.error.iloc[-1]:.4f}', flush=True)
         return rows.tail(1).assign(net=net, lr=lr, device=machine())[[*columns]]
     return once(path, dict(net=net, method=method, seed=seed, lr=lr), make).iloc[-1]
 
 def rate_of(net)->float:
     "Plain training's best, by its loss on the validation set"
-    if net==again: return own_rate(cell.data)
     return min(nets[net].rates, key=lambda lr: end_of(net, 'none', 0, lr)['valid_loss'])
 
 seeds = range(10)
-methods = 'none','favor_hard(beta=2)','favor_hard'
+ours = 'favor_hard(beta=2)'
+methods = 'none',ours
 
 def todo():
     "Network, method and seed of each run"
     for net in nets:
-        for method in methods: yield from ((net, method, seed) for seed in seeds)
-    for method in methods[:2]: yield from ((again, method, seed) for seed in range(5))
+        for seed in seeds: yield from ((net, method, seed) for method in methods)
 
 # What they amount to
 
@@ -87,7 +83,7 @@ def study_runs()->pd.DataFrame:
     return rows_with(stored_ends(), cell._asdict())
 
 def runs_in(
-    net:str, # One of `nets`, or `again`
+    net:str, # One of `nets`
 )->pd.DataFrame:
     "How the runs in another network end, at plain training's best rate"
     return rows_with(pd.read_csv(path), dict(net=net, lr=rate_of(net)))
@@ -112,34 +108,29 @@ def confirmed(
     return confirmed_by(own[shared], plain[shared], n_seeds)
 
 study = 'study'
-in_words = {study: 'the network of the study', again: 'the same seeds on another machine'} | {
-    name: net.words for name,net in nets.items()}
+in_words = {study: 'three convolutions, SGD (the study)'} | {name: net.words for name,net in nets.items()}
 
-def amounts()->pd.DataFrame: # A row for each network and method
+def amounts()->pd.DataFrame: # A row for each network
     "What all runs amount to: differences from plain training, and what one seed or two will find elsewhere"
     rows = []
     for net,words in in_words.items():
         ends = study_runs() if net==study else runs_in(net)
-        for method in [m for m in methods[1:] if m in set(ends.method)]:
-            found,loss = difference(ends, method),difference(ends, method, 'valid_loss')
-            plain = ends[(ends.method=='none') & ends.seed.isin(ends.seed[ends.method==method])].error.mean()
-            will_be = {f'{name}_{end}': value for name,n in dict(one=1, two=2).items()
-                for end,value in zip(('low','high'), confirmed(ends, method, n))}
-            rows.append(dict(net=net, words=words, method=method, plain=plain) | found._asdict()
-                | {f'loss_{name}': value for name,value in loss._asdict().items()} | will_be)
+        found,loss = difference(ends, ours),difference(ends, ours, 'valid_loss')
+        will_be = {f'{name}_{end}': value for name,n in dict(one=1, two=2).items()
+            for end,value in zip(('low','high'), confirmed(ends, ours, n))}
+        rows.append(dict(net=net, words=words, method=ours, plain=ends[ends.method=='none'].error.mean())
+            | found._asdict() | {f'loss_{name}': value for name,value in loss._asdict().items()} | will_be)
     return pd.DataFrame(rows)
 
-def table(
-    method='favor_hard(beta=2)',
-)->pd.DataFrame: # Strings, a row for each network
+def table()->pd.DataFrame: # Strings, a row for each network
     "What the runs amount to, for reading"
-    found = pd.read_csv(confirmed_path)
     def span(row, start): return f'{signed(row[f"{start}low"])} to {signed(row[f"{start}high"])}'
+    found = pd.read_csv(confirmed_path)
     rows = [{'error of plain training, %': f'{100*row.plain:.2f}', 'error': f"{signed(row['mean'])} ({span(row, '')})",
         'lower on': f'{row.better} of {row.seeds} seeds',
         'validation loss': f"{signed(row.loss_mean)} ({span(row, 'loss_')})",
-        'two seeds elsewhere': span(row, 'two_')} for _,row in found[found.method==method].iterrows()]
-    return pd.DataFrame(rows, index=found[found.method==method].words).rename_axis(None)
+        'two seeds elsewhere': span(row, 'two_')} for _,row in found.iterrows()]
+    return pd.DataFrame(rows, index=found.words).rename_axis(None)
 
 @call_parse
 def main():

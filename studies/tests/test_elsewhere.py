@@ -45,7 +45,7 @@ def test_what_will_be_confirmed_holds_95_of_100():
         hits += low<=np.exp(np.log(new).mean())-1<=high
     assert .93<hits/1000<.97
 
-@pytest.mark.parametrize('net', [*elsewhere.nets,elsewhere.again])
+@pytest.mark.parametrize('net', elsewhere.nets)
 def test_runs_elsewhere_are_stored_with_their_wrong_items(net, monkeypatch, tmp_path):
     monkeypatch.setenv('SELBACK_SCALE', 'tiny')
     monkeypatch.setattr(elsewhere, 'path', tmp_path/'runs.csv')
