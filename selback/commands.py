@@ -36,12 +36,13 @@ def doctor(
     valid:float=.2, # Share that is drawn to validate, where there is no folder for it
     seed:int=0, # Of the split, the folds and the training
     bs:int=64, # Images at a time, in training
-    out:str='doctor/index.html', # The page; suspects.csv, copies.csv, odd.csv and features.pt are written beside it
+    groups:str=None, # A pattern such as "(patient\d+)": images in whose paths it finds the same belong together
+    out:str='doctor/index.html', # The page; lists and features.pt are written beside it
     apply:str=None, # The answers.csv that the page saved: say what it changes, and look for nothing
     to:str=None, # With --apply: a new folder to make, with the corrected labels
     link:bool=False, # With --to: hard links in place of copies
 ):
-    "Find wrong labels, copies and odd images of a folder: one page with pictures, and three lists"
+    "Find wrong labels, copies and odd images of a folder: one page with pictures, and lists"
     with _begun('selback-doctor', '; no page was written.'):
         class_folder(folder)
         if apply or to or link:
@@ -50,7 +51,7 @@ def doctor(
             return apply_answers(find_images(folder, valid, seed), apply, to, link)
         page_place(out)
         from selback.clean.doctor import examine_folder
-        examine_folder(folder, out, valid, arch=arch, size=size, epochs=epochs, seed=seed, bs=bs)
+        examine_folder(folder, out, valid, arch=arch, size=size, epochs=epochs, seed=seed, bs=bs, groups=groups)
 
 # %% ../nbs/02_commands.ipynb #6cdb1f91
 named_data = 'digits','coloured_digits','cifar10','cifar100','imagenette','imagewoof' # without a folder of one's own

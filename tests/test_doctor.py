@@ -169,7 +169,7 @@ def test_what_is_there_is_kept(there, folder, tmp_path):
 @pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), KeyboardInterrupt()])
 def test_a_stop_while_it_writes_leaves_nothing(error, folder, tmp_path, monkeypatch):
     lists = dict.fromkeys(('suspects','copies','odd'), pd.DataFrame())
-    found = SimpleNamespace(images=find_images(folder), is_whole=True, **lists)
+    found = SimpleNamespace(images=find_images(folder), is_whole=True, groups=SimpleNamespace(by=''), **lists)
     def stops(*args): raise error
     monkeypatch.setattr('selback.clean.doctor.page_of', stops)
     with pytest.raises(type(error)): write_page(found, tmp_path/'page.html')
@@ -230,7 +230,8 @@ def test_a_network_that_has_learned_little_is_told_of(n_of_a, error, is_poor):
     kinds = pd.DataFrame(dict(kind=['corrupt','corrupt','small_file']))
     suspects = pd.DataFrame(dict(label=['a']*n_of_a+['b']*(100-n_of_a)))
     found = SimpleNamespace(images=Images(None, range(80), range(20), ['train','valid']), suspects=suspects,
-        n_suspects=1, copies=pairs, odd=kinds, how='A stand-in was asked', seconds=200, error=error)
+        n_suspects=1, copies=pairs, odd=kinds, how='A stand-in was asked', seconds=200, error=error,
+        groups=SimpleNamespace(by=''))
     labels,copies,odd = found_in_words(found)
     assert ('learned too little' in labels)==is_poor and ('1 of 100' in labels)!=is_poor
     assert '1 across the split, 1 within a part; pairs with different labels: 1' in copies

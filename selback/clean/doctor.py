@@ -30,10 +30,12 @@ from .answers import answers_file
 from .copies import *
 from ..core.said import write_list
 from .features import labels_in_folds
-from .folders import Images, NamedImage, UnreadableImage, find_images, make_writable
+from .folders import Images, NamedImage, UnreadableImage, find_images, group_named, make_writable
+from .groups import groups_among, torn
 from .odd import *
 from .reading import Body, pretrained_body, read_images, stamp_of
 from .rows import ByLayer
+from .splits import linked
 from .suspects import listed_suspects
 
 # %% ../../nbs/clean/11_doctor.ipynb #3bcc9989
@@ -50,6 +52,7 @@ class Examined(NamedTuple):
     bs:int # Images at a time
     seconds:float # That all of it took
     is_whole:bool # Was it not stopped?
+    groups:pd.DataFrame # What belongs together, as `find_groups` returns it
 
 def epochs_for(
     n:int, # Images to train on
@@ -82,7 +85,7 @@ def _suspects_watched(learn, blank):
     return suspects,round(share*len(suspects)),learn.recorder.values[-1][-1]
 
 def _suspects_in_folds(features, items, labels, pairs, seed):
-    "Labels by features, how many may be wrong, and the error of the linear model; copies are in one fold"
+    "Labels by features, how many may be wrong, and the error of the linear model; pairs are in one fold"
     groups = groups_of(pairs, len(items))
     known = np.flatnonzero(~items.is_blank)
     found,n_wrong,error = labels_in_folds(features[known], [labels[i] for i in known], groups[known], 5, seed)
@@ -91,6 +94,19 @@ def _suspects_in_folds(features, items, labels, pairs, seed):
     return found.set_index(pd.Index(own['item'], name='file')),n_wrong,error
 
 def _has_parts(images): return len(images.parts)>1 # else the split was drawn, and says nothing of the images
+
+def _torn_in_words(images, together):
+    "How many validation images are torn from their group, where the folder says which these are"
+    is_torn = torn(together)
+    if not _has_parts(images) or not is_torn.any(): return ''
+    return (f' {is_torn.sum():,} of {len(is_torn):,} validation images have others of their group in training: '
+        'their error says little about new ones.')
+
+def _together(images, size, groups):
+    "What belongs together, which is said"
+    found = groups_among(images.dls(1, size), groups)
+    print(f'groups: {found.said}{_torn_in_words(images, found)}')
+    return found
 
 def _important_first(pairs, images):
     "Of pairs of copies those first that lie across parts of the folder, then those whose labels differ"
@@ -105,6 +121,7 @@ def examine(
     seed:int=0, # Of the folds and the training
     bs:int=64, # Images at a time, in training from scratch and in the lines of the page
     kept:Path|None=None, # A file that keeps what was read; None: nothing is kept
+    groups=None, # What belongs together, as `find_groups` takes it; None: it is sought
 )->Examined: # Raises a `ValueError` if a class has no image that can be opened
     "List wrong labels, copies and what is odd"
     check_range('size', size, 32, whole=True)
@@ -117,7 +134,9 @@ def examine(
     if body is None:
         epochs,kept = epochs or epochs_for(len(images.train)),None
         print(f'{arch} is trained from scratch, epochs: {epochs}. Half of the size takes a quarter of the time.')
-        learn = _trained(images.readable(), arch, size, epochs, seed, bs)
+        readable = images.readable()
+        together = _together(readable, size, groups)
+        learn = _trained(readable, arch, size, epochs, seed, bs)
         body = Body(learn.model[0], imagenet_stats, arch)
     read,rows = read_images(images.files, body, size, kept=kept, seed=seed)
     n_all = len(images.files)
@@ -134,8 +153,12 @@ def examine(
     pairs = pairs[pairs.is_likely]
     copies = _important_first(listed_pairs(pairs, items, labels.__getitem__), images)
     n_read,is_whole = len(names),len(names)==n_all
+    broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
+    images = images.without(broken)
     if learn is None:
-        told = _suspects_in_folds(rows.last, items, labels, pairs[['row','other']], seed)
+        together = _together(images, size, groups)
+        of_groups = linked(items['item'].map(dict(zip(together['item'], together.group))))
+        told = _suspects_in_folds(rows.last, items, labels, [*pairs[['row','other']].to_numpy(), *of_groups], seed)
         how = f'A linear model has learned labels from what {body.told} says of each image'
     else:
         told = _suspects_watched(learn, useless)
@@ -143,10 +166,8 @@ def examine(
         is_whole &= n_epochs==epochs
         how = f'A network was trained on {len(images.train):,} images (epochs: {n_epochs})'
     if n_read<n_all: how = f'It was stopped when {n_read:,} of {n_all:,} images were read. {how}'
-    broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
-    images = images.without(broken)
     bs = _even(bs, len(images.train))
-    return Examined(images, *told, copies, odd, how, size, bs, perf_counter()-start, is_whole)
+    return Examined(images, *told, copies, odd, how, size, bs, perf_counter()-start, is_whole, together)
 
 # %% ../../nbs/clean/11_doctor.ipynb #0041e904
 _learned = .8 # of the error of a guess: above that lists were little better than chance, however many labels were wrong
@@ -157,7 +178,7 @@ def _is_poor(found):
 
 def found_in_words(
     found:Examined, # As `examine` returns it
-)->list: # Of labels, of copies, and of what is odd
+)->list: # Of labels, of copies, of what is odd, and of groups if there are any
     "What was found, a sentence each"
     pairs = found.copies
     n_across = (pairs.part!=pairs.other_part).sum()
@@ -165,9 +186,11 @@ def found_in_words(
     if _has_parts(found.images): copies = f'{n_across:,} across the split, {len(pairs)-n_across:,} within a part'
     labels = f'{found.n_suspects:,} of {len(found.suspects):,} may be wrong'
     if _is_poor(found): labels = 'the network has learned too little to say how many are wrong'
-    return [f'labels: {labels}; the most suspect come first',
+    said = [f'labels: {labels}; the most suspect come first',
         f'likely copies: {copies}; pairs with different labels: {labels_differ(pairs).sum():,}',
         f'odd images and broken files: {odd_in_words(found.odd)}']
+    if found.groups.by: said.append(f'groups: {found.groups.said}{_torn_in_words(found.images, found.groups)}')
+    return said
 
 def _counts_in_words(found):
     "Of how many images the labels were looked at"
@@ -254,21 +277,24 @@ df = learn.selection.corrected(answers).set_index('file', drop=False)
 
 odd,copies = read_list('odd.csv'),read_list('copies.csv')
 df = df.drop(odd.item[odd.kind.isin(['black','white','blank'])], errors='ignore')
-copies = copies[copies.item.isin(df.index) & copies.other.isin(df.index)]
+copies = copies[copies.item.isin(df.index) & copies.other.isin(df.index)]{groups}
 block = DataBlock((ImageBlock, CategoryBlock), get_x=lambda row: folder/row.file, get_y=ColReader('label'),
     splitter={splitter}, item_tfms=Resize({size}))
 dls = block.dataloaders(df, bs={bs})"""
 
-_drawn = 'without_copies(copies, seed=0)' # no copy of what trains validates
+_of_groups = """
+groups = read_list('groups.csv')
+groups = groups[groups.item.isin(df.index)]"""
 _of_parts = """
 dls = without_leaks(dls, copies) # the same two folders, but without validation images of which a copy trains"""
 
 def _lines_to_use(found):
-    "Code that trains on what the lists leave"
-    has_parts = _has_parts(found.images)
-    lines = _lines+_of_parts if has_parts else _lines
-    splitter = 'ColSplitter()' if has_parts else _drawn
-    return lines.format(folder=str(found.images.folder), size=found.size, bs=found.bs, splitter=splitter)
+    "Code that trains on what the lists leave; what belongs together is split anew"
+    splitter,before,after = "keep_together(copies, seed=0, y='label')",'',''
+    if found.groups.by: splitter,before = "keep_together(groups, copies, seed=0, y='label')",_of_groups
+    elif _has_parts(found.images): splitter,after = 'ColSplitter()',_of_parts
+    return (_lines+after).format(folder=str(found.images.folder), size=found.size, bs=found.bs, splitter=splitter,
+        groups=before)
 
 def _suspects_shown(found):
     "Those that may be wrong; all of them, of which few are shown, where it is not known how many that are"
@@ -321,10 +347,10 @@ def page_of(
     "One page of what was found, which asks for answers"
     images = found.images
     name = _safe(images.folder.name)
-    labels,copies,odd = found_in_words(found)
+    said = ''.join(f'<li>{_safe(o)}' for o in found_in_words(found))
     command = f'selback-doctor {shlex.quote(str(images.folder))} --apply answers.csv'
     parts = [f'<h1>{name}: labels, copies, odd images</h1>',
-        f'<ul><li>{labels}<li>{copies}<li>{odd}</ul><p>{limits_in_words(found)}</p>{_bar}',
+        f'<ul>{said}</ul><p>{limits_in_words(found)}</p>{_bar}',
         _section('Labels that may be wrong', 'The most suspect first: its label → the likelier one. '
             'suspects.csv has all labels that were looked at, in this order.', _suspects_shown(found)),
         _section('Copies', f'{_first_pairs(images)}, of which at least one is wrong. copies.csv has them all.',
@@ -352,10 +378,11 @@ def write_page(
     found:Examined, # As `examine` returns it
     out, # The page; the lists are written beside it
 )->Path: # Of the page; raises a `ValueError` if there is a page or a list that is none of an earlier run's
-    "Write the page, suspects.csv, copies.csv and odd.csv; earlier lists get other names"
+    "Write the page, suspects.csv, copies.csv, odd.csv and, if there are any, groups.csv; earlier lists get other names"
     out = _checked_place(out, found.images)
     if not found.is_whole and _is_whole(out): out = _checked_place(out.parent/'stopped'/out.name, found.images)
     lists = dict(suspects=found.suspects.reset_index(), copies=found.copies, odd=found.odd)
+    if found.groups.by: lists |= dict(groups=found.groups)
     with tempfile.TemporaryDirectory(dir=out.parent) as new: # all of them, or nothing
         new = Path(new)
         for name,rows in lists.items(): write_list(rows, new/f'{name}.csv')
@@ -388,10 +415,12 @@ def examine_folder(
     out, # The page
     valid:float=.2, # Share that is drawn to validate, where there is no folder for it
     seed:int=0, # Of the split, the folds and the training
+    groups:str|None=None, # A pattern of what belongs together, as `find_images` takes it
     **kwargs # For `examine`
 ): # Raises a `ValueError`, a `TypeError` or an `OSError`
     "Write a page of what is found in a folder, and say it"
-    images = find_images(folder, valid, seed)
+    images = find_images(folder, valid, seed, groups)
+    if groups: kwargs |= dict(groups=group_named(groups, images.folder))
     kept = _checked_place(out, images).with_name('features.pt')
     found = examine(images, seed=seed, kept=kept, **kwargs)
     out = write_page(found, out)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Proposal', 'numbered', 'numbered_pairs', 'lies_in', 'runs', 'pieces', 'by_value', 'proposals']
 
-# %% ../../nbs/clean/12_ties.ipynb #b68c2c70
+# %% ../../nbs/clean/12_ties.ipynb #dc96d67b
 import math, re
 from collections import Counter
 from datetime import datetime
@@ -19,7 +19,7 @@ from ..core.neighbours import groups_of
 from .folders import part_of
 from .splits import linked
 
-# %% ../../nbs/clean/12_ties.ipynb #9566ed77
+# %% ../../nbs/clean/12_ties.ipynb #742490fb
 class Proposal(NamedTuple):
     "A way in which items may belong together"
     by:str # What it goes by, in words
@@ -49,7 +49,7 @@ def lies_in(
     "Does each of the fine groups lie in one of the coarse ones?"
     return numbered_pairs(fine, coarse).max()+1<=most*len(np.unique(fine))
 
-# %% ../../nbs/clean/12_ties.ipynb #806d0924
+# %% ../../nbs/clean/12_ties.ipynb #25a0cf5e
 def runs(
     place:np.ndarray, # A number for each item; a run stays in one place
     order:np.ndarray, # Numbers or times of items; NaN: unknown, such an item is a run by itself
@@ -71,7 +71,7 @@ def pieces(
     rank = pd.Series(order).groupby(run).rank(method='first', na_option='bottom').to_numpy(dtype=int)
     return numbered_pairs(run, (rank-1)//size)
 
-# %% ../../nbs/clean/12_ties.ipynb #32c7f8b8
+# %% ../../nbs/clean/12_ties.ipynb #e0239969
 _steps = {f'numbers without a gap of {k:g} steps': k for k in (1.5,5,20)}
 _pauses = {'2 s': 2, '10 s': 10, '1 min': 60, '10 min': 600, '1 h': 3600, '8 h': 8*3600}
 _sizes = 4,16,64,256 # of pieces
@@ -99,7 +99,7 @@ def _by_time(place, when, what):
     for size in _sizes: yield _cut(place, run, when, size, what)
     yield Proposal(f'place of the {what}', place)
 
-# %% ../../nbs/clean/12_ties.ipynb #563f622d
+# %% ../../nbs/clean/12_ties.ipynb #7ce37124
 _separators = re.compile(r'[_\-. ()+]+')
 _most_parts = 8
 
@@ -145,7 +145,7 @@ def _time_in(stem):
     found = _seconds.search(stem)
     return (stem[:found.start()], int(found[1])+int(found[2] or 0)/1000) if found else (stem, math.nan)
 
-# %% ../../nbs/clean/12_ties.ipynb #4bc50cc9
+# %% ../../nbs/clean/12_ties.ipynb #1f0f26a9
 _with_exif = {'.jpg','.jpeg','.tif','.tiff','.heic'}
 
 def _exif_time(file):
@@ -163,7 +163,7 @@ def _camera_times(files):
     if np.isnan([_exif_time(files[i]) for i in some]).mean()>=.5: return None
     return np.array([*map(_exif_time, files)])
 
-# %% ../../nbs/clean/12_ties.ipynb #b0772864
+# %% ../../nbs/clean/12_ties.ipynb #210c1de9
 def _levels(files):
     "The numbers of folders of each level above files, for as many levels as all of them have; those that differ"
     folders = [PurePath(o).parts[:-1] for o in files]
@@ -207,7 +207,15 @@ def by_value(
     "Equal values belong together; an item whose value is missing is by itself"
     return groups_of(linked(values), len(values))
 
-# %% ../../nbs/clean/12_ties.ipynb #f281bf07
+# %% ../../nbs/clean/12_ties.ipynb #6b0c84ec
+_mostly = .6
+
+def _is_class(group, label):
+    "Are most items in the largest group of their class? Some may be filed wrongly, or named so"
+    of_class = pd.Series(group).groupby([label, group]).size().groupby(level=0).agg(['max','sum'])
+    of_class = of_class[of_class['sum']>1]
+    return of_class['max'].sum()>_mostly*of_class['sum'].sum()
+
 def proposals(
     files:list|None, # Paths of the items; None: they are read from none
     columns:pd.DataFrame|None, # By which items may belong together, shape (n, columns); None: there are none
@@ -221,7 +229,7 @@ def proposals(
         sizes = np.bincount(o.group)
         with_others = (sizes[o.group]>1).mean()
         if len(sizes)<2 or with_others<.05: continue
-        if label is not None and lies_in(label, o.group): continue # which leaves nothing to compare within a class
+        if label is not None and _is_class(o.group, label): continue
         can_be_written = o.by.encode('utf-8', 'backslashreplace').decode()
         found.setdefault(pd.factorize(o.group)[0].tobytes(), o._replace(by=can_be_written))
     return sorted(found.values(), key=lambda o: -o.group.max())
