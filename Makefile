@@ -97,7 +97,7 @@ comparisons: $(BIN)/.installed
 notebooks: $(BIN)/.installed
 	$(BIN)/python nbs/_run.py
 
-## make docs          the site, in _docs: MINUTES
+## make docs          the site, in _docs: two minutes
 docs: $(BIN)/.docs
 	$(BIN)/python nbs/_docs.py
 

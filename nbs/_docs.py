@@ -487,7 +487,7 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     src = top/'build/docs'
     warnings.filterwarnings('ignore', 'Found cells containing imports') # a page may do both in a cell
-    tell('Its pages from the notebooks, MINUTES in all')
+    tell('its pages from the notebooks; two minutes in all')
     site = stage(src)
     options = ['-W', '--keep-going', '-q', '-c', nbs, '-d', top/'build/doctrees']
     failed = []
@@ -497,7 +497,7 @@ def main():
     (out/'llms.txt').write_text(site.llms_txt(), encoding='utf-8')
     (out/'llms-full.txt').write_text(site.llms_full_txt(), encoding='utf-8')
     shutil.rmtree(top/'jupyter_execute', ignore_errors=True) # MyST-NB puts the pictures there on their way
-    tell(f'Open {(out/"index.html")}')
+    tell(f"open {out/'index.html'}")
     return max(failed)
 
 if __name__=='__main__': sys.exit(main())
