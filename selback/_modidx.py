@@ -1306,6 +1306,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'selback.clean.ties._levels': ('clean/ties.html#_levels', 'selback/clean/ties.py'),
                                     'selback.clean.ties._number_in': ('clean/ties.html#_number_in', 'selback/clean/ties.py'),
                                     'selback.clean.ties._time_in': ('clean/ties.html#_time_in', 'selback/clean/ties.py'),
+                                    'selback.clean.ties._to_next': ('clean/ties.html#_to_next', 'selback/clean/ties.py'),
                                     'selback.clean.ties._words_and_numbers': ( 'clean/ties.html#_words_and_numbers',
                                                                                'selback/clean/ties.py'),
                                     'selback.clean.ties.by_value': ('clean/ties.html#by_value', 'selback/clean/ties.py'),

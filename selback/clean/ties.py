@@ -81,11 +81,15 @@ def _cut(place, run, order, size, what):
     at = np.lexsort((order, run))
     return Proposal(f'{size} neighbours by {what}', pieces(run, order, size), place, at, True)
 
+def _to_next(place, order):
+    "From each item to the next of its place, where that is another number or time"
+    at = np.lexsort((order, place))
+    steps = np.diff(order[at])[np.diff(place[at])==0]
+    return steps[steps>0]
+
 def _by_number(place, number):
     "Runs of numbers, in steps as most are, their pieces, and places"
-    at = np.lexsort((number, place))
-    steps = np.diff(number[at])[np.diff(place[at])==0]
-    steps = steps[steps>0]
+    steps = _to_next(place, number)
     step = max(1., float(np.median(steps))) if len(steps) else 1.
     for by,k in _steps.items(): yield Proposal(by, runs(place, number, k*step), place, is_numbered=True)
     run = runs(place, number, max(_steps.values())*step)
@@ -93,8 +97,11 @@ def _by_number(place, number):
     yield Proposal('name without its number', runs(place, number, math.inf))
 
 def _by_time(place, when, what):
-    "Runs of times without a pause, their pieces, and places"
-    for by,pause in _pauses.items(): yield Proposal(f'{what}, less than {by} apart', runs(place, when, pause))
+    "Runs of times without a pause, their pieces, and places; what is as long as many steps are is no pause"
+    steps = _to_next(place, when)
+    for by,pause in _pauses.items():
+        as_long = (steps>pause/1.5) & (steps<1.5*pause)
+        if as_long.sum()<=len(steps)/4: yield Proposal(f'{what}, less than {by} apart', runs(place, when, pause))
     run = runs(place, when, max(_pauses.values()))
     for size in _sizes: yield _cut(place, run, when, size, what)
     yield Proposal(f'place of the {what}', place)
