@@ -43,7 +43,7 @@ class Net(NamedTuple):
 
 nets = dict(
     perceptron=Net('a perceptron of three layers, Adam', perceptron, Adam, (.001,.002,.004,.008,.016)),
-    pooled=Net('convolutions with pooling and GELU, Adam', pooled, Adam, (.002,.004,.008,.016,.032)))
+    pooled=Net('convolutions with pooling and GELU, Adam', pooled, Adam, (.002,.004,.008,.016)))
 
 def learner_of(net):
     made = nets[net]
