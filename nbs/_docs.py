@@ -55,8 +55,8 @@ first = dict(
         'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
         'imagenette','race','hard_items','proxy'],
     views=['views','pictures','groups'],
-    clean=['suspects','corrections','refit','early','copies','odd','doctor'],
-    called=['watching','scale_lr','reducible_loss','batch','scoring','compare','race','command','findings','datasets','functional'])
+    clean=['suspects','corrections','refit','early','copies','groups','splits','odd','doctor'],
+    called=['watching','scale_lr','reducible_loss','batch','scoring','compare','race','command','begin','findings','datasets','functional'])
 
 # what people search for, and the page that tells
 words = {
@@ -75,6 +75,8 @@ words = {
     '03_refit': 'last layer, retrain the last layer, DFR, refit',
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'similar images, from_similars, train test contamination, imagededup',
+    '13_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap, leakage, data leakage',
+    '14_splits': 'group split, StratifiedGroupKFold, patient split, GroupShuffleSplit, splitter',
     '06_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
     '10_answers': 'relabel, annotation, review labels',
     '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',

@@ -3,11 +3,11 @@ import subprocess, sys
 
 import pytest
 from selback.bench.datasets import datasets, folders
-from selback.commands import named_data
+from selback.bench.begin import named_data
 
 def run(command, *args, cwd, then=''):
     "In a process of its own, as its script does"
-    program = f'import sys\nfrom selback.commands import {command}\ntry: {command}()\nfinally: {then or "pass"}'
+    program = f'import sys\nfrom selback.bench.begin import {command}\ntry: {command}()\nfinally: {then or "pass"}'
     (cwd/'script.py').write_text(program)
     return subprocess.run([sys.executable, 'script.py', *args], capture_output=True, text=True, cwd=cwd)
 
