@@ -45,7 +45,7 @@ FAULTS = [
         'split.split(label, label, group)', 'split.split(label, label, np.arange(len(group)))',
         'found_groups'),
     Fault('mates_are_far', 'clean/groups.py',
-        '(1-n_nearer[have_both]/(n_mates*n_strangers)[have_both])', '(n_nearer[have_both]/(n_mates*n_strangers)[have_both])',
+        '(1-n_nearer[have_both]/', '(n_nearer[have_both]/',
         'found_groups'),
     Fault('classes_are_groups', 'clean/ties.py',
         'if label is not None and _is_class(o.group, label): continue', 'pass',
