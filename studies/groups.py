@@ -309,7 +309,7 @@ def _pixels(files): return np.stack([np.asarray(Image.open(o)).ravel() for o in 
 
 def bursts(folder, seed):
     "Photographs of four classes, five moments of each; new ones are of the other part of CIFAR-10"
-    truth = _draw(folder/'bursts', lambda i, j: f'{i:04}_{j+1}.jpg')
+    truth = _draw(folder/'bursts', lambda i, j: f'{i:04}_{j+1}.jpg') # each class has its own numbers
     for kind in _kinds:
         for i,picture in enumerate(photographs(kind, 1)[:_times(250)]): _save(picture, folder/'new'/kind/f'{i:04}.jpg')
     new = get_image_files(folder/'new')
@@ -376,8 +376,8 @@ def numbered(seed):
         truth = _draw(folder, lambda i, j: f'{5*i+j:05}.jpg')
         drawn = _of_classes(folder, RandomSplitter(.2, seed=seed))
         found = find_groups(drawn)
-        def piece(file): return file.parent.name,int(file.stem)//64
-        ways = {'random': drawn, 'pieces of 64': _of_classes(folder, keep_together(piece, seed=seed, y=parent_label))}
+        def piece(file): return file.parent.name,int(file.stem)//_times(64)
+        ways = {'random': drawn, 'blind pieces': _of_classes(folder, keep_together(piece, seed=seed, y=parent_label))}
         if found.by: ways['find_groups'] = _of_classes(folder, keep_together(found, seed=seed, y=parent_label))
         return pd.DataFrame([dict(way=way, torn=torn_share(dls, truth), items=len(dls.train_ds)+len(dls.valid_ds),
             by=found.by if way=='find_groups' else '') for way,dls in ways.items()])

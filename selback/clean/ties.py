@@ -193,7 +193,9 @@ def _by_names(files, label):
     for level in free[1:]: yield Proposal(f'folder wherever it is, as {level[0]}', numbered(level))
 
     stems = [PurePath(o).stem for o in files]
-    yield from _by_parts(stems, place)
+    repeat = pd.DataFrame(dict(place=place, stem=stems)).duplicated().mean()>.05 # each folder has its own names
+    own_place = numbered_pairs(place, numbered([PurePath(o).parent for o in files])) if repeat else place
+    yield from _by_parts(stems, own_place)
     before,when = zip(*map(_time_in, stems))
     if np.isnan(when).mean()<.5:
         yield from _by_time(numbered_pairs(place, numbered(before)), np.array(when), 'time in the name')
@@ -203,10 +205,7 @@ def _by_names(files, label):
     names,number = zip(*map(_number_in, stems))
     number = np.array(number)
     if np.isnan(number).mean()>=.5: return
-    series = numbered_pairs(place, numbered(names))
-    if pd.DataFrame(dict(series=series, number=number)).duplicated().mean()>.05: # each folder has its own numbers
-        series = numbered_pairs(series, numbered([PurePath(o).parent for o in files]))
-    yield from _by_number(series, number)
+    yield from _by_number(numbered_pairs(own_place, numbered(names)), number)
 
 def by_value(
     values:pd.Series, # One for each item
