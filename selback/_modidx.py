@@ -8,6 +8,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'selback.all._WhenCalled.__signature__': ('all.html#_whencalled.__signature__', 'selback/all.py'),
                              'selback.all._WhenCalled._function': ('all.html#_whencalled._function', 'selback/all.py')},
             'selback.bench.begin': { 'selback.bench.begin._begun': ('bench/begin.html#_begun', 'selback/bench/begin.py'),
+                                     'selback.bench.begin._own_folder': ('bench/begin.html#_own_folder', 'selback/bench/begin.py'),
                                      'selback.bench.begin.compare': ('bench/begin.html#compare', 'selback/bench/begin.py'),
                                      'selback.bench.begin.doctor': ('bench/begin.html#doctor', 'selback/bench/begin.py')},
             'selback.bench.command': { 'selback.bench.command._HelpFormatter': ( 'bench/command.html#_helpformatter',

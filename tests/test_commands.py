@@ -17,7 +17,7 @@ def run(command, *args, cwd, then=''):
     ('doctor', ['flat', '--apply', 'answers.csv'], 'a folder without images in class folders'),
     ('doctor', ['data', '--out', 'mine/index.html'], 'in whose folder there is odd.csv already'),
     ('doctor', ['data', '--sise', '64'], 'unrecognized arguments: --sise 64'),
-    ('compare', ['--seeds', '2', '--data', 'nowhere'], "nowhere', wanted a folder of class folders"),
+    ('compare', ['--seeds', '2', '--data', 'nowhere'], "'nowhere', wanted one of digits, "),
     ('compare', ['--data=flat'], 'a folder without images in class folders')])
 def test_a_slip_is_told_at_once(command, args, said, tmp_path):
     for name in ('flat/1.png','data/cats/1.png','mine/odd.csv'):

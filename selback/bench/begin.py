@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastcore.script import call_parse
 
+from ..core.checks import error_text
 from ..core.places import class_folder, page_place
 
 # %% ../../nbs/bench/06_begin.ipynb #02140df9
@@ -56,12 +57,17 @@ def doctor(
 # %% ../../nbs/bench/06_begin.ipynb #6cdb1f91
 named_data = 'digits','coloured_digits','cifar10','cifar100','imagenette','imagewoof' # without a folder of one's own
 
+def _own_folder(data):
+    "Raise a `ValueError` if there is no such folder, or it has no folders"
+    if Path(data).expanduser().is_dir(): return class_folder(data)
+    raise ValueError(error_text('data', repr(data), f"one of {', '.join(named_data)} or a folder of class folders"))
+
 def compare():
     "`selback-compare`"
     parser = argparse.ArgumentParser('selback-compare', add_help=False, allow_abbrev=False)
     parser.add_argument('--data', default='digits')
     data = parser.parse_known_args()[0].data
     with _begun('selback-compare', '.'):
-        if data not in named_data: class_folder(data)
+        if data not in named_data: _own_folder(data)
         from selback.bench.command import main
     main()

@@ -171,7 +171,10 @@ def schedule(
 # %% ../../nbs/bench/03_compare.ipynb #a38247bc
 def _each(todo, n_later):
     "Seed and method of each run, with a bar; where there can be none, with a line for each that is done"
-    if sys.stdout.isatty() or not issubclass(progress_bar, ConsoleProgressBar): yield from progress_bar(todo)
+    if sys.stdout.isatty() or not issubclass(progress_bar, ConsoleProgressBar):
+        bar = progress_bar(todo)
+        bar.comment = 'runs'
+        yield from bar
     else:
         began,n = time.monotonic(),len(todo)
         for i,(seed,method) in enumerate(todo, 1):
@@ -438,7 +441,7 @@ class _FirstLook(Callback):
             self.targets.append(self.y.as_subclass(torch.Tensor))
             self.n_out = self.pred.shape[-1]
 
-# %% ../../nbs/bench/03_compare.ipynb #cacc0ea4
+# %% ../../nbs/bench/03_compare.ipynb #e3e21095
 class _Clock(Callback):
     "What an epoch of plain training takes, in seconds"
     order = _FirstLook.order+1
