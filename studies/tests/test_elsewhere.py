@@ -1,7 +1,7 @@
 "What another machine or another test set will confirm"
 import numpy as np, pandas as pd, pytest
 
-from selback.bench.findings import over_seeds
+from selback.bench.findings import over_seeds, paired
 from studies import easy_data, elsewhere
 from studies.items_noise import confirmed_by, noise_of_items, widened
 
@@ -55,3 +55,13 @@ def test_runs_elsewhere_are_stored_with_their_wrong_items(net, monkeypatch, tmp_
     assert len(end.wrong.split())==round(200*end.error)
     monkeypatch.setattr(elsewhere, 'compare', None)
     assert elsewhere.end_of(net, 'favor_hard', 0, .001).wrong==end.wrong
+
+def test_what_is_quoted_counts_the_items():
+    "The interval in the file that pages read is wider than that over seeds alone, and so is that of the page"
+    from _measured import comparisons
+    [quoted] = comparisons(where='MNIST, 14x14, 20,000 items, 8 epochs').query('method==@elsewhere.ours').difference
+    ends = elsewhere.study_runs()
+    over = paired(ends, elsewhere.ours)
+    assert quoted.seeds==over.seeds==10 and quoted.mean==pytest.approx(over.mean)
+    assert quoted.low<over.low and quoted.high>over.high
+    assert elsewhere.difference(ends, elsewhere.ours).high==pytest.approx(quoted.high)
