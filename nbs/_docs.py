@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, and Sphinx renders them with MyST-NB and furo. `nbdev-docs` would do that with Quarto,
 which no package index has."""
-import ast, inspect, json, re, shutil, sys, textwrap, warnings
+import ast, base64, inspect, json, re, shutil, sys, textwrap, warnings
 from inspect import Parameter, formatannotation
 from pathlib import Path
 
@@ -40,6 +40,15 @@ parts = dict(
     called=('all','What you call','api','_calls'), # its name is that of `selback.all`, whose page it is
     inside=('map','Map of the package','api','_docs'),
     measured=('measured','What was measured','experiments','_docs'))
+
+# what stands on the first page: a title, a notebook, which of its pictures, and a sentence
+on_first_page = [
+    ('Which labels are wrong', 'tutorials/noisy_labels', 0, 'From the training that you do anyway.'),
+    ('Copies, films, patients', 'tutorials/honest_validation', 0, 'What makes validation too good.'),
+    ('A shortcut', 'tutorials/misled', 0, 'What a model goes by in place of what you mean.'),
+    ('Odd images', 'clean/06_odd', 0, 'Blank, framed, grey, tiny, turned or broken.'),
+    ('Choose what trains', 'experiments/where_it_pays', 0, 'Where it pays at equal compute, and where it does not.'),
+    ('In any loop', 'tutorials/plain_pytorch', 0, 'PyTorch, Lightning, Hugging Face: the same list.')]
 
 floors = 'core','methods','callback','views','clean','','bench' # folders of modules, from the ground up
 
@@ -333,6 +342,21 @@ def in_order(names, wanted):
         return wanted.index(name) if name in wanted else len(wanted)
     return sorted(names, key=place)
 
+def picture_of(notebook, number):
+    "One of the pictures that a notebook shows, as the bytes of a PNG file"
+    cells = read_nb(nbs/f'{notebook}.ipynb').cells
+    shown = [o.data['image/png'] for cell in cells for o in cell.get('outputs', []) if 'image/png' in o.get('data', {})]
+    return base64.b64decode(''.join(shown[number]))
+
+def first_page_cards(src):
+    "The cards of the first page, whose pictures are written among the results"
+    lines = []
+    for title,notebook,number,sentence in on_first_page:
+        picture = f"results/card_{Path(notebook).name}.png"
+        (src/picture).write_bytes(picture_of(notebook, number))
+        lines.append(f'[![{title}]({picture}) **{title}**]({notebook}.ipynb) {sentence}')
+    return mk_cell(joined(['<div class="cards">', *lines, '</div>']), 'markdown')
+
 def toctree(pages, caption=None):
     "A section of the sidebar, or what is folded under a page"
     lines = '\n'.join(pages)
@@ -464,6 +488,9 @@ class Site:
 
     def write_notebooks(self, src):
         for path,(nb,name) in self.pages.items():
+            if path.name=='index.ipynb':
+                at = next(i for i,cell in enumerate(nb.cells) if cell.source.startswith('## '))
+                nb.cells.insert(at, first_page_cards(src))
             for cell in nb.cells: self.link(cell)
             if path.name=='index.ipynb': nb.cells.extend(self.toctrees())
             (src/path).parent.mkdir(parents=True, exist_ok=True)
