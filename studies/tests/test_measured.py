@@ -125,11 +125,12 @@ def test_two_seeds_make_nothing_clear(top):
 def holds_runs(file): return {'method','seed','epoch'}<=set(pd.read_csv(file, nrows=0))
 
 def test_every_file_of_runs_is_of_a_study():
-    """But searches of settings and rates, other budgets of plain training, races, equal epochs, easy data by cells, and
-    balanced sampling, which is held against a loader"""
+    """But searches of settings and rates, other budgets of plain training, races, equal epochs, easy data by cells,
+    balanced sampling, which is held against a loader, and claims of others beside a shorter training"""
     known = {name for study in studies for name in study.files}
     stored = {str(f.relative_to(results).with_suffix('')) for f in results.rglob('*.csv') if holds_runs(f)}
-    beside = '_settings|search|_own_lr_|_rate_|fit_|_half|_twice|race/|resized|noise_cifar10/|easy_data|balanced/'
+    beside = ('_settings|search|_own_lr_|_rate_|fit_|_half|_twice|race/|resized|noise_cifar10/|easy_data|balanced/|'
+        'counter_evidence|batch_loss_score')
     assert {name for name in stored-known if not re.search(beside, name)}=={'forum/long','forum/rate'}
 
 def test_every_study_names_a_page_and_its_files():
