@@ -61,7 +61,8 @@ first = dict(
     tutorials=['after_training','noisy_labels','choosing','misled','honest_validation','equation','demo','cost','saving','setups','targets'],
     recipes=['tables','unet','several_labels','texts','checkpoints','half_precision','lightning','hugging_face'],
     measured=['where_it_pays','easy_data','claims','counter_evidence','wrong_labels','an_image','an_equation','shortcuts',
-        'mended','copies','without_a_look','pretrained','cifar10','forum','multi_label','label_noise','noise_cifar10',
+        'mended','copies','torn_splits','without_a_look','pretrained','cifar10','forum','multi_label','label_noise',
+        'noise_cifar10',
         'imagenette','race','hard_items','proxy'],
     views=['views','pictures','groups'],
     clean=['suspects','corrections','refit','early','copies','groups','splits','odd','doctor'],
@@ -83,6 +84,7 @@ words = {
     'misled': 'spurious correlation, spurious, shortcut, background, bias, group robustness, Clever Hans',
     '03_refit': 'last layer, retrain the last layer, DFR, refit',
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
+        'group split, split by patient, GroupKFold, video frames, bursts, '
         'similar images, from_similars, train test contamination, imagededup',
     '13_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap, leakage, data leakage',
     '14_splits': 'group split, StratifiedGroupKFold, patient split, GroupShuffleSplit, splitter',
