@@ -283,7 +283,7 @@ def _as_told(groups, items, label):
         raise ValueError(error_text('groups', 'groups of which one has all items of a class, for each class',
             'several of a class', 'what is kept together trains or validates; a class must do both'))
     n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
-    return group,by,f' {n_missing:,} have no group, and are by themselves.' if n_missing else ''
+    return group,by,f'. {n_missing:,} have no group, and are by themselves.' if n_missing else '.'
 
 # %% ../../nbs/clean/13_groups.ipynb #82c65727
 class Groups(pd.DataFrame):
