@@ -46,7 +46,7 @@ on_first_page = [
     ('Which labels are wrong', 'tutorials/noisy_labels', 0, 'From the training that you do anyway.'),
     ('Copies, films, patients', 'tutorials/honest_validation', 0, 'What makes validation too good.'),
     ('A shortcut', 'tutorials/misled', 0, 'What a model goes by in place of what you mean.'),
-    ('Odd images', 'clean/06_odd', 0, 'Blank, framed, grey, tiny, turned or broken.'),
+    ('Odd images', 'clean/03_odd', 0, 'Blank, framed, grey, tiny, turned or broken.'),
     ('Choose what trains', 'experiments/where_it_pays', 0, 'Where it pays at equal compute, and where it does not.'),
     ('In any loop', 'tutorials/plain_pytorch', 0, 'PyTorch, Lightning, Hugging Face: the same list.')]
 
@@ -80,17 +80,17 @@ words = {
     'after_training': 'dir, overview, lists and pictures, vocabulary',
     'noisy_labels': 'noisy labels, wrong labels, label errors, label noise, mislabeled, cleanlab, confident learning, '
         'relabel, mislabelled, find wrong labels, find mislabeled images, fix labels, outliers, top_losses',
-    '00_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
+    '07_suspects': 'AUM, area under the margin, dataset cartography, data cleaning',
     'misled': 'spurious correlation, spurious, shortcut, background, bias, group robustness, Clever Hans',
-    '03_refit': 'last layer, retrain the last layer, DFR, refit',
+    '10_refit': 'last layer, retrain the last layer, DFR, refit',
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'group split, split by patient, GroupKFold, video frames, bursts, '
         'similar images, from_similars, train test contamination, imagededup',
-    '13_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap, leakage, data leakage',
-    '14_splits': 'group split, StratifiedGroupKFold, patient split, GroupShuffleSplit, splitter',
-    '06_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
-    '10_answers': 'relabel, annotation, review labels',
-    '11_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
+    '06_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap, leakage, data leakage',
+    '00_splits': 'group split, StratifiedGroupKFold, patient split, GroupShuffleSplit, splitter',
+    '03_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
+    '13_answers': 'relabel, annotation, review labels',
+    '14_doctor': 'doctor, audit, clean a folder, data quality, no code, fastdup, cleanvision',
     'papers': 'Jiang 2019, Hu 2021, published results',
     'claims': 'Composer, published claims, reproduction',
     'counter_evidence': 'lossless, data pruning, OrderDP, BLS, PODS, RePB, progressive data dropout',
