@@ -448,7 +448,7 @@ FAULTS = [
         '    return [*split.split(labels, labels, np.arange(len(labels)))]',
         'features'),
     Fault('copies_of_the_other_part', 'clean/features.py',
-        'pairs += [tuple(starts[part]+i for part,i in pair) for pair in zip(*sides)]',
+        'pairs += [tuple(starts[part]+i for part,i in pair) for pair in places]',
         'pairs += [tuple(i for part,i in pair) for pair in zip(*sides)]',
         'features'),
     Fault('sure_by_all_labels', 'clean/features.py',
