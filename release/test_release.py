@@ -66,8 +66,8 @@ def test_files_of_the_wheel(wheel):
     assert any(name.endswith('licenses/LICENSE') for name in wheel.files)
 
     scripts = wheel.read('/entry_points.txt').decode()
-    assert 'selback-compare = selback.bench.begin:compare' in scripts
-    assert 'selback-doctor = selback.bench.begin:doctor' in scripts
+    assert 'selback-compare = selback.bench.begin:begin_compare' in scripts
+    assert 'selback-doctor = selback.bench.begin:begin_doctor' in scripts
     assert '[nbdev]' in scripts
 
 def test_files_of_the_sdist(dist):

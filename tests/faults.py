@@ -449,7 +449,7 @@ FAULTS = [
         'features'),
     Fault('copies_of_the_other_part', 'clean/features.py',
         'pairs += [tuple(starts[part]+i for part,i in pair) for pair in places]',
-        'pairs += [tuple(i for part,i in pair) for pair in zip(*sides)]',
+        'pairs += [tuple(i for part,i in pair) for pair in places]',
         'features'),
     Fault('sure_by_all_labels', 'clean/features.py',
         'np.nanmean(probs[labels==i,i])',

@@ -9,7 +9,7 @@ from playwright.sync_api import sync_playwright
 from selback.clean.answers import *
 from selback.clean.doctor import page_of
 from selback.clean.folders import find_images
-from selback.bench.begin import doctor
+from selback.bench.begin import begin_doctor as doctor
 from torch import nn
 
 COLOURS = 'red','green','blue','gray','pink','gold'

@@ -7,7 +7,8 @@ from selback.bench.begin import named_data
 
 def run(command, *args, cwd, then=''):
     "In a process of its own, as its script does"
-    program = f'import sys\nfrom selback.bench.begin import {command}\ntry: {command}()\nfinally: {then or "pass"}'
+    imports = f'import sys\nfrom selback.bench.begin import begin_{command} as begin'
+    program = f'{imports}\ntry: begin()\nfinally: {then or "pass"}'
     (cwd/'script.py').write_text(program)
     return subprocess.run([sys.executable, 'script.py', *args], capture_output=True, text=True, cwd=cwd)
 

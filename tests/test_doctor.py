@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from selback.clean.doctor import *
 from selback.core.said import read_list
-from selback.bench.begin import doctor
+from selback.bench.begin import begin_doctor as doctor
 from selback.clean.folders import Images, find_images
 from selback.clean.reading import Body
 from sklearn.datasets import load_digits

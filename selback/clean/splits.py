@@ -52,7 +52,10 @@ def drawn_by_group(
     valid_pct:float=.2, # Share of the items that is to validate
     seed:int=0, # Of the draw
 ): # Lists of numbers, to train on and to validate on; raises a `ValueError` where groups leave no such share
-    "Draw whole groups to validate, so that classes have the same shares on both sides"
+    """Draw whole groups to validate, so that classes have the same shares on both sides
+
+    >>> drawn_by_group([0,0,1,1,2,2,3,3,4,4], seed=0)
+    ([0, 1, 4, 5, 6, 7, 8, 9], [2, 3])"""
     group = np.asarray(group)
     says_nothing = label is None or np.bincount(label).max()<2
     label = np.zeros(len(group), dtype=np.int64) if says_nothing else np.asarray(label)
@@ -89,7 +92,10 @@ def _check_draw(is_valid, group, label, valid_pct):
 def linked(
     values, # One for each item; a missing one belongs to no other
 )->np.ndarray: # Pairs of numbers, int64, shape (pairs, 2)
-    "Each item with the next one that has the same value"
+    """Each item with the next one that has the same value
+
+    >>> linked(['a','b','a',None]).tolist()
+    [[0, 2]]"""
     code = pd.factorize(pd.Series(values, dtype=object))[0]
     at = np.argsort(code, kind='stable')
     are_same = (np.diff(code[at])==0) & (code[at][1:]>=0)
@@ -164,7 +170,11 @@ def keep_together(
     seed:int|None=None, # Of the split; None: another one each time
     y=None, # Classes, to have the same shares on both sides: a column, a function or a list; None: as `by` tells
 ): # A splitter, for `DataBlock(splitter=...)`; where groups leave no such share it raises a `ValueError`
-    "Split at random, but keep what belongs together on one side"
+    """Split at random, but keep what belongs together on one side
+
+    >>> df = pd.DataFrame(dict(patient=[*'aabbccddee']))
+    >>> keep_together('patient', seed=0)(df)
+    ([0, 1, 4, 5, 6, 7, 8, 9], [2, 3])"""
     check_range('valid_pct', valid_pct, 0, .9)
     if not by: raise TypeError(error_text('keep_together', 'nothing', 'what items are kept together by'))
 
