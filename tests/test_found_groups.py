@@ -331,3 +331,17 @@ def test_a_comparison_says_it_before_it_trains(groups, capsys):
     said = capsys.readouterr().out
     assert 'of 72 validation items have others of their group in training (column nr)' in said
     assert said.index('of their group')<said.index('run 1 of 1')
+
+# What each asker is told
+def test_a_table_and_images_are_told_what_splits_them(tmp_path, capsys):
+    write(tmp_path, *several(TOGETHER['patients']))
+    find_groups(image_dls(tmp_path))
+    assert 'Split anew: DataBlock(splitter=keep_together(found)).' in capsys.readouterr().out
+    find_groups(table_dls(men()))
+    assert 'Split anew: TabularPandas(..., splits=keep_together(found)(df)).' in capsys.readouterr().out
+
+def test_what_is_no_loaders():
+    df = men()
+    for given in (df, table_dls(df).train.dataset):
+        with pytest.raises(TypeError, match='wanted DataLoaders, such as to.dataloaders'): find_groups(given)
+    with pytest.raises(TypeError, match='wanted files, or a table'): keep_together('nr')(table_dls(df))

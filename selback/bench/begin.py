@@ -13,7 +13,7 @@ from pathlib import Path
 from fastcore.script import call_parse
 
 from ..core.checks import error_text
-from ..core.places import class_folder, page_place
+from ..core.places import checked_pattern, class_folder, page_place
 
 # %% ../../nbs/bench/06_begin.ipynb #02140df9
 @contextmanager
@@ -46,6 +46,7 @@ def begin_doctor(
     "Find wrong labels, copies and odd images of a folder: one page with pictures, and lists"
     with _begun('selback-doctor', '; no page was written.'):
         class_folder(folder)
+        if groups: checked_pattern(groups)
         if apply or to or link:
             from selback.clean.answers import apply_answers
             from selback.clean.folders import find_images
@@ -66,8 +67,10 @@ def begin_compare():
     "`selback-compare`"
     parser = argparse.ArgumentParser('selback-compare', add_help=False, allow_abbrev=False)
     parser.add_argument('--data', default='digits')
-    data = parser.parse_known_args()[0].data
+    parser.add_argument('--groups')
+    given = parser.parse_known_args()[0]
     with _begun('selback-compare', '.'):
-        if data not in named_data: _own_folder(data)
+        if given.data not in named_data: _own_folder(given.data)
+        if given.groups: checked_pattern(given.groups)
         from selback.bench.command import main
     main()

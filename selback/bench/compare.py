@@ -525,7 +525,7 @@ def compare(
         if tell_controls:
             _tell_controls(study.makers)
             said = torn_in_words(learn.dls, groups)
-            if said: print(f'compare: {said}. Split anew: keep_together(find_groups(dls)).')
+            if said: print(f'compare: {said}. Split anew: keep_together, or selback-compare --groups PATTERN.')
         woken = _wake_up(learn, study, lr, watch)
         if woken.train: print(_time_in_words(study, woken, n_later), flush=True)
 

@@ -102,12 +102,6 @@ def _torn_in_words(images, together):
     return (f' {is_torn.sum():,} of {len(is_torn):,} validation images have others of their group in training: '
         'their error says little about new ones.')
 
-def _together(images, size, groups):
-    "What belongs together, which is said"
-    found = groups_among(images.dls(1, size), groups)
-    print(f'groups: {found.said}{_torn_in_words(images, found)}')
-    return found
-
 def _important_first(pairs, images):
     "Of pairs of copies those first that lie across parts of the folder, then those whose labels differ"
     is_across = _has_parts(images) & (pairs.part!=pairs.other_part)
@@ -135,7 +129,8 @@ def examine(
         epochs,kept = epochs or epochs_for(len(images.train)),None
         print(f'{arch} is trained from scratch, epochs: {epochs}. Half of the size takes a quarter of the time.')
         readable = images.readable()
-        together = _together(readable, size, groups)
+        together = groups_among(readable.dls(1, size), groups)
+        print(f'groups: {together.said}{_torn_in_words(images, together)}')
         learn = _trained(readable, arch, size, epochs, seed, bs)
         body = Body(learn.model[0], imagenet_stats, arch)
     read,rows = read_images(images.files, body, size, kept=kept, seed=seed)
@@ -156,7 +151,7 @@ def examine(
     broken = {images.folder/o for o in odd['item'][odd.kind=='corrupt']}
     images = images.without(broken)
     if learn is None:
-        together = _together(images, size, groups)
+        together = groups_among(images.dls(1, size), groups)
         of_groups = linked(items['item'].map(dict(zip(together['item'], together.group))))
         told = _suspects_in_folds(rows.last, items, labels, [*pairs[['row','other']].to_numpy(), *of_groups], seed)
         how = f'A linear model has learned labels from what {body.told} says of each image'

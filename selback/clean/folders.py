@@ -23,7 +23,7 @@ from fastai.vision.data import ImageBlock, imagenet_stats
 from PIL import Image, ImageOps
 
 from ..core.checks import check_range, error_text
-from ..core.places import class_folder, no_class_folders
+from ..core.places import checked_pattern, class_folder, no_class_folders
 from ..views.pictures import shortened
 from ..core.neighbours import groups_of
 from .copies import broken_files
@@ -270,8 +270,7 @@ def group_named(
     folder, # Where paths begin that it is looked for in
 ): # A function of a file: what the first brackets match, or all of it; None where nothing does
     "Which group a file belongs to, by its path"
-    try: found = re.compile(pattern)
-    except re.error as e: raise ValueError(error_text('groups', f'{pattern!r} ({e})', 'a regular expression')) from e
+    found = checked_pattern(pattern)
     def group(file):
         match = found.search(Path(file).relative_to(folder).as_posix())
         return match and match[bool(found.groups)]
@@ -282,7 +281,7 @@ def _drawn_whole(files, label_of, share, seed, groups, folder):
     "Files to train on, and groups to validate on, which have so many of the files"
     names = [*map(group_named(groups, folder), files)]
     if not any(names):
-        got = f'{groups!r}, which is in none of {len(files)} paths, such as {files[0].relative_to(folder)}'
+        got = f'{groups}, which is in none of {len(files)} paths, such as {files[0].relative_to(folder)}'
         raise ValueError(error_text('groups', got, 'a pattern that is in some'))
     group = groups_of(linked(names), len(files))
     label = pd.factorize(np.array([*map(label_of, files)], dtype=object))[0]

@@ -317,7 +317,7 @@ def _sought(items, label, see):
     for o in held:
         if not lies_in(o.group, best.group, 1.02) and not lies_in(best.group, o.group, 1.02):
             said += f' Alike are those of {o.by}, too ({o.group.max()+1:,} groups).'
-    if is_between.any(): said += f' {is_between.sum():,} between two of them are of none, and left out of a split.'
+    if is_between.any(): said += f' Between two groups {is_between.sum():,} belong to neither; a split leaves them out.'
     return pd.Series(group).mask(is_between),best.by,said,tried
 
 _tried_columns = ['by','groups','beyond',*Nearness._fields,'holds']
@@ -327,6 +327,9 @@ def groups_among(
     groups=None, # As `find_groups` takes it
 )->Groups: # Raises a `ValueError` for groups of no use
     "What `find_groups` returns; it prints nothing"
+    if not isinstance(dls, DataLoaders):
+        raise TypeError(error_text('find_groups', f'a {type(dls).__name__}', 'DataLoaders, such as to.dataloaders()',
+            "if you know the column of a table, split by it: keep_together('patient_id')(df)"))
     items = _items_of(dls)
     label = _classes(items.labels)
     see,what = _seen(items)
@@ -346,9 +349,10 @@ def _in_words(found):
     "How many groups there are, or how many ways were looked at"
     if found.by: return f' in {found.group.nunique():,} groups by {found.by}'
     n_ways = int(found.tried.auroc.notna().sum())
-    ways = f'{n_ways} ways to group them by folders, names, times and columns' if n_ways else 'no way to group them'
-    return (f', {ways}: of none are items nearer to each other than chance would have it. '
-        'They may belong together all the same; if you know how: find_groups(dls, groups=...)')
+    ways = 'no way to group them'
+    if n_ways: ways = f"{n_ways} {'way' if n_ways==1 else 'ways'} to group them by folders, names, times and columns"
+    return (f', {ways}: of none are items nearer to each other than chance would have it. Inputs are not tried. '
+        'Items may belong together all the same; if you know how: find_groups(dls, groups=...)')
 
 def _torn(found):
     is_torn = torn(found)
@@ -362,6 +366,12 @@ def torn_in_words(
     found = groups_among(dls, groups)
     return f'{_torn(found)} ({found.by}), so that validation says little about new ones' if torn(found).any() else ''
 
+def _how_to_split(dls):
+    "What takes a splitter, of such loaders"
+    is_table = hasattr(parent_of(dls.train.dataset)[0], 'cont_names')
+    if is_table: return 'TabularPandas(..., splits=keep_together(found)(df))'
+    return 'DataBlock(splitter=keep_together(found))'
+
 def find_groups(
     dls:DataLoaders, # Of images or rows
     groups=None, # A column, a function of an item's path or row, or a list of one for each item; None: they are sought
@@ -370,8 +380,7 @@ def find_groups(
     found = groups_among(dls, groups)
     said = found.said
     if torn(found).any():
-        said += f' {_torn(found)}: their error says little about new ones. '
-        said += 'Split anew: DataBlock(splitter=keep_together(found)).'
+        said += f' {_torn(found)}: their error says little about new ones. Split anew: {_how_to_split(dls)}.'
     elif found.by and len(torn(found)): said += ' No group lies on both sides of the split.'
     print(f'find_groups: {said}')
     return found

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import PurePath
 
 import numpy as np, pandas as pd, torch
+from fastai.data.core import DataLoaders
 
 from ..core.checks import check_range, error_text
 from ..core.neighbours import groups_of
@@ -179,6 +180,9 @@ def keep_together(
     if not by: raise TypeError(error_text('keep_together', 'nothing', 'what items are kept together by'))
 
     def split(items):
+        if isinstance(items, DataLoaders):
+            raise TypeError(error_text('keep_together', 'DataLoaders to split', 'files, or a table',
+                "for loaders that take no splitter: keep_together(found)([*found['item']])"))
         pairs = np.empty((0,2), dtype=np.int64)
         for o in by:
             is_list = isinstance(o, pd.DataFrame)
