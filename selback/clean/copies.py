@@ -280,9 +280,10 @@ def without_leaks(
     *found:pd.DataFrame, # What `find_copies` and `find_groups` returned, or some rows; each pair counts as copies
 )->DataLoaders: # Others, with the same training part; raises a `ValueError` if nothing is left
     "Loaders whose validation part lacks the items of which a copy, or another of their group, trains"
+    if not found: raise TypeError(error_text('without_leaks', 'no list', 'what find_copies or find_groups returned'))
     keys = keys_of(dls)
-    places = [pair for own in found for pair in pairs_of_places(dls, own, 'without_leaks')]
     if len(keys)<2: raise ValueError(error_text('without_leaks', 'loaders without validation items', 'some'))
+    places = [pair for own in found for pair in pairs_of_places(dls, own, 'without_leaks')]
     n_train = len(keys[0])
     def number(place): return keys[place[0]].same[place[1]]+place[0]*n_train # copies of a row are the same item
     group = groups_of([(number(a), number(b)) for a,b in places], n_train+len(keys[1]))

@@ -34,7 +34,8 @@ def checked_pattern(
 ): # As `re` compiles it; raises a `ValueError` if it is none
     "A pattern of what belongs together"
     try: return re.compile(groups)
-    except re.error as e: raise ValueError(error_text('groups', f'{groups} ({e})', 'a regular expression')) from e
+    except (re.error,TypeError) as e:
+        raise ValueError(error_text('groups', f'{groups} ({e})', 'a regular expression')) from e
 
 # %% ../../nbs/core/24_places.ipynb #881dd7dd
 page_mark = '<meta name="generator" content="selback-doctor' # in the first thousand bytes of an own page
