@@ -247,7 +247,9 @@ def test_an_image_that_cannot_be_opened_is_named(tmp_path):
 
 @pytest.mark.parametrize('groups, said', [
     ('nobody', "a column 'nobody' of a table of"), ([1,2], 'one for each; training items come first'),
-    (lambda row: 1, 'one group of all items'), ('y', 'a class must do both')])
+    (5, 'a column 5 of a table of'), (lambda row: None, 'no group of any item'),
+    (pd.Series([1,2]), 'a column of other rows'), (lambda row: 1, 'one group of all items'),
+    ('y', 'a class must do both')])
 def test_groups_of_no_use(groups, said):
     with pytest.raises(ValueError, match=said): find_groups(table_dls(men()), groups=groups)
 
@@ -284,13 +286,60 @@ def test_a_copy_and_its_film_are_one_group():
 def test_groups_that_leave_no_such_share(group, label, share, said):
     with pytest.raises(ValueError, match=said): drawn_by_group(group, label, share)
 
+@pytest.mark.parametrize('seed, error', [(-1, ValueError), (2**32, ValueError), ('a', TypeError)])
+def test_a_seed_that_is_none(seed, error):
+    with pytest.raises(error, match='seed: got'): drawn_by_group([*range(9)], None, .2, seed)
+
+def test_a_small_share_of_many_items():
+    "Shared out by so many folds it would take minutes"
+    _,valid = drawn_by_group(np.arange(2000)//2, np.arange(2000)%3, np.float32(.002))
+    assert len(valid)==4
+
+@pytest.mark.parametrize('values', [torch.tensor, lambda o: [[i,'a'] for i in o], lambda o: [np.array([i]) for i in o]],
+    ids=['tensor','lists','arrays'])
+def test_groups_that_are_no_numbers(values):
+    group = np.arange(80)//4
+    train,valid = keep_together(values(group), seed=0)([*range(80)])
+    assert len(valid)==16 and not {*group[train]} & {*group[valid]}
+
+def test_a_column_is_known_by_its_rows():
+    "In whatever order they are"
+    df = men()
+    other = df.nr.sample(frac=1, random_state=1)
+    train,valid = keep_together(other, seed=0)(df)
+    assert not {*df.nr.iloc[train]} & {*df.nr.iloc[valid]}
+    found = find_groups(table_dls(df), groups=other)
+    assert (found.groupby(df.nr[found['item']].to_numpy()).group.nunique()==1).all()
+
+def test_lists_in_a_column_are_values():
+    df = men()
+    df['box'] = [[o,1] for o in df.nr]
+    assert find_groups(table_dls(df, reduce_memory=False)).by in ('column nr','column box')
+    assert find_groups(table_dls(df, reduce_memory=False), groups='box').group.nunique()==60
+
+@pytest.mark.parametrize('root', [Path('/d'), Path('.')])
+def test_a_path_is_no_other_one_that_ends_alike(root):
+    found = pd.DataFrame(dict(item=[f'{o}a/{i}.png' for o in ('','b/') for i in range(20)], part='train',
+        group=[*np.arange(20)//2]+[*10+np.arange(20)%10]))
+    files = [root/o for o in found['item']]
+    for seed in range(3):
+        train,valid = keep_together(found, seed=seed)(files)
+        assert not {*found.group[train]} & {*found.group[valid]}
+
+def test_a_file_that_is_listed_twice_is_on_one_side():
+    found = pd.DataFrame(dict(item=[f'{i}.png' for i in range(40)], part='train', group=np.arange(40)//2))
+    train,valid = keep_together(found, seed=0)([*found['item']]*2)
+    assert not {i%40//2 for i in train} & {i%40//2 for i in valid} and len(valid)==16
+
 def test_few_groups_are_said(capsys):
     drawn_by_group([0]*12+[1]*4+[2]*4, None, .2)
     assert '3 groups, the largest with 60% of the items' in capsys.readouterr().out
 
 @pytest.mark.parametrize('by, items, error, said', [
     (('nr',), [1,2,3], ValueError, 'of items of no table'), (('who',), men(), ValueError, "the column 'who'"),
-    (([1,2],), [1,2,3], ValueError, '2 values for 3 items'), ((), [1,2], TypeError, 'got nothing'),
+    (([1,2],), [1,2,3], ValueError, '2 values for 3 items'), ((5,), [1,2], ValueError, 'the column 5 of items of no'),
+    ((pd.Series([1,2]),), men(), ValueError, 'a column of other rows'),
+    (([],), [], ValueError, 'got no items'), ((), [1,2], TypeError, 'got nothing'),
     ((pd.DataFrame(dict(a=[1])),), [1,2], TypeError, 'find_groups or learn.find_copies')])
 def test_what_items_cannot_be_kept_together_by(by, items, error, said):
     with pytest.raises(error, match=said): keep_together(*by)(items)
@@ -311,6 +360,7 @@ def test_validation_without_what_is_of_a_group_that_trains(tmp_path):
     whole = image_dls(tmp_path)
     with pytest.raises(ValueError, match=r'split anew, by splitter=keep_together\(found\)'):
         without_leaks(whole, find_groups(whole))
+    with pytest.raises(TypeError, match='got no list'): without_leaks(whole)
 
 def test_the_list_of_a_watched_training_says_it(tmp_path, capsys):
     write(tmp_path, *several(TOGETHER['patients']))

@@ -20,6 +20,7 @@ from ..core.neighbours import groups_of
 from ..callback.items import column_name, keys_of, labels_of, parent_of
 from .copies import only_images, part_names
 from .folders import as_bytes
+from .splits import of_rows
 from .ties import by_value, lies_in, numbered, numbered_pairs, proposals
 
 # %% ../../nbs/clean/06_groups.ipynb #6db8e693
@@ -223,7 +224,9 @@ class _Items(NamedTuple):
         return pd.concat([own.table.iloc[self.at[self.part==p]] for p,own in enumerate(self.keys)])
 
 def _items_of(dls):
-    "The items of loaders"
+    "The items of loaders; raises a `TypeError` for anything else"
+    if not isinstance(dls, DataLoaders):
+        raise TypeError(error_text('find_groups', f'a {type(dls).__name__}', 'DataLoaders, such as learn.dls'))
     keys = keys_of(dls)
     part = np.repeat(np.arange(len(keys)), [len(own.first) for own in keys])
     items = _Items(keys, part, np.concatenate([own.first for own in keys]), [])
@@ -256,7 +259,7 @@ def _seen(items):
 def _told(groups, items):
     "The group of each item that a user names, and what it goes by"
     table,files = items.table,items.files
-    if isinstance(groups, str):
+    if not callable(groups) and not pd.api.types.is_list_like(groups, allow_sets=False):
         if table is None or groups not in table:
             got = f'a column {groups!r} of ' + ('no table' if table is None else f'a table of {[*table]}')
             raise ValueError(error_text('groups', got, 'a column that is there', 'or pass a group for each item'))
@@ -267,6 +270,8 @@ def _told(groups, items):
             raise ValueError(error_text('groups', got, 'a group for each item'))
         each = [*map(Path, files)] if files else [row for _,row in table.iterrows()]
         return [groups(o) for o in each],getattr(groups, '__name__', 'a function')
+    if isinstance(groups, pd.Series) and table is not None:
+        return of_rows(groups, table.index, 'groups').tolist(),f'column {groups.name}'
     known,n = [*groups],sum(map(len, items.keys))
     if len(known)!=n:
         got = f'{len(known)} groups for {n} items'
@@ -275,14 +280,15 @@ def _told(groups, items):
     return [known[start[p]+i] for p,i in zip(items.part, items.at)],'a list'
 
 def _as_told(groups, items, label):
-    "`_Way` that a user names, where an item without a group is by itself"
+    "Groups that a user names, as numbers; an item without one is by itself"
     values,by = _told(groups, items)
     group = by_value(pd.Series(values, dtype=object))
+    n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
     if group.max()<1: raise ValueError(error_text('groups', 'one group of all items', 'several'))
     if label is not None and label.max()>0 and lies_in(label, group):
         raise ValueError(error_text('groups', 'groups of which one has all items of a class, for each class',
             'several of a class', 'what is kept together trains or validates; a class must do both'))
-    n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
+    if n_missing==len(group): raise ValueError(error_text('groups', 'no group of any item', 'some that have one'))
     return group,by,f'. {n_missing:,} have no group, and are by themselves.' if n_missing else '.'
 
 # %% ../../nbs/clean/06_groups.ipynb #82c65727
@@ -374,7 +380,7 @@ def _how_to_split(dls):
 
 def find_groups(
     dls:DataLoaders, # Of images or rows
-    groups=None, # A column, a function of an item's path or row, or a list of one for each item; None: they are sought
+    groups=None, # A column, a function of an item's path or row, or one for each item, training first; None: sought
 )->Groups: # `item`, `part`, `label`, `group` (missing: none was found); raises a `ValueError` for groups of no use
     "Which items belong together, such as the frames of a film, and how many validation items are torn from theirs"
     found = groups_among(dls, groups)
