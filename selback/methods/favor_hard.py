@@ -12,7 +12,12 @@ from ..core.schedules import check_schedule
 
 # %% ../../nbs/methods/00_favor_hard.ipynb #af76e0b7
 class FavorHard(Inclusion):
-    "Load an item at quantile p of the last training losses with probability p^beta; nothing is scored"
+    """Load an item at quantile p of the last training losses with probability p^beta; nothing is scored
+
+    >>> len(FavorHard(beta=1).choose(torch.arange(100.), Now()).rows)
+    50
+    >>> FavorHard(beta=2).inclusion(torch.arange(4.), Now())
+    tensor([0.0156, 0.1406, 0.3906, 0.7656])"""
     def __init__(self,
         beta:float=1., # Selectivity: a share of 1/(beta+1) is loaded; 0 loads all
         **kwargs
