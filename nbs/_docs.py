@@ -86,7 +86,7 @@ words = {
     'honest_validation': 'duplicate, duplicates, near-duplicate, leak, leakage, data leakage, dedup, deduplication, '
         'group split, split by patient, GroupKFold, video frames, bursts, '
         'similar images, from_similars, train test contamination, imagededup',
-    '06_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap, leakage, data leakage',
+    '06_groups': 'group split, GroupKFold, patient, subject, video frames, burst, camera trap',
     '00_splits': 'group split, StratifiedGroupKFold, patient split, GroupShuffleSplit, splitter',
     '03_odd': 'blank images, corrupt files, broken images, truncated, dark images, grayscale, verify_images',
     '13_answers': 'relabel, annotation, review labels',

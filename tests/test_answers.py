@@ -157,7 +157,7 @@ def found_in(folder, suspects, copies, odd, valid=.2):
         columns=['item','part','label','other','other_part','other_label','similarity'])
     odd = pd.DataFrame([(o, 'train', kind, 0.) for o,kind in odd], columns=['item','part','kind','value'])
     return SimpleNamespace(images=images, suspects=suspects.set_index('file'), n_suspects=len(suspects), copies=copies,
-        odd=odd, how='', size=32, bs=4, seconds=1, error=0., is_whole=True)
+        odd=odd, how='', size=32, bs=4, seconds=1, error=0., is_whole=True, groups=SimpleNamespace(by=''))
 
 class Page:
     "The doctor's page in a browser, and what went wrong in it"

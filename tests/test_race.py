@@ -128,7 +128,7 @@ def epochs_at(lr, errors):
 def test_the_best_rate_is_that_of_plain_training(errors, best, says, monkeypatch, capsys, tmp_path):
     "By the mean over its seeds; one that diverged on a seed is out, whatever its error says"
     asked = []
-    def runs_at(get_learner, methods, lr, path, plot, later, **kwargs):
+    def runs_at(get_learner, methods, lr, path, plot, later, tell_controls, **kwargs):
         asked.append((methods, path, kwargs))
         return epochs_at(lr, errors[lr])
     monkeypatch.setattr('selback.bench.race.compare', runs_at)

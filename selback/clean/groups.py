@@ -19,7 +19,6 @@ from ..core.checks import error_text
 from ..core.neighbours import groups_of
 from ..callback.items import column_name, keys_of, labels_of, parent_of
 from .copies import only_images, part_names
-from .folders import as_bytes
 from .splits import of_rows
 from .ties import by_value, lies_in, numbered, numbered_pairs, proposals
 
@@ -28,6 +27,7 @@ _side = 8
 
 def _small(file):
     "The pixels of an image, reduced to 8 x 8, shape (192,); raises a `ValueError` if it can't be opened"
+    from selback.clean.folders import as_bytes # here, since it brings all of fastai's vision
     try:
         with Image.open(file) as image:
             image.draft('RGB', (4*_side,4*_side)) # a large JPEG is decoded at a lower size

@@ -16,7 +16,6 @@ import numpy as np, pandas as pd
 from PIL import Image
 
 from ..core.neighbours import groups_of
-from .folders import part_of
 from .splits import linked
 
 # %% ../../nbs/clean/05_ties.ipynb #742490fb
@@ -180,6 +179,7 @@ def _levels(files):
 
 def _is_free(level, label):
     "Are folders neither parts of the data, nor classes, of which each lies in one folder?"
+    from selback.clean.folders import part_of # here, since it brings all of fastai's vision
     if all(map(part_of, {*level})): return False
     return label is None or not lies_in(label, numbered(level))
 
