@@ -25,9 +25,8 @@ from PIL import Image, ImageOps
 from ..core.checks import check_range, error_text
 from ..core.places import checked_pattern, class_folder, no_class_folders
 from ..views.pictures import shortened
-from ..core.neighbours import groups_of
 from .copies import broken_files
-from .splits import drawn_by_group, linked
+from .splits import by_value, drawn_by_group
 
 # %% ../../nbs/clean/04_folders.ipynb #bd909eaf
 class UnreadableImage(OSError, ValueError): "A file that is named like an image, and can't be read as one"
@@ -283,9 +282,8 @@ def _drawn_whole(files, label_of, share, seed, groups, folder):
     if not any(names):
         got = f'{groups}, which is in none of {len(files)} paths, such as {files[0].relative_to(folder)}'
         raise ValueError(error_text('groups', got, 'a pattern that is in some'))
-    group = groups_of(linked(names), len(files))
     label = pd.factorize(np.array([*map(label_of, files)], dtype=object))[0]
-    return ([files[i] for i in part] for part in drawn_by_group(group, label, share, seed))
+    return ([files[i] for i in part] for part in drawn_by_group(by_value(names), label, share, seed))
 
 def _left_out(images, test, loose, back, others):
     "What is left out of a folder, one thing each"

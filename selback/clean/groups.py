@@ -19,8 +19,8 @@ from ..core.checks import error_text
 from ..core.neighbours import groups_of
 from ..callback.items import column_name, keys_of, labels_of, parent_of
 from .copies import only_images, part_names
-from .splits import of_rows
-from .ties import by_value, lies_in, numbered, numbered_pairs, proposals
+from .splits import by_value, fewest_groups, of_rows
+from .ties import lies_in, numbered, numbered_pairs, proposals
 
 # %% ../../nbs/clean/06_groups.ipynb #6db8e693
 _side = 8
@@ -94,12 +94,16 @@ def _shuffled(group, fine, stratum, rng):
     new = own.groupby('stratum').group.transform(lambda o: rng.permutation(o.to_numpy()))
     return new.reindex(fine).to_numpy()
 
+def _mates(group, is_other):
+    "Which items are mates of which, how many mates and strangers each has, and whether it has both"
+    is_mate = (group[:,None]==group) & is_other
+    n_mates = is_mate.sum(1)
+    n_strangers = is_other.sum(1)-n_mates
+    return is_mate,n_mates,n_strangers,(n_mates>0) & (n_strangers>0)
+
 def _auroc(group, rank, is_other):
     "How often a mate is nearer than another item; NaN where too few have both"
-    is_mate = (group[:,None]==group) & is_other
-    n_mates,n_others = is_mate.sum(1),is_other.sum(1)
-    n_strangers = n_others-n_mates
-    have_both = (n_mates>0) & (n_strangers>0)
+    is_mate,n_mates,n_strangers,have_both = _mates(group, is_other)
     if have_both.sum()<10: return math.nan
     n_nearer = (rank*is_mate).sum(1)-n_mates*(n_mates-1)/2 # strangers that are nearer than a mate, over all mates
     return float((1-n_nearer[have_both]/(n_mates*n_strangers)[have_both]).mean())
@@ -124,16 +128,12 @@ def _nearness(see, group, stratum, fine, known, order):
     if math.isnan(auroc): return Nearness()
     by_chance = [_auroc(_shuffled(group, fine, stratum, rng), rank, is_other) for _ in range(_n_shuffled)]
     above = (auroc-np.nanmean(by_chance))/(np.nanstd(by_chance)+1e-9)
-    is_mate = (group[:,None]==group) & is_other
-    n_mates,n_others = is_mate.sum(1),is_other.sum(1)
-    have_both = (n_mates>0) & (n_others>n_mates)
+    is_mate,n_mates,n_strangers,have_both = _mates(group, is_other)
     nearest = is_mate[np.arange(len(at)),distance.argmin(1)][have_both].mean()
-    chance = (n_mates/n_others)[have_both].mean()
+    chance = (n_mates/(n_mates+n_strangers))[have_both].mean()
     return Nearness(auroc, .5*math.erfc(above/math.sqrt(2)), float(nearest), float(chance))
 
 # %% ../../nbs/clean/06_groups.ipynb #5b68ed22
-_fewest = 5 # groups
-
 def _holds(how, proposal, is_first):
     "Are items of a group alike, by far more than chance would have it?"
     is_often = how.nearest>=2*how.chance+.05
@@ -156,7 +156,7 @@ def _accepted(proposed, see, label, order, tried):
         elif o.sequence is not None and not math.isnan(how.auroc): break # 16 would be alike by some order only
     return held
 
-def _can_be_split(group): return len(np.unique(group))>=_fewest and np.bincount(group).max()<=len(group)/2
+def _can_be_split(group): return len(np.unique(group))>=fewest_groups and np.bincount(group).max()<=len(group)/2
 
 def _chosen(proposed, see, label):
     "The proposal to go by, None if none holds; what holds; and what was tried"
@@ -226,7 +226,9 @@ class _Items(NamedTuple):
 def _items_of(dls):
     "The items of loaders; raises a `TypeError` for anything else"
     if not isinstance(dls, DataLoaders):
-        raise TypeError(error_text('find_groups', f'a {type(dls).__name__}', 'DataLoaders, such as learn.dls'))
+        wanted = 'DataLoaders, such as to.dataloaders() or learn.dls'
+        raise TypeError(error_text('find_groups', f'a {type(dls).__name__}', wanted,
+            "if you know the column of a table, split by it: keep_together('patient_id')(df)"))
     keys = keys_of(dls)
     part = np.repeat(np.arange(len(keys)), [len(own.first) for own in keys])
     items = _Items(keys, part, np.concatenate([own.first for own in keys]), [])
@@ -282,8 +284,8 @@ def _told(groups, items):
 def _as_told(groups, items, label):
     "Groups that a user names, as numbers; an item without one is by itself"
     values,by = _told(groups, items)
-    group = by_value(pd.Series(values, dtype=object))
-    n_missing = int(pd.isna(pd.Series(values, dtype=object)).sum())
+    group = by_value(values)
+    n_missing = int(pd.Series(values, dtype=object).isna().sum())
     if group.max()<1: raise ValueError(error_text('groups', 'one group of all items', 'several'))
     if label is not None and label.max()>0 and lies_in(label, group):
         raise ValueError(error_text('groups', 'groups of which one has all items of a class, for each class',
@@ -333,9 +335,6 @@ def groups_among(
     groups=None, # As `find_groups` takes it
 )->Groups: # Raises a `ValueError` for groups of no use
     "What `find_groups` returns; it prints nothing"
-    if not isinstance(dls, DataLoaders):
-        raise TypeError(error_text('find_groups', f'a {type(dls).__name__}', 'DataLoaders, such as to.dataloaders()',
-            "if you know the column of a table, split by it: keep_together('patient_id')(df)"))
     items = _items_of(dls)
     label = _classes(items.labels)
     see,what = _seen(items)
